@@ -6,7 +6,8 @@ import pandas
 import pytest
 
 from pairnorm.data import tables
-from pairnorm.data.names import Ends, near_duplicate_notes, node_names, read_edges, read_rows
+from pairnorm.data.edges import Ends, read_edges
+from pairnorm.data.names import near_duplicate_notes, node_names, read_rows
 from pairnorm.data.readers import open_table
 from pairnorm.data.tables import Source, read_blocks
 
@@ -47,7 +48,7 @@ def test_ends_are_found(write: Write, names: np.ndarray, monkeypatch: pytest.Mon
     monkeypatch.setattr(tables.read_blocks, "__defaults__", ((), 2))
     last = names[2]
     edges = open_table(write("edges.csv", f"a,b,w\n5,7,1\n7,{last},2.5\n{last},5,3\n"))
-    ends, weights = read_edges(edges, Ends("a", "b"), names, "w")
+    ends, weights, _ = read_edges(edges, Ends("a", "b"), names, "w")
     assert ends.tolist() == [[0, 1, 2], [1, 2, 0]]
     assert weights is not None
     assert weights.tolist() == [1, 2.5, 3]
@@ -99,7 +100,7 @@ def test_a_file_without_a_header_is_noticed(write: Write, raises: Callable) -> N
 
 
 def test_no_edges_are_fine(write: Write) -> None:
-    ends, weights = read_edges(open_table(write("e.csv", "a,b\n")), Ends("a", "b"), np.array([1]), None)
+    ends, weights, _ = read_edges(open_table(write("e.csv", "a,b\n")), Ends("a", "b"), np.array([1]), None)
     assert (ends.tolist(), weights) == ([[], []], None)
 
 

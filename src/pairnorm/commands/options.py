@@ -109,6 +109,11 @@ SHARED = {
     "keep": option("COLUMN", "Keep this column of many different texts. May be repeated.", **SEVERAL),
     "classes": option("N", "Cut a numeric label into N classes; each makes every value one.", type=_count),
     "merge-classes": flag("Merge labels that differ by case, spaces or one letter."),
+    "edge-columns": option(
+        "COLUMN",
+        "Make features of this column of edges: counts, sums, means. May be repeated; auto: all.",
+        **SEVERAL,
+    ),
     "edge-delimiter": option("TEXT", "Separate cells of --edges by this text. Default: as in --delimiter."),
     "on-unknown-node": option(
         "ACTION", "Handle edges with unknown endpoints: error stops, drop leaves them out. Default: error."
@@ -139,13 +144,14 @@ FILES = (
 )
 EDGE_COLUMNS = ("source", "target", "weight", "on-unknown-node")
 NODE_COLUMNS = (
-    *("id", "label", "classes", "merge-classes", "split", *EDGE_COLUMNS, "categorical", "ignore", "keep"),
+    *("id", "label", "classes", "merge-classes", "split", *EDGE_COLUMNS, "edge-columns"),
+    *("categorical", "ignore", "keep"),
 )
 """Options about columns, of every command that reads labeled tables."""
 COLUMNS = (
     *("features", "database", "delimiter", "encoding", "decimal", "id", "label", "split", "classes"),
     *("source", "target", "weight", "on_unknown_node", "categorical", "ignore", "keep"),
-    *("merge_classes", "edge_delimiter", "strict"),
+    *("merge_classes", "edge_delimiter", "edge_columns", "strict"),
 )
 NOT_GIVEN = (None, False, "auto", "here")
 """Values of options that a user did not set."""

@@ -28,7 +28,8 @@ def add(commands: Any) -> None:
         **{"edge-delimiter": SHARED["edge-delimiter"]},
         out=option("FOLDER", "Write the graph to this new folder.", required=True),
     )
-    parser.group("Columns", *(name for name in NODE_COLUMNS if name != "on-unknown-node"))
+    in_memory = ("on-unknown-node", "edge-columns")
+    parser.group("Columns", *(name for name in NODE_COLUMNS if name not in in_memory))
     parser.group(
         "Packing",
         memory=option("SIZE", "Use at most this memory, such as 500MB.", "4GB"),

@@ -175,7 +175,7 @@ def csr_matrix(tensor: Tensor) -> Any:
     return csr_array(tuple(piece.cpu().numpy() for piece in pieces), shape=tuple(tensor.shape))
 
 
-# Cached for every adjacency in memory.
+# Cached for every adjacency in memory, with its version.
 _COMPONENTS: Any = WeakTensorKeyDictionary()
 
 
@@ -183,11 +183,13 @@ def components(adjacency: Tensor) -> Tensor:
     """Return the number of the connected component of every node, int64 [n], on the CPU."""
     from scipy.sparse.csgraph import connected_components
 
-    if adjacency not in _COMPONENTS:
-        found = connected_components(csr_matrix(adjacency), directed=False)[1]
-        _COMPONENTS[adjacency] = torch.from_numpy(found).long()
-    members: Tensor = _COMPONENTS[adjacency]
-    return members
+    version, members = _COMPONENTS.get(adjacency, (None, None))
+    if members is None or version is None or version != _version(adjacency):
+        numbers = connected_components(csr_matrix(adjacency), directed=False)[1]
+        members = torch.from_numpy(numbers).long()
+        _COMPONENTS[adjacency] = _version(adjacency), members
+    result: Tensor = members
+    return result
 
 
 def reachable(adjacency: Tensor, there: Tensor) -> Tensor:
@@ -252,14 +254,19 @@ def _csr_problem(
     return ""
 
 
-# Adjacencies that were checked or built here, while they are in memory.
+# The version of each adjacency in memory that was checked or built here: one changed in place has another.
 _VALIDATED: Any = WeakTensorKeyDictionary()
 
 
 def mark_validated(adjacency: Tensor) -> Tensor:
     """Mark an adjacency as valid, so that ``check_adjacency`` skips it, and return it."""
-    _VALIDATED[adjacency] = True
+    _VALIDATED[adjacency] = _version(adjacency)
     return adjacency
+
+
+def _version(matrix: Tensor) -> int | None:
+    """Return a number that grows with each change in place; None where torch does not count."""
+    return None if matrix.is_inference() else matrix._version
 
 
 def check_adjacency(adjacency: Tensor) -> None:
@@ -273,7 +280,7 @@ def check_adjacency(adjacency: Tensor) -> None:
         expected = "a square torch.sparse_csr tensor"
         hint = "Graph.from_edges makes one from a list of edges."
         raise PairNormError(problem, code="wrong-shape", expected=expected, hint=hint)
-    if adjacency in _VALIDATED:
+    if (version := _version(adjacency)) is not None and _VALIDATED.get(adjacency) == version:
         return
     crow, column, nodes = adjacency.crow_indices(), adjacency.col_indices(), adjacency.shape[0]
     check_csr("adjacency", crow, column, adjacency.values().numel(), (nodes, nodes))

@@ -17,8 +17,8 @@ from pairnorm.data.profile import MISSING_WORDS
 from pairnorm.data.tables import Source, reject_dates, shown
 
 EACH = "each"
-Kind = Literal["id", "label", "split", "ignored", "number", "category", "date", "sparse", "structure"]
-FEATURES: tuple[Kind, ...] = ("number", "category", "date", "sparse", "structure")
+Kind = Literal["id", "label", "split", "ignored", "number", "category", "date", "sparse", "structure", "edge"]
+FEATURES: tuple[Kind, ...] = ("number", "category", "date", "sparse", "structure", "edge")
 # Options of the first file that also apply to later ones, unless these name others.
 READING_OPTIONS = (
     "id",
@@ -54,9 +54,10 @@ class ColumnOptions:
     merge_classes: bool | None = None
     edge_delimiter: str | None = None
     strict: bool = False
+    edge_columns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for option in ("categorical", "ignore", "keep"):
+        for option in ("categorical", "ignore", "keep", "edge_columns"):
             if isinstance(name := getattr(self, option), str):  # one column
                 object.__setattr__(self, option, (name,))
         if self.unknown_edges is not None:
@@ -86,7 +87,8 @@ class Column:
 
     Args:
         name: as in the header.
-        kind: what it is; ``'sparse'`` a feature of a long table, ``'structure'`` one that we made ourselves.
+        kind: what it is; ``'sparse'`` a feature of a long table, ``'structure'`` one made of the graph,
+            ``'edge'`` one made of columns of edges.
         categories: the texts that a category may be, or the names of the classes of a label.
         form: how dates are written, where day and month could be taken for each other: ``'%d/%m/%Y'``.
     """
@@ -122,6 +124,7 @@ class Encoder:
         edge_delimiter: separates the cells of tables of edges, where it differs from ``delimiter``.
         merge_classes: whether classes that differ by case or one letter are one.
         bins: where a numeric label was cut into classes.
+        edge_columns: the columns of edges that are aggregated to features of kind ``'edge'``.
     """
 
     columns: tuple[Column, ...]
@@ -136,6 +139,7 @@ class Encoder:
     merge_classes: bool | None = None
     edge_delimiter: str | None = None
     bins: tuple[float, ...] = ()
+    edge_columns: tuple[Column, ...] = ()
 
     @classmethod
     def of_numbers(cls, names: Sequence[str]) -> Self:
@@ -162,7 +166,7 @@ class Encoder:
 
     def options(self, changed: ColumnOptions, columns: Sequence[str]) -> ColumnOptions:
         """Return how to read another file: as the first, but for what is said anew and what is not there."""
-        for option in ("categorical", "keep", "classes"):
+        for option in ("categorical", "keep", "classes", "edge_columns"):
             if value := getattr(changed, option):
                 problem = f"{option} is given, but the encoder knows what every column is"
                 hint = "Leave it out, or fit again."

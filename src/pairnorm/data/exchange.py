@@ -12,10 +12,17 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted, whole_number
 from pairnorm.data.adjacency import csr_matrix
+from pairnorm.data.edges import (
+    Ends,
+    add_edge_features,
+    choose_edge_columns,
+    find_ends,
+    note_unused_columns,
+    read_edges,
+)
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import plain_or_csr
 from pairnorm.data.labels import UNKNOWN, whole_labels
-from pairnorm.data.names import Ends, find_ends, note_unused_columns, read_edges
 from pairnorm.data.nodes import read_nodes
 from pairnorm.data.readers import arrow_frame, columns_of
 from pairnorm.data.tables import Source
@@ -87,7 +94,8 @@ def from_tables(tables: Sequence[Sequence[Source]], options: ColumnOptions, enco
     nodes, edges, features = tables
     ends = [find_ends(table, options.source, options.target) for table in edges]
     for table, two in zip(edges, ends, strict=True):
-        note_unused_columns(table, two, options.weight)
+        columns = choose_edge_columns(table, two, options.weight, options, encoder)
+        note_unused_columns(table, two, options.weight, columns)
     return _parts(nodes, edges, ends, options.weight, options, encoder, features)
 
 
@@ -101,13 +109,21 @@ def _parts(
     features: Sequence[Source] = (),
 ) -> Parts:
     parts = read_nodes(nodes, options, encoder, features)
-    found = [
-        read_edges(table, two, parts["node_names"], weight, options.unknown_edges == "drop")
-        for table, two in zip(edges, ends, strict=True)
-    ]
-    parts["edge_index"] = np.concatenate([one.edge_index for one in found], 1)
-    parts["weights"] = None if weight is None else np.concatenate([one.weights for one in found])
+    columns = choose_edge_columns(edges[0], ends[0], weight, options, encoder)
+    text = [] if encoder is None else [one.name for one in encoder.edge_columns if one.kind == "category"]
+    read = []
+    for table, two in zip(edges, ends, strict=True):
+        drop = options.unknown_edges == "drop"
+        read.append(read_edges(table, two, parts["node_names"], weight, drop, columns, text))
+    parts["edge_index"] = np.concatenate([one.edge_index for one in read], 1)
+    parts["weights"] = None if weight is None else np.concatenate([one.weights for one in read])
     parts["notes"] += tuple(remark for table in edges for remark in table.all_notes())
+    if columns:
+        import pandas
+
+        frame = pandas.concat([one.columns for one in read], ignore_index=True)
+        bare = replace(edges[0], notes=[], _column_notes={})
+        parts = add_edge_features(parts, bare, frame, options, encoder)
     return parts | {"num_nodes": len(parts["node_names"])}
 
 

@@ -122,7 +122,9 @@ def _check_applies(kind: str, options: ColumnOptions) -> None:
         problem = f"files of type {quoted(kind)} are not known"
         expected = "one of " + ", ".join((*TABLES, ".graphml", *READERS))
         raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
-    about_attributes = ("label", "split", "weight", "categorical", "ignore") if kind == ".graphml" else ()
+    about_attributes = (
+        ("label", "split", "weight", "categorical", "ignore", "edge_columns") if kind == ".graphml" else ()
+    )
     for option, value in asdict(options).items():
         if value and option not in about_attributes:
             raise PairNormError(

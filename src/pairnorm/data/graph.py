@@ -405,6 +405,7 @@ class Graph:
         unknown_edges: str | None = None,
         delimiter: str | None = None,
         edge_delimiter: str | None = None,
+        edge_columns: Sequence[str] = (),
         encoding: str | None = None,
         decimal: str | None = None,
         name: str | None = None,
@@ -446,6 +447,8 @@ class Graph:
             keep: columns of ``nodes`` to take as categories though there are very many of them.
             unknown_edges: ``'drop'`` to leave out edges whose ends are no nodes. Default: ``'error'``.
             delimiter: what separates cells of text, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
+            edge_columns: columns of ``edges`` to aggregate to features of nodes (counts, sums and means, by
+                category), or ``'auto'`` for all. Default: none.
             edge_delimiter: separates the cells of ``edges``, where it differs. Edge lists separated by
                 spaces, with comments (#) and without a header, are recognized.
             encoding: of text. Default: found by its bytes, and noted unless it is UTF-8.
@@ -462,7 +465,17 @@ class Graph:
         """
         options = ColumnOptions(
             *(id, label, split, source, target, weight, delimiter, categorical, ignore),
-            *(keep, encoding, decimal, classes, unknown_edges, merge_classes, edge_delimiter, strict),
+            *(
+                keep,
+                encoding,
+                decimal,
+                classes,
+                unknown_edges,
+                merge_classes,
+                edge_delimiter,
+                strict,
+                edge_columns,
+            ),
         )
         parts = files.read_files(nodes, edges, features, database, options, encoder, MemoryLimit.of(memory))
         place = files.place_name(nodes) if database is None else "graph"

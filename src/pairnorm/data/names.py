@@ -1,4 +1,4 @@
-"""Match ids across tables: node ids in one table or several, and the endpoints of edges."""
+"""Match ids across tables: node ids in one table or several, and ids in other tables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.base.errors import PairNormError, quoted
+from pairnorm.base.errors import quoted
 from pairnorm.data.tables import Source, read_blocks, shown
 
 if TYPE_CHECKING:
@@ -21,58 +21,7 @@ if TYPE_CHECKING:
 LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 # What becomes of whole numbers where a column of floats is written as text.
 FINAL_ZERO = re.compile(r"([+-]?\d+)\.0")
-# Columns of a frame without names, as pandas writes them.
-PANDAS_DEFAULT = ("0", "1")
 SPELLING = "only in case, spaces, leading zeros, a final .0 or Unicode form"
-
-
-class Ends(NamedTuple):
-    """The two columns of a table of edges that name nodes, and whether we guessed them by their place."""
-
-    source: str
-    target: str
-    guessed: bool = False
-
-
-def find_ends(edges: Source, source: str | None = None, target: str | None = None) -> Ends:
-    """Return the columns that are named, else ``source`` and ``target``, else the first two."""
-    if len(edges.columns) < 2:
-        problem = f"{edges.name}: it has one column only, {quoted(edges.columns[0])}"
-        raise PairNormError(problem, code="too-few-columns", expected="the two ends of an edge")
-    titled = {"source", "target"} <= set(edges.columns)
-    defaults = ("source", "target") if titled else edges.columns[:2]
-    first = defaults[0] if source is None else edges.column("source", source)
-    second = defaults[1] if target is None else edges.column("target", target)
-    if first == second:
-        problem = f"{edges.name}: column {quoted(first)} is both source and target"
-        raise PairNormError(problem, code="same-column", value=first, hint="Name the two ends.")
-    return Ends(first, second, guessed=not titled and source is None and target is None)
-
-
-def note_unused_columns(table: Source, ends: Ends, weight: str | None) -> None:
-    """Check that the column of weights exists, and note the columns of edges that are not used."""
-    if weight is not None:
-        table.column("weight", weight)
-    if unused := [name for name in table.columns if name not in (*ends[:2], weight)]:
-        columns = f"{'column' if len(unused) == 1 else 'columns'} {shown(unused)}"
-        more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
-        table.notes.append(f"{columns} of {table.name}: not used{more}")
-
-
-def without_header(edges: Source, ends: Ends) -> Source:
-    """Return a table of edges whose first line names two nodes, to be read without a header."""
-    if edges.open is None or (ends.guessed and ends[:2] == PANDAS_DEFAULT):
-        raise PairNormError(
-            f"{edges.name}: line 1 may be a header or an edge between the nodes {quoted(ends.source)} and "
-            f"{quoted(ends.target)}",
-            code="header-missing",
-            value=ends[:2],
-            hint="Put a first line such as 'source,target' above it, or name the columns.",
-        )
-    if not ends.guessed and ends[:2] == PANDAS_DEFAULT:
-        return edges
-    edges.notes.append(f"line 1 of {edges.name} is an edge, not a header")
-    return replace(edges, has_header=False)
 
 
 def read_rows(
@@ -230,41 +179,6 @@ def near_duplicate_notes(
     ]
 
 
-class Edges(NamedTuple):
-    """What tables of edges tell: the two nodes of each edge, [2, edges], and the weights."""
-
-    edge_index: NDArray[np.int64]
-    weights: NDArray[np.float32] | None
-
-
-def read_edges(
-    edges: Source, ends: Ends, names: NDArray[Any], weight: str | None, drop: bool = False
-) -> Edges:
-    """Return the numbers of the two nodes of every edge, and the weights.
-
-    With ``drop``, an edge whose ends are not both nodes is left out, and how many those are is noted.
-    """
-    if edges.has_header and all((names.astype(str) == end).any() for end in ends[:2]):
-        edges = without_header(edges, ends)
-    index, first = NodeIndex(names, drop), 0
-    pairs, weights = [np.zeros((2, 0), dtype=np.int64)], []
-    # Whole numbers are read as such: that is several times faster than text.
-    for block in read_blocks(edges, () if names.dtype == np.int64 else ends[:2]):
-        found = np.stack([index.places(edges, name, block[name], first) for name in ends[:2]])
-        both = (found >= 0).all(0)
-        pairs.append(found if both.all() else found[:, both])
-        if weight is not None:
-            weights.append(_weights(edges, weight, block[weight], first)[both])
-        first += len(block)
-    whole = np.concatenate(pairs, 1)
-    if dropped := first - whole.shape[1]:
-        edges.notes.append(
-            f"{dropped:,} of {first:,} edges in {edges.name} were dropped: an end is not a node, such as "
-            f"{index.unknown_example}"
-        )
-    return Edges(whole, np.concatenate(weights) if weights else None)
-
-
 class NodeIndex:
     """The number of each node by its name.
 
@@ -318,13 +232,3 @@ class NodeIndex:
         if close is None:
             return ""
         return f"; it differs from the node {quoted(close)} {SPELLING}"
-
-
-def _weights(edges: Source, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:
-    values = edges.numbers(name, column, first)
-    if values is None or not (values > 0).all():
-        row = 0 if values is None else int((~(values > 0)).argmax())
-        cell = edges.text(name, column.iloc[row : row + 1], first + row)[0]
-        problem = f"the weight in column {quoted(name)} is {quoted(cell)}"
-        edges.reject(first + row, problem, "bad-weight", value=cell, expected="a positive number")
-    return values

@@ -155,7 +155,7 @@ def _check_names(place: str, encoder: Encoder) -> None:
         raise PairNormError(problem, code="duplicate-column", value=twice[0], hint=hint, ignore=twice[:1])
 
 
-class _Read(NamedTuple):
+class ColumnValues(NamedTuple):
     """Columns, their stored entries (row, place, value) among their features, and which cells are empty."""
 
     columns: tuple[Column, ...]
@@ -166,6 +166,7 @@ class _Read(NamedTuple):
 
     @property
     def widths(self) -> list[int]:
+        """How many features each column makes."""
         return [column.width for column in self.columns]
 
 
@@ -175,7 +176,7 @@ def _read_features(
     names: Sequence[str],
     options: ColumnOptions,
     known: Encoder | None,
-) -> Iterator[_Read]:
+) -> Iterator[ColumnValues]:
     """Read columns in order: each by itself, but plain numbers many at a time, for a table may be wide."""
     plain = {
         name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind in "iufb"
@@ -194,10 +195,10 @@ def _read_features(
         else:
             for name in group:
                 expected = None if known is None else known.features[name]
-                yield _read_column(table, name, frame[name], expected, options)
+                yield read_column(table, name, frame[name], expected, options)
 
 
-def _read_numbers(table: Source, frame: pandas.DataFrame) -> _Read:
+def _read_numbers(table: Source, frame: pandas.DataFrame) -> ColumnValues:
     with np.errstate(over="ignore"):
         values = frame.to_numpy(dtype=np.float64).astype(np.float32)
     if (infinite := np.isinf(values).any(0)).any():
@@ -206,12 +207,12 @@ def _read_numbers(table: Source, frame: pandas.DataFrame) -> _Read:
     empty = np.isnan(values)
     rows, places = np.nonzero(~empty & (values != 0))
     columns = tuple(Column(name, "number") for name in frame.columns)
-    return _Read(columns, rows, places, values[rows, places], empty)
+    return ColumnValues(columns, rows, places, values[rows, places], empty)
 
 
-def _read_column(
+def read_column(
     table: Source, name: str, cells: pandas.Series, known: Column | None, options: ColumnOptions
-) -> _Read:
+) -> ColumnValues:
     """Read a feature: numbers and dates as numbers, text one-hot; by the encoder, or by its profile."""
     import pandas
 
@@ -257,20 +258,22 @@ def _read_column(
         order = np.argsort(np.argsort(texts)) if len(texts) else np.zeros(0, np.int64)
     codes = np.append(order, -1)[profiled.codes].astype(np.int64)
     rows = np.flatnonzero(codes >= 0)
-    return _Read((column,), rows, codes[rows], np.ones(len(rows), dtype=np.float32), codes[:, None] < 0)
+    return ColumnValues(
+        (column,), rows, codes[rows], np.ones(len(rows), dtype=np.float32), codes[:, None] < 0
+    )
 
 
-def _numeric(column: Column, values: NDArray[np.float32]) -> _Read:
+def _numeric(column: Column, values: NDArray[np.float32]) -> ColumnValues:
     empty = np.isnan(values)
     rows = np.flatnonzero(~empty & (values != 0))
-    return _Read((column,), rows, np.zeros_like(rows), values[rows], empty[:, None])
+    return ColumnValues((column,), rows, np.zeros_like(rows), values[rows], empty[:, None])
 
 
-def _ignored(table: Source, name: str, note: str = "") -> _Read:
+def _ignored(table: Source, name: str, note: str = "") -> ColumnValues:
     if note:
         table.note_column(note, name)
     nothing = np.zeros(0, dtype=np.int64)
-    return _Read((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
+    return ColumnValues((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
 
 
 def _is_numeric_categorical(cells: pandas.Series) -> bool:
@@ -286,7 +289,7 @@ def _read_long(
     names: NDArray[Any],
     options: ColumnOptions,
     known: Encoder | None,
-) -> _Read:
+) -> ColumnValues:
     """Read tables of node, feature and value: a node without a row lacks all, else what is absent is 0."""
     import pandas
 
@@ -332,7 +335,7 @@ def _read_long(
     row, place = (sums.index.get_level_values(level).to_numpy(np.int64) for level in (0, 1))
     columns = tuple(Column(name, "sparse") for name in ordered)
     empty = np.broadcast_to(absent[:, None], (len(names), len(columns)))
-    return _Read(columns, row, place, sums.to_numpy(np.float32), empty)
+    return ColumnValues(columns, row, place, sums.to_numpy(np.float32), empty)
 
 
 def _long_columns(table: Source, identity: str) -> tuple[str, str, str | None]:
@@ -345,7 +348,7 @@ def _long_columns(table: Source, identity: str) -> tuple[str, str, str | None]:
     return node, feature, value[0] if value else None
 
 
-def _assemble(read: Sequence[_Read], nodes: int) -> tuple[Tensor, Tensor]:
+def _assemble(read: Sequence[ColumnValues], nodes: int) -> tuple[Tensor, Tensor]:
     """Return features [n, d], dense or sparse, and what is missing of them, bool [n] or [n, d]."""
     starts = np.cumsum([0, *(sum(one.widths) for one in read)])
     width, stored = int(starts[-1]), sum(len(one.values) for one in read)

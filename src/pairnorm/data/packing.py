@@ -19,8 +19,8 @@ from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.base.files import atomic_folder
 from pairnorm.base.memory import parse_memory
 from pairnorm.data.adjacency import EdgeCounts, first_of_run, merge_weights
+from pairnorm.data.edges import Ends, find_ends, note_unused_columns, without_header
 from pairnorm.data.encoder import READING_OPTIONS, ColumnOptions, Encoder
-from pairnorm.data.names import Ends, find_ends, note_unused_columns, without_header
 from pairnorm.data.pack_features import NodePacker
 from pairnorm.data.pack_nodes import Tick
 from pairnorm.data.packed import DTYPES, Facts, PackedGraph

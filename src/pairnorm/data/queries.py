@@ -135,7 +135,7 @@ class Database:
 
     def _converted(self, sources: Sequence[Source], paths: Sequence[Path]) -> Sequence[Path]:
         """Copy edge lists that DuckDB cannot read: separated by spaces, with comments."""
-        if not any("separated by spaces" in note for source in sources for note in source.notes):
+        if not any(source.is_converted for source in sources):
             return paths
         copies = []
         for number, source in enumerate(sources):

@@ -196,7 +196,8 @@ def _table(
     unlimited, opened = opened, partial(_limited, name, opened, memory, delimiter)
     with readable(name):
         found, notes = (_with_mark(encoding), []) if encoding else _find_encoding(name, opened)
-        if role == "edges" and given is None and _is_edge_list(opened, found):
+        is_converted = role == "edges" and given is None and _is_edge_list(opened, found)
+        if is_converted:
             notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
             opened, found, delimiter = partial(_open_edge_list, opened, found), "utf-8", "\t"
         source = Source(name, (), open=opened, delimiter=delimiter, encoding=found)
@@ -220,7 +221,9 @@ def _table(
     columns = columns_of(name, header) if has_header else tuple(f"column {n + 1}" for n in range(len(header)))
     if not has_header:
         notes.append(f"line 1 of {name} is an edge, not a header")
-    return Source(name, columns, None, opened, None, delimiter, found, decimal, has_header, notes)
+    return Source(
+        name, columns, None, opened, None, delimiter, found, decimal, has_header, is_converted, notes
+    )
 
 
 def _limited(name: str, opened: Open, memory: MemoryLimit, delimiter: str) -> IO[bytes]:

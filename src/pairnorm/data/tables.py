@@ -48,6 +48,7 @@ class Source:
         encoding: of a text file.
         decimal: the decimal point, where the user named it.
         has_header: whether the first line of a text file names the columns.
+        is_converted: whether ``open`` gives other bytes than the file has: tabs for spaces, no comments.
         notes: what was odd, a sentence each; grows while the rows are read.
         parts: the tables that it was put together from, and of each row the number of its table and its row.
     """
@@ -61,6 +62,7 @@ class Source:
     encoding: str = "utf-8"
     decimal: str | None = None
     has_header: bool = True
+    is_converted: bool = False
     notes: list[str] = field(default_factory=list, compare=False)
     parts: tuple[Sequence[Source], NDArray[np.int64]] | None = None
     _column_notes: dict[str, list[str]] = field(default_factory=dict, compare=False)

@@ -1,0 +1,235 @@
+"""Read tables of edges: endpoints, weights, and columns that are aggregated to features of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pairnorm.base.errors import PairNormError, quoted
+from pairnorm.data.adjacency import csr_matrix, csr_tensor
+from pairnorm.data.encoder import Column, ColumnOptions, Encoder
+from pairnorm.data.names import NodeIndex
+from pairnorm.data.nodes import ColumnValues, read_column
+from pairnorm.data.tables import Source, read_blocks, shown
+
+if TYPE_CHECKING:
+    import pandas
+
+AUTO = "auto"
+MAX_EDGE_CATEGORIES = 50
+# Columns of a frame without names, as pandas writes them.
+PANDAS_DEFAULT = ("0", "1")
+
+
+class Ends(NamedTuple):
+    """The two columns of a table of edges that name nodes, and whether we guessed them by their place."""
+
+    source: str
+    target: str
+    guessed: bool = False
+
+
+def find_ends(edges: Source, source: str | None = None, target: str | None = None) -> Ends:
+    """Return the columns that are named, else ``source`` and ``target``, else the first two."""
+    if len(edges.columns) < 2:
+        problem = f"{edges.name}: it has one column only, {quoted(edges.columns[0])}"
+        raise PairNormError(problem, code="too-few-columns", expected="the two ends of an edge")
+    titled = {"source", "target"} <= set(edges.columns)
+    defaults = ("source", "target") if titled else edges.columns[:2]
+    first = defaults[0] if source is None else edges.column("source", source)
+    second = defaults[1] if target is None else edges.column("target", target)
+    if first == second:
+        problem = f"{edges.name}: column {quoted(first)} is both source and target"
+        raise PairNormError(problem, code="same-column", value=first, hint="Name the two ends.")
+    return Ends(first, second, guessed=not titled and source is None and target is None)
+
+
+def note_unused_columns(
+    table: Source, ends: Ends, weight: str | None, edge_columns: Sequence[str] = ()
+) -> None:
+    """Check that the columns that are named exist, and note the columns of edges that are not used."""
+    if weight is not None:
+        table.column("weight", weight)
+    for name in edge_columns:
+        table.column("edge_columns", name)
+    if unused := [name for name in table.columns if name not in (*ends[:2], weight, *edge_columns)]:
+        columns = f"{'column' if len(unused) == 1 else 'columns'} {shown(unused)}"
+        more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
+        more += "; --edge-columns (edge_columns=) makes features of them"
+        table.notes.append(f"{columns} of {table.name}: not used{more}")
+
+
+def without_header(edges: Source, ends: Ends) -> Source:
+    """Return a table of edges whose first line names two nodes, to be read without a header."""
+    if edges.open is None or (ends.guessed and ends[:2] == PANDAS_DEFAULT):
+        raise PairNormError(
+            f"{edges.name}: line 1 may be a header or an edge between the nodes {quoted(ends.source)} and "
+            f"{quoted(ends.target)}",
+            code="header-missing",
+            value=ends[:2],
+            hint="Put a first line such as 'source,target' above it, or name the columns.",
+        )
+    if not ends.guessed and ends[:2] == PANDAS_DEFAULT:
+        return edges
+    edges.notes.append(f"line 1 of {edges.name} is an edge, not a header")
+    return replace(edges, has_header=False)
+
+
+class Edges(NamedTuple):
+    """The two nodes of each edge, [2, edges], the weights, and other columns that are used."""
+
+    edge_index: NDArray[np.int64]
+    weights: NDArray[np.float32] | None
+    columns: pandas.DataFrame | None = None
+
+
+def read_edges(
+    edges: Source,
+    ends: Ends,
+    names: NDArray[Any],
+    weight: str | None,
+    drop: bool = False,
+    columns: Sequence[str] = (),
+    text: Sequence[str] = (),
+) -> Edges:
+    """Return the numbers of the two nodes of every edge, the weights, and other columns, some as text.
+
+    With ``drop``, an edge with unknown endpoints is left out, and how many those are is noted.
+    """
+    import pandas
+
+    if edges.has_header and all((names.astype(str) == end).any() for end in ends[:2]):
+        edges = without_header(edges, ends)
+    index, first = NodeIndex(names, drop), 0
+    pairs, weights = [np.zeros((2, 0), dtype=np.int64)], []
+    frames: list[pandas.DataFrame] = []
+    # Whole numbers are read as such: that is several times faster than text.
+    text = [*text, *(edges.padded() if columns else ())]
+    for block in read_blocks(edges, text if names.dtype == np.int64 else [*text, *ends[:2]]):
+        numbers = np.stack([index.places(edges, name, block[name], first) for name in ends[:2]])
+        both = (numbers >= 0).all(0)
+        pairs.append(numbers if both.all() else numbers[:, both])
+        frames += [block.filter(list(columns), axis=1).iloc[np.flatnonzero(both)]] if columns else []
+        if weight is not None:
+            weights.append(_weights(edges, weight, block[weight], first)[both])
+        first += len(block)
+    whole = np.concatenate(pairs, 1)
+    if dropped := first - whole.shape[1]:
+        edges.notes.append(
+            f"{dropped:,} of {first:,} edges in {edges.name} were dropped: an end is not a node, such as "
+            f"{index.unknown_example}"
+        )
+    table = pandas.concat(frames, ignore_index=True) if frames else None
+    return Edges(whole, np.concatenate(weights) if weights else None, table)
+
+
+def _weights(edges: Source, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:
+    values = edges.numbers(name, column, first)
+    if values is None or not (values > 0).all():
+        row = 0 if values is None else int((~(values > 0)).argmax())
+        cell = edges.text(name, column.iloc[row : row + 1], first + row)[0]
+        problem = f"the weight in column {quoted(name)} is {quoted(cell)}"
+        edges.reject(first + row, problem, "bad-weight", value=cell, expected="a positive number")
+    return values
+
+
+def choose_edge_columns(
+    table: Source, ends: Ends, weight: str | None, options: ColumnOptions, known: Encoder | None
+) -> list[str]:
+    """Return the columns of edges to aggregate: those of a model, those that are named, or all others."""
+    if known is not None:
+        return [column.name for column in known.edge_columns]
+    if tuple(options.edge_columns) != (AUTO,):
+        return list(options.edge_columns)
+    return [name for name in table.columns if name not in (*ends[:2], weight)]
+
+
+def add_edge_features(
+    parts: dict[str, Any],
+    table: Source,
+    frame: pandas.DataFrame,
+    options: ColumnOptions,
+    known: Encoder | None,
+) -> dict[str, Any]:
+    """Return the parts of a graph with the aggregates of columns of edges as further features."""
+    expected = {} if known is None else {column.name: column for column in known.edge_columns}
+    rows = replace(table, open=None, load=None, frame=frame)
+    read = [read_column(rows, name, frame[name], expected.get(name), options) for name in frame.columns]
+    used = []
+    for one in read:
+        (column,) = one.columns
+        if known is None and len(column.categories) > MAX_EDGE_CATEGORIES:
+            rows.note_column(
+                f"left out, because it holds {len(column.categories):,} different texts", column.name
+            )
+        elif column.kind != "ignored":
+            used.append(one)
+    names, values = aggregate_edges(used, parts["edge_index"], len(parts["node_names"]))
+    encoder = parts["encoder"]
+    if known is None:
+        columns = (*encoder.columns, *(Column(name, "edge") for name in names))
+        edge_columns = tuple(one.columns[0] for one in used)
+        encoder = replace(encoder, columns=columns, edge_columns=edge_columns)
+    features, missing = parts["features"], parts["missing"]
+    gaps = torch.from_numpy(np.isnan(values))
+    dense = np.nan_to_num(values)
+    if features.layout == torch.sparse_csr:
+        from scipy.sparse import csr_array, hstack
+
+        features = csr_tensor(hstack([csr_matrix(features), csr_array(dense)], format="csr"))
+    else:
+        features = torch.cat([features, torch.from_numpy(dense)], 1)
+    entries = missing if missing.dim() == 2 else missing[:, None].expand(-1, features.shape[1] - len(names))
+    entries = torch.cat([entries, gaps], 1)
+    complete = not entries.any()
+    return parts | {
+        "features": features,
+        "missing": torch.zeros(len(entries), dtype=torch.bool) if complete else entries,
+        "encoder": encoder,
+        "notes": (*parts["notes"], *rows.all_notes()),
+    }
+
+
+def aggregate_edges(
+    columns: Sequence[ColumnValues], edge_index: NDArray[np.int64], nodes: int
+) -> tuple[list[str], NDArray[np.float32]]:
+    """Return the names and values [nodes, aggregates] of counts, sums and means over the edges of each node.
+
+    An edge counts at both of its nodes. Numbers give a sum and a mean, dates a mean, categories a count each
+    and the sums of the numbers. The mean over no edge is NaN.
+    """
+    source, target = edge_index
+    is_between = source != target
+
+    def total(values: NDArray[Any]) -> NDArray[np.float64]:
+        sums = np.bincount(source, values, nodes).astype(np.float64)
+        return sums + np.bincount(target[is_between], values[is_between], nodes)
+
+    aggregates = {"edges: count": total(np.ones(len(source)))}
+    numbers: dict[str, NDArray[Any]] = {}
+    indicators: dict[str, NDArray[Any]] = {}
+    for one in columns:
+        (column,), name = one.columns, one.columns[0].name
+        if column.kind == "category":
+            codes = np.full(len(source), -1)
+            codes[one.rows] = one.places
+            indicators |= {f"{name}={text}": codes == place for place, text in enumerate(column.categories)}
+            continue
+        values = np.zeros(len(source))
+        values[one.rows] = one.values
+        sums, counts = total(values), total(~one.empty[:, 0])
+        if column.kind == "number":
+            numbers[name] = values
+            aggregates[f"edges: sum of {name}"] = sums
+        aggregates[f"edges: mean of {name}"] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    for category, holds in indicators.items():
+        aggregates[f"edges: count of {category}"] = total(holds)
+        for name, values in numbers.items():
+            aggregates[f"edges: sum of {name} where {category}"] = total(values * holds)
+    largest = float(np.finfo(np.float32).max)
+    return list(aggregates), np.stack([*aggregates.values()], 1).clip(-largest, largest).astype(np.float32)
