@@ -59,3 +59,15 @@ def test_reliability_is_how_often_it_is_right_in_each_bin_of_confidence() -> Non
     assert trace["x"] == pytest.approx([56, 97.5])
     assert trace["y"] == [50, 100]
     assert trace["customdata"] == [2, 2]
+
+
+def test_axes_of_accuracy_start_near_the_smallest_value() -> None:
+    assert intervals("t", ["ours"], [(90, 85, 95)], "x").layout["xaxis"]["range"][0] == 80
+    assert reliability("t", [0.95, 0.99], [True, True]).layout["yaxis"]["range"][0] == 80
+    assert reliability("t", [0.3, 0.99], [False, True]).layout["yaxis"]["range"][0] == 0
+
+
+def test_names_of_intervals_leave_the_width_to_the_plot() -> None:
+    layout = intervals("t", ["ours", "a $ name"], [(80, 75, 86), (50, 40, 60)], "x").layout
+    assert [note["text"] for note in layout["annotations"]] == ["ours", "a &#36; name"]
+    assert not layout["yaxis"]["showticklabels"]

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -160,8 +161,8 @@ def view(findings: Findings, open_page: Callable[..., Any], tmp_path: Path) -> A
 
 def rows(view: Any) -> list[list[str]]:
     script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    found: list[list[str]] = view.eval_on_selector_all(".view tbody tr:not(.spacer)", script)
-    return found
+    cells: list[list[str]] = view.eval_on_selector_all(".view tbody tr:not(.spacer)", script)
+    return cells
 
 
 def test_nodes_are_found_sorted_and_explained_in_a_browser(findings: Findings, view: Any) -> None:
@@ -182,9 +183,23 @@ def test_nodes_are_found_sorted_and_explained_in_a_browser(findings: Findings, v
     assert f"through the neighbors {NAMES[0]} (-25%)" in view.text_content(".why p:last-child")
     view.fill(".filters input", "node 7")
     view.focus(".view")
-    view.keyboard.press("ArrowDown")
+    view.keyboard.press("Enter")
+    assert view.text_content(".why h3").startswith(rows(view)[0][0])
     view.keyboard.press("ArrowDown")
     assert view.text_content(".why h3").startswith(rows(view)[1][0])
+
+
+def test_the_first_screen_has_three_numbers_with_their_intervals(findings: Findings) -> None:
+    titles = [title for title, _, _ in fit_page(findings).cards]
+    assert titles == ["Accuracy", "Gain over the best baseline", "Labels to review"]
+    for _, _, meaning in fit_page(findings).cards[:2]:
+        assert meaning.startswith("95% interval ")
+        assert len(meaning.split()) < 20
+
+
+def test_the_page_prints_on_at_most_three_sheets(view: Any, tmp_path: Path) -> None:
+    view.pdf(path=tmp_path / "page.pdf", format="A4")
+    assert len(re.findall(rb"/Type\s*/Page[^s]", (tmp_path / "page.pdf").read_bytes())) <= 3
 
 
 def test_thresholds_and_rates_reach_the_table_in_a_browser(findings: Findings, view: Any) -> None:
@@ -280,7 +295,7 @@ def test_a_few_held_out_nodes_are_no_measurement(findings: Findings) -> None:
     assert page.cards[0][1] == f"{right} of 1"
     text = render_html(page)
     assert "1 held-out nodes" not in text
-    told = f"Of 1 held-out node with at least this confidence, {right} {'is' if right else 'are'} right."
-    assert block(page, Threshold).sentences[0].endswith(told)
+    expected = f"Of 1 held-out node with at least this confidence, {right} {'is' if right else 'are'} right."
+    assert block(page, Threshold).sentences[0].endswith(expected)
     assert "too few" in text
     assert "too few" not in render_html(fit_page(findings))

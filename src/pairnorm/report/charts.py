@@ -140,7 +140,7 @@ def intervals(
         "x": [value for value, _, _ in values],
         "y": rows,
         "text": [f"{value:.1f}" for value, _, _ in values],
-        "textposition": "top center",
+        "textposition": "bottom center",
         "error_x": {
             "type": "data",
             "symmetric": False,
@@ -164,12 +164,26 @@ def intervals(
         "yaxis": {
             "tickvals": rows,
             "ticktext": [plain(name, 30) for name in names],
+            "showticklabels": False,
             "range": [len(names) - 0.5, -0.7],
             "showgrid": False,
+            "zeroline": False,
         },
         "showlegend": False,
+        # Names above the intervals leave the full width to the plot, also on a phone.
+        "annotations": [
+            {
+                "x": 0,
+                "xref": "paper",
+                "xanchor": "left",
+                "y": row - 0.34,
+                "text": plain(name, 45),
+                "showarrow": False,
+            }
+            for row, name in enumerate(names)
+        ],
     }
-    return Chart(title, [trace], layout, height=110 + 48 * len(names), name="comparison")
+    return Chart(title, [trace], layout, height=110 + 56 * len(names), name="comparison")
 
 
 def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart:
@@ -247,11 +261,12 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
         "hovertemplate": "%{customdata:,} nodes, on average %{x:.1f}% confident: "
         "%{y:.1f}% are right<extra></extra>",
     }
+    start = max(0, 10 * floor(min(x.min(), y.min(), 90) / 10 - 0.5)) if len(filled) else 0
     layout = {
-        "xaxis": {"title": {"text": "confidence (%)"}, "range": [0, 104]},
-        "yaxis": {"title": {"text": "right (%)"}, "range": [0, 104]},
+        "xaxis": {"title": {"text": "confidence (%)"}, "range": [start, 103]},
+        "yaxis": {"title": {"text": "right (%)"}, "range": [start, 103]},
     }
-    return Chart(title, [diagonal, trace], layout, height=380)
+    return Chart(title, [diagonal, trace], layout, height=300)
 
 
 def _finite(values: Sequence[float]) -> list[float | None]:

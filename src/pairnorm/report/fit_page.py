@@ -52,16 +52,11 @@ GLOSSARY = {
 
 
 def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
-    """Return the report of a fitted classifier.
-
-    Args:
-        findings: what the report says.
-        notes: what else the user should know, a sentence each.
-    """
+    """Return the report of a fitted classifier; ``notes`` are further sentences for the user."""
     graph, tested = findings.graph, bool(findings.test.any())
     sets = findings.prediction_sets()
     depth = 0 if findings.deep is None else findings.deep.depth
-    candidates: list[tuple[str, Sequence[Any], bool]] = [
+    parts: list[tuple[str, Sequence[Any], bool]] = [
         ("Labels to trust", list(_trust(findings)), True),
         ("Every node", [Text(_models(findings)), node_table(findings, sets)], True),
         ("Prediction sets", _prediction_sets(findings, sets), bool(sets)),
@@ -70,7 +65,8 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
         ("Ensemble", list(_ensemble(findings)) if findings.chosen else [], findings.chosen),
         ("Depth", list(_depth(findings)) if findings.chosen else [], findings.chosen),
     ]
-    sections = [Section(title, blocks) for title, blocks, shown in candidates if shown]
+    # The charts of the accuracy stand side by side.
+    sections = [Section(title, blocks, title == "Accuracy") for title, blocks, shown in parts if shown]
     if findings.smoothing:
         sections.append(smoothing_section(findings.smoothing, depth))
     sections.append(Section("Data and model", [_about(findings), *map(Text, notes)]))
@@ -95,13 +91,7 @@ def _models(findings: Findings) -> str:
 
 
 def diagnosis_page(graph: Graph, rows: Sequence[Smoothing], suggestion: Suggestion) -> Document:
-    """Return the report of ``diagnose``.
-
-    Args:
-        graph: the graph.
-        rows: the measures.
-        suggestion: the depth to start from.
-    """
+    """Return the report of ``diagnose``: a suggested depth, and the measures behind it."""
     missing = suggestion.missing
     reach = "All of them have a path to a node with features."
     if suggestion.unreachable:
@@ -123,12 +113,7 @@ def diagnosis_page(graph: Graph, rows: Sequence[Smoothing], suggestion: Suggesti
 
 
 def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
-    """Return the section on what depth does to the features, without and with PairNorm.
-
-    Args:
-        rows: the measures.
-        depth: one to mark, or 0.
-    """
+    """Return the section on what depth does to the features; a ``depth`` above 0 is marked."""
     titles = {
         "row_diff": ("Distance between nodes (row-diff)", "% of depth 0"),
         "col_diff": ("Distance between features (col-diff)", "% of depth 0"),
@@ -158,40 +143,29 @@ def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
 
 
 def _cards(findings: Findings) -> list[tuple[str, str, str]]:
-    """Return the three numbers of the first screen."""
-    graph, labels = findings.graph, findings.graph.labels.cpu().numpy()
+    """Return the three numbers of the first screen: accuracy, gain, and labels to review."""
     confidence, counted = delivered_labels(findings)[0].max(1), findings.nodes_to_label
     review = int((counted & (confidence < CONFIDENT)).sum())
-    share = findings.confident(CONFIDENT)[1] if findings.test.any() else float("nan")
-    measured_text = (
-        "" if isnan(share) else f" Of held-out labels with that confidence, {percent(share)} are right."
-    )
-    to_review = (
-        "Labels to review",
-        f"{review:,} of {int(counted.sum()):,}",
-        f"have a confidence below {CONFIDENT:.0%}.{measured_text} The slider below sets another threshold.",
-    )
-    if not findings.test.any():
+    answer, total = f"{review:,} of {int(counted.sum()):,}", "without a known label"
+    total = "in all" if findings.graph.labeled.all() else total
+    to_review = ("Labels to review", answer, f"nodes {total} have a confidence below {CONFIDENT:.0%}.")
+    test = findings.test
+    if not test.any():
         return [("Accuracy", "Not known", "There are no held-out nodes to measure it on."), to_review]
-    groups = findings.groups()
-    scores = groups.pop("all held-out nodes")
-    low, high = scores.interval
-    few = scores.count < MIN_MEASURED
+    scores = findings.groups()["all held-out nodes"]
+    few, nodes = scores.count < MIN_MEASURED, "node" if scores.count == 1 else "nodes"
     answer = f"{scores.right} of {scores.count}" if few else f"{100 * scores.accuracy:.1f}%"
-    nodes = "node" if scores.count == 1 else "nodes"
-    text = f"on {scores.count:,} held-out {nodes}; 95% interval {100 * low:.1f} to {100 * high:.1f}%."
-    if groups:
-        listed = "; ".join(f"{name} {100 * one.accuracy:.1f}%" for name, one in groups.items())
-        text += f" {listed[:1].upper()}{listed[1:]}."
-    cards = [("Accuracy", answer, text)]
+    low, high = scores.interval
+    interval = f"95% interval {100 * low:.1f} to {100 * high:.1f}%"
+    cards = [("Accuracy", answer, f"{interval}, on {scores.count:,} held-out {nodes}.")]
     if findings.baselines:
-        test = findings.test
+        labels = findings.graph.labels.cpu().numpy()
         right = {one.name: (one.predicted == labels)[test] for one in findings.baselines}
         name = max(right, key=lambda one: right[one].sum())
-        gain = 100 * paired_difference((findings.predicted == labels)[test], right[name])[0]
-        known = f"of {graph.num_nodes:,} nodes, {int(graph.labeled.sum()):,} are labeled"
-        explanation = f"compared with {name}, the best baseline ({100 * right[name].mean():.1f}%); {known}."
-        cards.append(("Gain over the best baseline", f"{gain:+.1f} points", explanation))
+        difference = paired_difference((findings.predicted == labels)[test], right[name])
+        gain, low, high = (100 * value for value in difference)
+        text = f"95% interval {low:+.1f} to {high:+.1f}, over {name} ({100 * right[name].mean():.1f}%)."
+        cards.append(("Gain over the best baseline", f"{gain:+.1f} points", text))
     return [*cards, to_review]
 
 

@@ -176,7 +176,7 @@ const nodesBlock = (place, data) => {
     const names = pairs(top[row]).slice(0, size).map(([name]) => classes[name]);
     return names.length < size ? `${size} labels` : names.join(" or ");
   };
-  const said = (row) => pairs(neighbors[row]).map(([name, count]) => `${classes[name]} × ${count}`).join(", ");
+  const neighborLabels = (row) => pairs(neighbors[row]).map(([name, count]) => `${classes[name]} × ${count}`).join(", ");
   const reasonsOf = (row) => {
     const texts = { node: (name) => name, neighborhood: (name) => `${name} in its neighborhood`, labels: (name) => name };
     const features = [], through = [];
@@ -200,7 +200,7 @@ const nodesBlock = (place, data) => {
     ["features", "Features", (row) => (features[row] ? "known" : "missing"), "6.5rem"],
     ["featureHops", "Hops to features", (row) => hops(featureHops[row]), "6.5rem"],
     ["labelHops", "Hops to a label", (row) => hops(labelHops[row]), "5.8rem"],
-    ["neighbors", "Neighbors' labels", said],
+    ["neighbors", "Neighbors' labels", neighborLabels],
   ];
   const byId = () => {
     if (!ranks) {
@@ -244,7 +244,7 @@ const nodesBlock = (place, data) => {
   });
   const body = make("tbody");
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...headings)), body);
-  const view = make("div", { className: "view", tabIndex: 0, role: "group", ariaLabel: "Nodes; arrow keys choose one" }, table);
+  const view = make("div", { className: "view", tabIndex: 0, role: "group", ariaLabel: "Nodes; arrow keys and Enter open the reasons for a label" }, table);
   const why = make("div", { className: "control why", hidden: true });
   why.setAttribute("aria-live", "polite");
 
@@ -264,13 +264,13 @@ const nodesBlock = (place, data) => {
     paint(first, first + Math.ceil(view.clientHeight / ROW) + 20);
   };
   const update = () => {
-    const wanted = find.value.toLowerCase(), test = Object.values(kinds)[kind.value], name = named.value;
+    const idPart = find.value.toLowerCase(), test = Object.values(kinds)[kind.value], name = named.value;
     const key = keys[sorted.column], sign = sorted.down ? -1 : 1;
-    const found = [];
+    const matches = [];
     for (let row = 0; row < id.length; row++) {
-      if (test(row) && (name === "" || predicted[row] === Number(name)) && (!wanted || id[row].toLowerCase().includes(wanted))) found.push(row);
+      if (test(row) && (name === "" || predicted[row] === Number(name)) && (!idPart || id[row].toLowerCase().includes(idPart))) matches.push(row);
     }
-    shown = found.sort((a, b) => (key(a) < key(b) ? -sign : key(a) > key(b) ? sign : a - b));
+    shown = matches.sort((a, b) => (key(a) < key(b) ? -sign : key(a) > key(b) ? sign : a - b));
     headings.forEach((heading, column) => {
       if (columns[column][0] === sorted.column) heading.setAttribute("aria-sort", sorted.down ? "descending" : "ascending");
       else heading.removeAttribute("aria-sort");
@@ -303,7 +303,7 @@ const nodesBlock = (place, data) => {
         : `The nearest training node is ${labelHops[row]} ${labelHops[row] === 1 ? "hop" : "hops"} away.`,
       ...(part[row] === 3 && evaluated[row] !== predicted[row] ? [`While it was held out, its label was ${classes[evaluated[row]]}.`] : []),
       degree[row] === 0 ? "It has no neighbors."
-        : `Of its ${degree[row]} ${degree[row] === 1 ? "neighbor" : "neighbors"}, ${labeled} ${labeled === 1 ? "has" : "have"} a known label${labeled ? `: ${said(row)}` : ""}.`,
+        : `Of its ${degree[row]} ${degree[row] === 1 ? "neighbor" : "neighbors"}, ${labeled} ${labeled === 1 ? "has" : "have"} a known label${labeled ? `: ${neighborLabels(row)}` : ""}.`,
       ...reasonsOf(row),
     ];
     why.replaceChildren(make("h3", {}, `${id[row]}: ${classes[predicted[row]]}`), ...bars,
@@ -316,8 +316,8 @@ const nodesBlock = (place, data) => {
     scroll();
   };
   view.addEventListener("keydown", (event) => {
-    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
-    if (!step || event.target !== view) return;
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Enter: active < 0 ? 1 : 0 }[event.key];
+    if (step === undefined || event.target !== view) return;
     event.preventDefault();
     choose(active + step);
   });
@@ -351,7 +351,7 @@ const nodesBlock = (place, data) => {
   }
   place.append(
     make("div", { className: "filters" }, make("label", {}, "Find a node", find), make("label", {}, "Show", kind), make("label", {}, "Label", named)),
-    counted, make("p", { className: "note" }, "Click a row, or press the arrow keys in the table, to see the reasons for its label."), view, why);
+    counted, make("p", { className: "note" }, "Click a row to see the reasons for its label; or select the table with the Tab key, then press Enter and the arrow keys."), view, why);
   update();
 };
 
