@@ -351,3 +351,13 @@ def test_it_runs_as_a_module() -> None:
         [sys.executable, "-m", "pairnorm", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"pairnorm {__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["diagnose", "compare", "fit"])
+def test_options_are_validated_before_files_are_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    absent = ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv"), "--label", "y"]
+    out = ["--out", str(tmp_path / "out.png")]
+    assert cli.main([name, *absent, *out, "--feature-scaling", "rowss"]) == 1
+    assert "Did you mean 'rows'?" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pairnorm.base.errors import PairNormError
+from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.files import write_text
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
@@ -79,6 +79,7 @@ def run(options: Namespace) -> int | None:
     accuracy and effective rank against depth, and recommends a method. The same
     command resumes an interrupted run.
     """
+    from pairnorm.classify.scaling import KINDS
     from pairnorm.compare import depth
     from pairnorm.compare.depth_report import advice, tables
     from pairnorm.paper.experiments import DATASETS
@@ -96,6 +97,7 @@ def run(options: Namespace) -> int | None:
         "epochs": options.epochs,
         "shallow_first": True,
     }
+    one_of("scaling", options.feature_scaling, ("auto", *KINDS))
     depth.DepthComparison(["graph"], **settings)  # validates the options before files are read
     if options.dataset is None:
         refuse_inputs(options.out, *files_of(options))

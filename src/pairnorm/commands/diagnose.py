@@ -43,13 +43,14 @@ def run(options: Namespace) -> None:
     """
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
-    from pairnorm.classify.scaling import check_features, check_size
+    from pairnorm.classify.scaling import KINDS, check_features, check_size
     from pairnorm.report import Chart, render_html
     from pairnorm.report.figures import save_charts
     from pairnorm.report.fit_page import diagnosis_page
 
     out, step = options.out, count(1)
     form = one_of("ending of --out", out.suffix.lower(), FIGURE_SUFFIXES).removeprefix(".")
+    one_of("scaling", options.feature_scaling, ("auto", *KINDS))
     refuse_inputs(out, *files_of(options))
     with atomic_file(out) as file:
         graph = read_graph(options).with_structure()

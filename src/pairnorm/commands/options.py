@@ -45,13 +45,8 @@ OUT_OF_SCOPE = {
     "with --classes 5, or use graph features from `pairnorm.impute` in a regression of your own.",
     ("multilabel", "multi-label", "labels"): "A node has one label. With several labels per node, run fit "
     "once per label, with a column of yes and no.",
-    (
-        "link",
-        "links",
-        "link-prediction",
-        "predict-edges",
-    ): "pairnorm labels nodes and does not predict edges. "
-    "For link prediction, use torch_geometric; PairNorm works in its models.",
+    ("link", "links", "link-prediction", "predict-edges"): "pairnorm labels nodes and does not predict "
+    "edges. For link prediction, use torch_geometric; PairNorm works in its models.",
     ("node-type", "edge-type", "edge-types", "node-types", "hetero"): "Nodes and edges have one type. Pass "
     "the type as a feature column, or run fit on the edges of one type.",
 }
@@ -288,14 +283,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def add_command(commands: Any, usage: str, run: Callable[[Namespace], Result], example: str) -> Command:
-    """Return the parser of a new command.
-
-    Args:
-        commands: what ``add_subparsers`` returned.
-        usage: the command's name, and its required options.
-        run: called with the options; its docstring is the help.
-        example: a command line.
-    """
+    """Return the parser of a new command, whose help is the docstring of ``run``."""
     text, name = inspect.cleandoc(run.__doc__ or ""), usage.split()[0]
     parser: Command = commands.add_parser(
         name,
@@ -371,15 +359,7 @@ def command_line(name: str, options: Namespace, *arguments: str) -> str:
 
 
 def refuse(options: Namespace, names: Iterable[str], why: str, hint: str, **more: Any) -> None:
-    """Refuse options that would have no effect.
-
-    Args:
-        options: what was given.
-        names: of the options without effect here.
-        why: the rest of a sentence that begins with the option's name.
-        hint: as of ``PairNormError``.
-        more: options that the hint names.
-    """
+    """Refuse options that have no effect here; ``why`` continues a sentence that begins with the option."""
     for name in names:
         if getattr(options, name) not in NOT_GIVEN:
             problem = f"--{name.replace('_', '-')} {why}"

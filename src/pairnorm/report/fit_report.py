@@ -29,13 +29,7 @@ OUTPUT_FILES = {*PREDICTION_FILES, FACTS, TENSORS, *REPORT_FILES}
 
 
 def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) -> None:
-    """Write ``report.md`` with its figures and, where the libraries are installed, ``report.html``.
-
-    Args:
-        findings: what the report says.
-        folder: where to write.
-        notes: what else the user should know, a sentence each.
-    """
+    """Write ``report.md`` with its figures and, where the libraries are installed, ``report.html``."""
     write_document(fit_page(findings, notes), folder)
 
 
@@ -110,11 +104,7 @@ def result_folder(folder: Path, names: Collection[str] = OUTPUT_FILES) -> Iterat
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is in use for something else.
-
-    Args:
-        folder: where results are to go.
-    """
+    """Refuse a folder that is in use for something else."""
     check_not_file(folder)
     with locked_folder(folder):
         pass

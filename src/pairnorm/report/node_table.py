@@ -84,8 +84,8 @@ def _reasons(findings: Findings, rows: NDArray[np.int64], confidence: NDArray[np
     by_node: dict[int, list[int]] = {}
     columns = (explanation.nodes, explanation.sources, explanation.names, explanation.values)
     for node, source, name, value in zip(*(column.tolist() for column in columns), strict=True):
-        place = names.setdefault((source, _cut(str(name))), len(names))
-        by_node.setdefault(node, []).extend((place, round(100 * value)))
+        number = names.setdefault((source, _cut(str(name))), len(names))
+        by_node.setdefault(node, []).extend((number, round(100 * value)))
     return {"reasonNames": [*names], "reasons": [by_node.get(row, []) for row in rows.tolist()]}
 
 
