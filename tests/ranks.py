@@ -180,7 +180,7 @@ def check_shards(size):
     shards, labels = Shards(nodes), torch.randint(0, 3, (nodes,))
     with pytest.raises(PairNormError, match="this rank's rows"):
         shards.adjacency(matrix) @ torch.rand(nodes, 2)
-    with pytest.raises(PairNormError, match="one a node"):
+    with pytest.raises(PairNormError, match="one per node"):
         shards.own(labels[1:])
     for refused in (GCN(9, 3, norm=partial(BatchNorm, 32)), GCN(9, 3, residual=True), GCNII(9, 3)):
         with pytest.raises(PairNormError, match="no other method"):

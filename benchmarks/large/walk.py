@@ -88,7 +88,7 @@ def moved(nodes: int, entries: int, width: int, bytes_each: int) -> int:
 
 def on_cpu(nodes: int, degree: int, width: int) -> Measured:
     """Measure the kernels that walk over packed graphs, with torch's number of threads."""
-    from pairnorm.train import hop
+    from pairnorm.train import block_kernels
 
     began = time.perf_counter()
     generator = np.random.default_rng(0)
@@ -100,16 +100,16 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
         part[:] = generator.standard_normal(part.shape, dtype=np.float32)
     generated = time.perf_counter() - began
     _, copy = best(lambda: np.copyto(y, x))
-    hop.hop(crow, column, None, x, y)  # compiles
+    block_kernels.propagate(crow, column, None, x, y)  # compiles
     rows = generator.integers(0, nodes, SAMPLE)
     expected = [np.concatenate([x[row, None], x[column[crow[row] : crow[row + 1]]]]) for row in rows]
     error = np.abs(np.stack([one.mean(0, dtype=np.float64) for one in expected]) - y[rows]).max()
     error /= np.abs(y[rows]).max()
-    hop.center(y, hop.column_sums(y) / nodes)
+    block_kernels.center(y, block_kernels.column_sums(y) / nodes)
     steps, norms = [], []
     for _ in range(DEPTH):
-        steps.append(seconds(lambda: hop.hop(crow, column, None, x, y), "cpu"))  # noqa: B023
-        norms.append(seconds(lambda: hop.center(y, hop.column_sums(y) / nodes), "cpu"))  # noqa: B023
+        steps.append(seconds(lambda: block_kernels.propagate(crow, column, None, x, y), "cpu"))  # noqa: B023
+        norms.append(seconds(lambda: block_kernels.center(y, block_kernels.column_sums(y) / nodes), "cpu"))  # noqa: B023
         x, y = y, x
     return Measured(
         nodes=nodes, entries=len(column), width=width, seconds=sum(steps) + sum(norms), step=min(steps),
@@ -120,7 +120,7 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
 
 def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measured:
     """Measure a walk in bfloat16 whose sums are in single precision; rows of two steps are checked."""
-    from benchmarks.large.hop import hop
+    from pairnorm.nn.ops._triton.block_propagation import propagate
     from pairnorm.nn.ops._triton.pair_norm import forward
 
     torch.manual_seed(0)
@@ -146,7 +146,7 @@ def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measur
     rows = torch.randint(nodes, (SAMPLE,), device=device)
     steps, norms, error = [], [], 0.0
     for depth in range(DEPTH + 1):  # the first compiles
-        steps.append(seconds(lambda: hop(x, crow, column, y), device))  # noqa: B023
+        steps.append(seconds(lambda: propagate(crow, column, None, None, x, y), device))  # noqa: B023
         if depth in (1, DEPTH):
             error = max(error, step_error(x, crow, column, y, rows))
         del x  # a third state need not stand beside the two

@@ -12,7 +12,8 @@ import numpy as np
 import psutil
 
 from pairnorm.data import Graph
-from pairnorm.train.propagation import Plan, Propagation
+from pairnorm.train.block_ops import Plan
+from pairnorm.train.propagation import Propagation
 
 
 def main(graph: str, folder: str, norm: str, fill: str) -> None:

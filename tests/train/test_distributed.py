@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from pairnorm.train.distributed import Shards
-from pairnorm.train.sharding import blocks
+from pairnorm.train.distributed import Shards, blocks
 
 
 @pytest.mark.parametrize("size", [2, 4])

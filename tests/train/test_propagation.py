@@ -19,9 +19,12 @@ from pairnorm.impute import feature_propagation
 from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
 
 pytest.importorskip("numba")
-from pairnorm.train.propagation import Plan, Propagation, label_propagation
+from pairnorm.train.block_kernels import cpu_ops
+from pairnorm.train.block_ops import CudaPlan, Plan, _TorchOps
+from pairnorm.train.propagation import Propagation, label_propagation
 
 NODES, FEATURES, CLASSES = 2000, 13, 3
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def packed_graph(folder, nodes=NODES, features=FEATURES, degree=4, weighted=True, seed=0, entries=False):
@@ -96,28 +99,81 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize(("fill", "norm"), METHODS)
-@pytest.mark.parametrize("width", [5, 16])
-def test_as_in_memory(packed, tmp_path, fill, norm, width):
+def check_as_in_memory(packed, folder, imputation, norm, width, ops, tolerance, logits_tolerance):
+    """Compare stored rows at several depths, and the logits of all nodes, with float64 in memory."""
     rows, depths = np.arange(0, NODES, 7), (0, 1, 4, 12)
-    told = []
-    walk = Propagation(packed, tmp_path, rows, depths, width, fill, norm, told.append)
-    walk.run()
-    assert len(told) == walk.steps
-    expected = in_memory(packed, fill, norm, 12)
+    messages = []
+    propagation = Propagation(packed, folder, rows, depths, width, imputation, norm, messages.append, ops)
+    propagation.run()
+    assert len(messages) == propagation.steps
+    expected = in_memory(packed, imputation, norm, 12)
     for depth in depths:
-        torch.testing.assert_close(
-            torch.from_numpy(walk.state(depth)).double(), expected[depth][rows], rtol=1e-5, atol=1e-5
-        )
+        state = torch.from_numpy(propagation.state(depth)).double()
+        torch.testing.assert_close(state, expected[depth][rows], rtol=tolerance, atol=tolerance)
     draw = np.random.default_rng(1)
     weight, bias = draw.normal(size=(FEATURES, 7)).astype("f4"), draw.normal(size=7).astype("f4")
-    found = walk.logits(weight, bias, 4, tmp_path / "logits")
-    # PN-SI enlarges, up to a thousandfold, what rounding does to nodes that see no features.
-    close = 1e-3 if (fill, norm) == ("zero", "PN-SI") else 2e-5
-    torch.testing.assert_close(
-        torch.tensor(found).double(), expected[4] @ torch.tensor(weight).double() + torch.tensor(bias),
-        rtol=1e-4, atol=close,
-    )  # fmt: skip
+    logits = torch.tensor(propagation.logits(weight, bias, 4, folder / "logits")).double()
+    exact = expected[4] @ torch.tensor(weight).double() + torch.tensor(bias)
+    torch.testing.assert_close(logits, exact, rtol=1e-4, atol=logits_tolerance)
+
+
+@pytest.mark.parametrize(("imputation", "norm"), METHODS)
+@pytest.mark.parametrize("width", [5, 16])
+def test_as_in_memory(packed, tmp_path, imputation, norm, width):
+    # PN-SI enlarges, up to a thousandfold, the rounding of nodes that see no features.
+    close = 1e-3 if (imputation, norm) == ("zero", "PN-SI") else 2e-5
+    check_as_in_memory(packed, tmp_path, imputation, norm, width, None, 1e-5, close)
+
+
+@pytest.mark.parametrize(("imputation", "norm"), [method for method in METHODS if method[1] != "PN-SI"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
+def test_as_in_memory_with_the_arithmetic_of_gpus(packed, tmp_path, imputation, norm, dtype, tolerance):
+    ops = _TorchOps(packed, DEVICE, dtype)
+    # The scales of PN follow from states in half precision, the logits from states in float32.
+    close = 2e-5 if dtype == torch.float32 or norm == "none" else 5e-3
+    check_as_in_memory(packed, tmp_path, imputation, norm, 5, ops, tolerance, close)
+
+
+def test_files_of_a_cpu_are_not_those_of_a_gpu(packed, tmp_path):
+    rows = np.arange(9)
+    Propagation(packed, tmp_path, rows, (1,), 5).run()
+    assert Propagation(packed, tmp_path, rows, (1,), 5).pending() == []
+    assert Propagation(
+        packed, tmp_path, rows, (1,), 5, ops=_TorchOps(packed, DEVICE, torch.float16)
+    ).pending()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_deep_propagations_on_gpus_do_not_underflow(tmp_path, dtype):
+    graph = packed_graph(tmp_path / "graph", nodes=60, degree=40, weighted=False)
+    propagation = Propagation(graph, tmp_path, np.arange(60), (60,), 16, ops=_TorchOps(graph, DEVICE, dtype))
+    propagation.run()
+    assert np.square(propagation.state(60).astype(float)).sum(1).mean() == pytest.approx(1, rel=1e-2)
+
+
+def test_half_precision_does_not_overflow_at_a_node_without_neighbors(tmp_path):
+    """It keeps its features while those of all others decay, and are multiplied."""
+    graph = packed_graph(tmp_path / "graph", nodes=4000, features=2, degree=60, weighted=False)
+    ops = _TorchOps(graph, DEVICE, torch.float16)
+    state = ops.empty(2)
+    state[:] = 0
+    ops.add(state, np.array([7]), np.array([0]), 60000.0)
+    assert ops.max_factor(state) < 1
+    ops.multiply(state, 2.0**-12)
+    assert 2.0**9 < ops.max_factor(state) < 2.0**12
+
+
+def test_states_on_a_gpu_are_in_half_precision_where_they_do_not_fit(raises):
+    sizes = {"nodes": 100_000_000, "features": 128, "rows": 30_000, "depths": 8, "max_width": 128}
+    large = CudaPlan(**sizes, memory=140 * 10**9, entries=3_200_000_000)
+    assert (large.width, large.bytes_per_number) == (128, 4)
+    half = CudaPlan(**sizes, memory=100 * 10**9, entries=3_200_000_000)
+    assert (half.width, half.bytes_per_number) == (128, 2)
+    assert 60 * 10**9 < half.peak(128) <= 100 * 10**9
+    narrow = CudaPlan(**sizes, memory=40 * 10**9, entries=3_200_000_000)
+    assert narrow.width == 48
+    with raises("too-large"):
+        CudaPlan(**sizes, memory=10**10, entries=3_200_000_000).width
 
 
 def test_long_walks_do_not_underflow(tmp_path):
@@ -164,8 +220,9 @@ def test_label_propagation_is_that_of_torch(packed, tmp_path):
     state = given
     for _ in range(10):
         state = 0.9 * (matrix @ state) + 0.1 * given
-    found = label_propagation(packed, packed.labels, 0.9, 10, 2, tmp_path / "out")
-    torch.testing.assert_close(torch.tensor(found), state, rtol=1e-4, atol=1e-6)
+    for ops in (cpu_ops(packed), _TorchOps(packed, DEVICE, torch.float16)):
+        result = label_propagation(ops, packed.labels, 0.9, 10, 2, tmp_path / "out")
+        torch.testing.assert_close(torch.tensor(result), state, rtol=1e-4, atol=1e-6)
 
 
 def test_what_cannot_fit_is_refused(raises):

@@ -12,7 +12,7 @@ import pytest
 
 from pairnorm.data import Graph
 from pairnorm.train import Progress, Spec, Store, ray_backend, run
-from pairnorm.train.jobs import Job
+from pairnorm.train.engine import Job
 from pairnorm.train.pools import Event
 from pairnorm.train.ray_backend import RayPool
 
@@ -108,7 +108,7 @@ def test_a_job_out_of_memory_is_halved(
 def test_a_task_that_fails_fails_the_run_with_its_own_error(
     raises: Any, cluster: Any, graph: Graph, store: Store
 ) -> None:
-    with raises("version-mismatch", expected="0.0"):
+    with raises("version-mismatch", value="0.0"):
         list(ray_backend._train_job(graph, Job(()), False, {}, "0.0"))
     pool = RayPool("cpu", lambda event: None)
     future = pool.submit(graph, Job(((SPECS[0], 0),)), {"measures": ("nothing",)})

@@ -19,7 +19,6 @@ from test_propagation import packed_graph
 
 from pairnorm import cli
 from pairnorm.data import PackedGraph
-from pairnorm.train import cluster as tasks
 from pairnorm.train import ray_backend
 from pairnorm.train.propagation import BlockEvent, Propagation
 from pairnorm.train.ray_backend import RayBlocks
@@ -87,7 +86,7 @@ def test_a_block_that_kills_its_workers_ends_in_an_error(
         yield {"squares": np.zeros(2), "units": np.ones(2)}
 
     monkeypatch.setattr(ray_backend, "_propagate_block", crash)
-    monkeypatch.setattr(tasks, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(ray_backend, "MAX_ATTEMPTS", 2)
     walk = Propagation(packed, tmp_path / "kept", ROWS, (1,), 7)
     with raises("worker-died", value=7):
         RayBlocks().run([walk], NEED)
@@ -108,5 +107,5 @@ def test_fit_on_a_cluster_labels_as_at_home(
 
 
 def test_a_worker_of_another_version_says_so(raises: Any, packed: PackedGraph, tmp_path: Path) -> None:
-    with raises("version-mismatch", expected="0.0"):
+    with raises("version-mismatch", value="0.0"):
         next(ray_backend._propagate_block(Propagation(packed, tmp_path, ROWS, DEPTHS, 5), 0, NEED, "0.0", ()))

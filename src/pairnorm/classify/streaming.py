@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,9 +32,10 @@ from pairnorm.classify.search_limits import (
 )
 from pairnorm.classify.search_space import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.train.propagation import COLUMNS_PER_LINE, MAX_WIDTH, Plan, Propagation, label_propagation
+from pairnorm.train.block_ops import BlockOps, Plan, make_ops, make_plan
+from pairnorm.train.propagation import Propagation, label_propagation
 from pairnorm.train.ray_backend import RayBlocks
-from pairnorm.train.schedule import PLACES
+from pairnorm.train.schedule import BACKENDS
 
 if TYPE_CHECKING:
     import pandas
@@ -124,6 +127,7 @@ class Outcome:
         left_out: what was not tried, and why.
         metric: that selected the best.
         tilt: of the decision rule, see ``decide``.
+        seconds: of every stage.
     """
 
     graph: PackedGraph
@@ -135,6 +139,7 @@ class Outcome:
     left_out: tuple[str, ...]
     metric: str = "accuracy"
     tilt: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> Candidate:
@@ -163,7 +168,7 @@ class Outcome:
 
     def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
         """Write the predictions, a batch of nodes at a time, as CSV and, where ``parquet``, as Parquet."""
-        writer = None
+        start, writer = time.perf_counter(), None
         try:
             with open(folder / "predictions.csv", "w", encoding="utf-8", newline="") as file:
                 for number, frame in enumerate(self._frames()):
@@ -173,6 +178,7 @@ class Outcome:
         finally:
             if writer is not None:
                 writer.close()
+        self.seconds["writing predictions"] = time.perf_counter() - start
 
     def _frames(self) -> Iterator[pandas.DataFrame]:
         """Yield the rows of ``predictions.csv``, a batch of nodes at a time."""
@@ -240,7 +246,7 @@ class Streaming:
     Args:
         graph: the graph.
         work: a folder for finished parts, from which a killed search resumes.
-        memory: the most bytes to use.
+        memory: the most bytes to use, of the GPU's memory on a GPU. Default: what is free.
         depths: of SGC.
         norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``default_norms``.
         scales: PairNorm's s.
@@ -249,6 +255,7 @@ class Streaming:
         metric: that selects the model, one of ``METRICS``.
         label_propagation: whether to try it too; without features it is the only candidate.
         seed: of a split that is drawn.
+        device: ``"cpu"``, or ``"cuda"``: the GPU propagates blocks of columns, except those of PN-SI.
         backend: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to
             the one that this machine is in.
         on_progress: called with the name of every finished step.
@@ -258,7 +265,7 @@ class Streaming:
         self,
         graph: PackedGraph,
         work: Path,
-        memory: int,
+        memory: int | None = None,
         *,
         depths: Sequence[int] = DEPTHS,
         norms: Sequence[str] | None = None,
@@ -267,6 +274,7 @@ class Streaming:
         metric: str = "accuracy",
         label_propagation: bool = True,
         seed: int = 0,
+        device: str = "cpu",
         backend: str = "here",
         on_progress: Tick = lambda done: None,
     ) -> None:
@@ -281,14 +289,10 @@ class Streaming:
         self._with_label_propagation = label_propagation
         self.rows = Rows.of(graph, seed)
         stored = np.concatenate([self.rows.train, self.rows.validation])
-        self.cluster = RayBlocks() if one_of("backend", backend, PLACES) == "ray" else None
-        widest = MAX_WIDTH
-        if self.cluster is not None:  # narrow blocks, so that every worker has some
-            memory, widest = min(memory, self.cluster.memory), COLUMNS_PER_LINE
-        facts = graph.facts
-        self.plan = Plan(
-            facts.nodes, facts.features, len(stored), len(depths), memory, widest, len(facts.classes)
-        )
+        self.cluster = RayBlocks() if one_of("backend", backend, BACKENDS) == "ray" else None
+        self.device, self.seconds = device, dict[str, float]()
+        workers_memory = None if self.cluster is None else self.cluster.memory
+        self.plan = make_plan(graph, len(stored), len(depths), memory, device, workers_memory)
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
         if imputations is not None:
             _check_imputations(imputations, norms, graph)
@@ -320,26 +324,39 @@ class Streaming:
         results: list[Streamed] = []
         if self.cluster is not None:
             self.cluster.run(self.propagations, self.plan.peak(self.plan.width))
+        with self._timed("reading the adjacency"):
+            ops = make_ops(self.graph, self.plan, self.device)
         for propagation in self.propagations:
-            propagation.run()
-            results += self._candidates(propagation)
+            on_device = propagation if propagation.norm == "PN-SI" else replace(propagation, ops=ops)
+            with self._timed("propagating features"):
+                on_device.run()
+            with self._timed("evaluating candidates"):
+                results += self._candidates(on_device)
         spread: Any = None
         if self._with_label_propagation or not results:
-            spread, one = self._propagate_labels()
+            with self._timed("propagating labels"):
+                spread, one = self._propagate_labels(ops)
             results.append(one)
         results.sort(key=lambda one: one.rank, reverse=True)
         best = results[0]
-        logits: NDArray[np.float32] = (
-            spread if best.propagation is None else self._logits(best.propagation, best.candidate)
-        )
+        with self._timed("predicting"):
+            logits: NDArray[np.float32] = (
+                spread if best.propagation is None else self._logits(best.propagation, best.candidate)
+            )
         held_out = torch.from_numpy(logits[self.rows.validation])[:, None]
         temperature = fit_temperature(held_out, self._labels(self.rows.validation))
         labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
         _, tilt = decide(self._limits.metric, labels, mean_probabilities(held_out, temperature), prior)
         return Outcome(
             self.graph, self.plan, self.rows, results, logits, temperature, self.left_out,
-            self._limits.metric, tilt,
+            self._limits.metric, tilt, self.seconds,
         )  # fmt: skip
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
     def _labels(self, nodes: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(self.graph.labels[nodes].astype(np.int64))
@@ -382,10 +399,10 @@ class Streaming:
         ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale], gradient)
         return propagation.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
 
-    def _propagate_labels(self) -> tuple[NDArray[np.float32], Streamed]:
+    def _propagate_labels(self, ops: BlockOps) -> tuple[NDArray[np.float32], Streamed]:
         """Return label propagation as logits; where nothing arrives, the most frequent class is best."""
         path = self.work / "labels"
-        logits = label_propagation(self.graph, self.rows.train_labels, ALPHA, ROUNDS, self.plan.width, path)
+        logits = label_propagation(ops, self.rows.train_labels, ALPHA, ROUNDS, self.plan.width, path)
         classes = len(self.graph.facts.classes)
         counts = np.bincount(self.rows.train_labels[self.rows.train_labels >= 0], minlength=classes).astype(
             np.float32

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pairnorm.base.errors import PairNormError, one_of, whole_number
-from pairnorm.base.memory import free_memory, parse_memory, peak_memory, size
+from pairnorm.base.memory import parse_memory, peak_memory, size
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
@@ -126,9 +126,9 @@ def run(options: Namespace) -> Result:
     the selection. Without a split of yours, one is drawn at random.
     """
     from pairnorm.train.distributed import launched_ranks, ranks
-    from pairnorm.train.schedule import PLACES
+    from pairnorm.train.schedule import BACKENDS
 
-    one_of("backend", options.backend, PLACES)
+    one_of("backend", options.backend, BACKENDS)
     classifier = _classifier(options)
     if options.graph is not None:
         tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
@@ -142,9 +142,9 @@ def run(options: Namespace) -> Result:
             why = "is for models in memory, and a packed graph is read from disk"
             hint = "Leave it out; or, where the graph fits in memory, name several models: {model}"
             refuse(options, IN_MEMORY, why, hint, model="SGC,label-propagation")
-            if options.device.startswith("cuda"):
-                problem = "--device cuda has no effect on a packed graph, which is read from disk"
-                raise PairNormError(problem, code="conflicting-options", hint="Leave it out.")
+            if options.device.startswith("cuda") and options.backend != "here":
+                problem = "--device cuda is for this machine, and blocks go to a cluster"
+                raise PairNormError(problem, code="conflicting-options", hint="Leave out one of them.")
             if launched_ranks() > 1:
                 problem = "a packed graph is propagated in blocks of columns, which ranks cannot share"
                 hint = "Leave out torchrun, and pass {on} for several machines."
@@ -290,6 +290,7 @@ def _run_packed(options: Namespace) -> Result:
     from pairnorm.classify.streaming import Streaming
     from pairnorm.data import Graph
     from pairnorm.report.fit_report import result_folder, streamed_page, write_document
+    from pairnorm.train.engine import find_device
     from pairnorm.train.spec import NORMS
 
     start, out, steps = time.monotonic(), options.out, count(1)
@@ -300,6 +301,8 @@ def _run_packed(options: Namespace) -> Result:
         "imputations": _parse_list(options.impute, str, FILLS),
         "metric": options.metric or "auto",
     }
+    # "auto" is the CPU: the adjacency may not fit on a GPU.
+    device = str(find_device("cpu" if options.device == "auto" else options.device))
     graph = Graph.open(options.graph)
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
     console.facts(graph.describe())
@@ -307,10 +310,10 @@ def _run_packed(options: Namespace) -> Result:
     with reserved(work), result_folder(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("always", ClassifierWarning)
         search = Streaming(
-            graph, work, free_memory() if options.memory is None else parse_memory(options.memory),
+            graph, work, None if options.memory is None else parse_memory(options.memory),
             **{name: value for name, value in chosen.items() if value != "auto"},
             label_propagation=options.model == "auto", seed=whole_number("seed", options.seed, 0, 2**62),
-            backend=options.backend,
+            device=device, backend=options.backend,
             on_progress=lambda what: show("Propagating", min(next(steps), search.steps), search.steps, what),
         )  # fmt: skip
         plan = search.plan
@@ -326,8 +329,10 @@ def _run_packed(options: Namespace) -> Result:
         write_document(streamed_page(outcome), folder)
         scores = outcome.scores
     low, high = scores.interval
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in outcome.seconds.items())
     console.show(
-        f"\n{safe(outcome.best.name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes "
+        f"\nTime: {stages}.\n"
+        f"{safe(outcome.best.name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes "
         f"(95% interval {low:.1%} to {high:.1%}).\n\n"
         f"Wrote to {safe(out)}/ in {time.monotonic() - start:.0f} s."
     )

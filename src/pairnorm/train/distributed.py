@@ -1,9 +1,9 @@
 r"""Full-graph training of GCN, GAT and SGC by the ranks of a process group, under ``torchrun`` for instance.
 
-A state is shared out by rows for linear maps, activations and PairNorm, by columns for the sparse product:
-each of P ranks holds 1/P of every state and the whole adjacency, so the graph is not partitioned. Loss,
-gradients and masks of dropout are those of one process. Of a layer's output a rank sends 2(P - 1)/P² forward,
-and as much backward; GAT's scores go to all ranks beside it.
+Ranks share a state by rows for linear maps, activations and PairNorm, and by columns for the sparse product.
+Each of P ranks has 1/P of every state and the whole adjacency, so the graph is not partitioned. Loss,
+gradients and dropout masks equal those of one process. Per layer, a rank sends 2(P - 1)/P² of the output
+forward, and as much backward; GAT sends its scores to all ranks in addition.
 """
 
 import gc
@@ -11,7 +11,8 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,13 @@ from torch.nn.functional import cross_entropy
 
 from pairnorm.base.errors import PairNormError, whole_number
 from pairnorm.nn.models import GAT, GCN, SGC, DeepModel
+from pairnorm.nn.ops.convolution import attend
+from pairnorm.nn.ops.dropout import factor, keep_entries
 from pairnorm.nn.ops.moments import all_sum, check_group
+from pairnorm.nn.ops.pair_norm import Norm
+from pairnorm.nn.ops.sparse_product import Pattern, activate
 from pairnorm.nn.pair_norm import PairNorm
 from pairnorm.nn.sparse import SparseMatrix
-from pairnorm.train.sharding import ShardedMatrix, SparseRows, blocks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,9 +37,9 @@ T = TypeVar("T")
 
 
 class Shards:
-    """How ranks share out the nodes of one graph, and what they do together.
+    """The division of a graph's nodes among ranks, and the collectives of training.
 
-    All methods are for all ranks to call, in the same order.
+    Every rank must call every method, in the same order.
 
     Args:
         num_nodes: of the graph.
@@ -62,21 +66,21 @@ class Shards:
         self.rows = self._share(num_nodes)
 
     def own(self, x: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
-        """Return this rank's rows of what is about all nodes: features, labels, masks."""
+        """Return this rank's rows of a tensor over all nodes, such as features, labels or masks."""
         count = x.pattern.shape[0] if isinstance(x, SparseMatrix) else x.size(0)
         if count != self.num_nodes:
-            expected = f"{self.num_nodes}, one a node"
+            expected = f"{self.num_nodes}, one per node"
             raise PairNormError(f"there are {count} rows", code="wrong-shape", value=count, expected=expected)
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.from_torch(x)
         return SparseRows.of(x, self.rows) if isinstance(x, SparseMatrix) else x[self.rows]
 
-    def adjacency(self, matrix: SparseMatrix) -> ShardedMatrix:
-        """Return a normalized adjacency, which every rank has, as models take it that have own rows."""
+    def adjacency(self, matrix: SparseMatrix) -> "ShardedMatrix":
+        """Return a normalized adjacency, which every rank has, for models whose input is this rank's rows."""
         return ShardedMatrix(matrix.pattern, matrix.values, self.rows, self.process_group)
 
     def join(self, model: M) -> M:
-        """Give a model the weights of the first rank, torch's generator its state, and PairNorm the ranks."""
+        """Copy the weights and generator state of the first rank to all, and connect PairNorm to them."""
         for module in model.modules():
             if _is_local(module):
                 problem = f"the model has {type(module).__name__}"
@@ -92,33 +96,32 @@ class Shards:
         torch.set_rng_state(self.of_first(torch.get_rng_state()))
         return model
 
+    def leave(self, model: M) -> M:
+        """Remove the group from a model, so that one process can use it on whole graphs."""
+        for module in model.modules():
+            if isinstance(module, PairNorm):
+                module.process_group = None
+        return model
+
     def of_first(self, value: T) -> T:
-        """Return what the first rank gives."""
+        """Return the value of the first rank."""
         values = [value]
         dist.broadcast_object_list(values, dist.get_global_rank(self.process_group, 0), self.process_group)
         return values[0]
 
     def of_all(self, value: T) -> list[T]:
-        """Return what every rank gives."""
+        """Return the values of all ranks."""
         values: list[T] = [value] * self.process_group.size()
         dist.all_gather_object(values, value, self.process_group)
         return values
 
-    def among(self, things: Sequence[T]) -> Sequence[T]:
-        """Return this rank's share of what ranks share out among themselves, in order."""
-        return things[self._share(len(things))]
+    def among(self, items: Sequence[T]) -> Sequence[T]:
+        """Return this rank's share of a sequence, in order."""
+        return items[self._share(len(items))]
 
     def _share(self, count: int) -> slice:
-        """Which of so many are this rank's."""
         sizes, rank = blocks(count, self.process_group.size()), self.process_group.rank()
         return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-
-    def leave(self, model: M) -> M:
-        """Make a model one that a process uses by itself, on whole graphs."""
-        for module in model.modules():
-            if isinstance(module, PairNorm):
-                module.process_group = None
-        return model
 
     def cross_entropy(self, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the mean loss over the nodes of all ranks; the gradient is of this rank's part of it.
@@ -126,7 +129,7 @@ class Shards:
         Args:
             logits: of own nodes, ``[nodes, classes]``, or ``[nodes, trials, classes]``: losses are summed.
             labels: of own nodes.
-            mask: which own nodes count; default: all.
+            mask: own nodes that count; default: all.
         """
         if mask is not None:
             logits, labels = logits[mask], labels[mask]
@@ -151,36 +154,31 @@ class Shards:
         return mean
 
     def any(self, here: bool) -> bool:
-        """Say whether something is so on any rank, where all ask: then they go on alike."""
+        """Return whether the condition is true on any rank."""
         on_gpu = dist.get_backend(self.process_group) == "nccl"
         flag = torch.tensor(float(here), device="cuda" if on_gpu else "cpu")
         return bool(all_sum(flag, self.process_group))
 
     def sum_gradients(self, model: nn.Module) -> None:
-        """Add up the gradients of all ranks, in one collective; call it after ``backward``."""
-        gradients = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        ]
+        """Sum the gradients of all ranks in one collective; call it after ``backward``."""
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
         total = all_sum(torch.cat([gradient.flatten() for gradient in gradients]), self.process_group)
         parts = total.split([gradient.numel() for gradient in gradients])
-        for parameter, part in zip(
-            (one for one in model.parameters() if one.requires_grad), parts, strict=True
-        ):
+        for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
 
 
 def launched_ranks() -> int:
-    """Return how many processes ``torchrun`` has started; 1 where it did not."""
+    """Return the number of processes that ``torchrun`` has started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 @contextmanager
 def ranks() -> Iterator[int]:
-    """Join the processes that ``torchrun`` has started, if it did; give this one's rank, 0 if it is alone.
+    """Join the processes that ``torchrun`` has started, if any, and yield the rank of this one.
 
-    A GPU for each process of this machine, where there are as many: NCCL knows no other way.
+    Ranks use NCCL if this machine has a GPU for each of its processes, else gloo.
     """
     if launched_ranks() == 1:
         yield 0
@@ -194,7 +192,7 @@ def ranks() -> Iterator[int]:
     try:
         store, rank, size = next(rendezvous("env://"))
         if os.environ.get("GROUP_WORLD_SIZE") == "1":
-            # torchrun's store outlives a restart, and with it the addresses of the dead: pytorch#135712.
+            # torchrun's store outlives a restart, with the addresses of dead processes: pytorch#135712.
             # Launchers of several machines do not agree on the number of a restart.
             store = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
         dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size)
@@ -206,25 +204,199 @@ def ranks() -> Iterator[int]:
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.",
         ) from error
     try:
-        with warnings.catch_warnings():  # a PairNorm of no group has whole graphs here
+        with warnings.catch_warnings():  # a PairNorm without a group has whole graphs here
             warnings.filterwarnings("ignore", "PairNorm without process_group")
             yield dist.get_rank()
     finally:
-        # The threads of a group end with the last that knows it. One that lets a tensor go after
-        # Python has ended aborts the process.
+        # The threads of a group end with its last reference. One that frees a tensor after Python has ended
+        # aborts the process.
         gc.collect()
         dist.destroy_process_group()
 
 
 def shards_of(num_nodes: int) -> Shards | None:
-    """Return how the ranks share the nodes of a graph; None where there is one process."""
+    """Return the division of a graph's nodes among the ranks; None if there is one process."""
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return Shards(num_nodes) if together else None
 
 
 def _is_local(module: nn.Module) -> bool:
-    """Say whether a module of ours would, on own rows, not do what it does on all."""
+    """Return whether a module of this package would compute something else on own rows than on all rows."""
     if isinstance(module, DeepModel):
         other = isinstance(module, GCN | GAT) and (module.drop_edge or module.residuals is not None)
         return bool(other) or not isinstance(module, GCN | GAT | SGC)
     return type(module).__module__.startswith("pairnorm.nn.norms.")
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedMatrix(SparseMatrix):
+    """A square matrix that every rank has; ``matrix @ rows`` takes own rows and returns own rows.
+
+    Args:
+        rows: this rank's rows.
+        process_group: of the ranks.
+    """
+
+    rows: slice
+    process_group: "ProcessGroup"
+
+    is_sharded: ClassVar[bool] = True
+
+    @property
+    def first_row(self) -> int:
+        """The number of the first own row."""
+        return int(self.rows.start)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of own rows."""
+        return int(self.rows.stop - self.rows.start)
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        if dense.size(0) != self.num_rows:
+            problem = f"the features have shape {list(dense.shape)}"
+            expected = f"[{self.num_rows}, ...], this rank's rows"
+            raise PairNormError(problem, code="wrong-shape", value=list(dense.shape), expected=expected)
+        nodes, width = self.pattern.shape[0], dense.shape[1:].numel()
+        columns = _ToColumns.apply(dense.flatten(1), nodes, self.process_group, 1)
+        # A rank without columns still takes part in the collectives that follow, and in the gradient.
+        product = SparseMatrix(self.pattern, self.values) @ columns if columns.size(1) else columns * 1
+        own: Tensor = _ToRows.apply(product, width, self.process_group, 1)
+        return own.view(dense.shape)
+
+    def attend(
+        self, scores: Tensor, z: Tensor, bias: Tensor | None = None, activation: str = "none",
+        rate: float = 0.0, keys: Tensor | None = None, norm: Norm | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return own rows of ``pairnorm.nn.ops.convolution.attend``, from own rows.
+
+        In addition to the traffic of a product, a rank sends its scores to all others: 2 (P - 1)/P numbers
+        per node and model, and as many backward.
+        """
+        nodes, models, width = self.pattern.shape[0], z.size(1), z.size(2)
+        group = self.process_group
+        scores = all_rows(scores, nodes, group)
+        rows = z.transpose(1, 2).flatten(1)  # features first: a rank has some features of every model
+        columns = _ToColumns.apply(rows, nodes, group, models).view(nodes, -1, models).transpose(1, 2)
+        if columns.size(2):
+            matrix = SparseMatrix(self.pattern, self.values)
+            columns = attend(matrix, scores, columns.contiguous(), rate=rate, keys=keys)
+        else:  # a rank without columns takes part in the gradient of the scores
+            columns = columns + 0 * scores.sum()
+        rows = _ToRows.apply(columns.transpose(1, 2).flatten(1), width * models, group, models)
+        y: Tensor = rows.view(-1, width, models).transpose(1, 2).contiguous()
+        y = y if bias is None else activate(y, bias, activation)
+        return y if norm is None else norm(y)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows(SparseMatrix):
+    """Rows of a larger sparse matrix, with the dropout mask of the larger matrix.
+
+    Args:
+        first_entry: number of entries before these rows.
+        entries: number of entries of the larger matrix.
+    """
+
+    first_entry: int
+    entries: int
+
+    @classmethod
+    def of(cls, matrix: SparseMatrix, rows: slice) -> "SparseRows":
+        """Return some rows of a matrix."""
+        crow = matrix.pattern.crow[rows.start : rows.stop + 1]
+        first, last = int(crow[0]), int(crow[-1])
+        shape = (rows.stop - rows.start, matrix.pattern.shape[1])
+        pattern = Pattern(crow - first, matrix.pattern.column[first:last], shape)
+        return cls(pattern, matrix.values[..., first:last], first, matrix.pattern.num_entries)
+
+    def drop_entries(self, rate: float, keys: Tensor) -> SparseMatrix:
+        """Drop the entries that dropout of the larger matrix drops."""
+        kept = keep_entries(keys, self.first_entry, self.pattern.num_entries, self.entries, rate)
+        return SparseMatrix(self.pattern, kept.mul_(factor(rate)).to(self.values.dtype) * self.values)
+
+    def to(self, device: "torch.device | str") -> "SparseRows":
+        """Move to a device."""
+        pattern, values = self.pattern.to(device), self.values.to(device)
+        return SparseRows(pattern, values, self.first_entry, self.entries)
+
+
+def blocks(count: int, ranks: int) -> list[int]:
+    """Divide a count among ranks as evenly as possible."""
+    return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+
+
+def all_rows(rows: Tensor, nodes: int, group: "ProcessGroup") -> Tensor:
+    """Return the rows of all ranks, ``[nodes, ...]``; the gradient is summed over the ranks."""
+    result: Tensor = _AllRows.apply(rows, nodes, group)
+    return result
+
+
+class _AllRows(torch.autograd.Function):
+    """Send own rows to every rank; backward, sum every rank's gradient of them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, nodes: int, group: "ProcessGroup") -> Tensor:
+        ctx.nodes, ctx.group, ranks = nodes, group, group.size()
+        width = rows.shape[1:].numel()
+        given = [count * width for count in blocks(nodes, ranks)]
+        copies = rows.flatten().repeat(ranks)
+        return _exchange(copies, [rows.numel()] * ranks, given, group).view(nodes, *rows.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        group, width = ctx.group, grad.shape[1:].numel()
+        counts = blocks(ctx.nodes, group.size())
+        own = counts[group.rank()]
+        sizes = [count * width for count in counts]
+        parts = _exchange(grad.flatten(), sizes, [own * width] * group.size(), group)
+        return parts.view(group.size(), own, *grad.shape[1:]).sum(0), None, None
+
+
+class _ToColumns(torch.autograd.Function):
+    """Send own rows ``[own, columns]``, receive own columns of all rows ``[nodes, own]``.
+
+    Columns are divided among ranks in multiples of ``unit``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, nodes: int, group: "ProcessGroup", unit: int) -> Tensor:
+        ctx.width, ctx.group, ctx.unit = rows.size(1), group, unit
+        widths, counts = _units(ctx.width, unit, group), blocks(nodes, group.size())
+        own = widths[group.rank()]
+        parts = torch.cat([part.flatten() for part in rows.split(widths, 1)])
+        sizes = [count * own for count in counts]
+        return _exchange(parts, [len(rows) * width for width in widths], sizes, group).view(nodes, own)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _ToRows.apply(grad, ctx.width, ctx.group, ctx.unit), None, None, None
+
+
+class _ToRows(torch.autograd.Function):
+    """The inverse of ``_ToColumns``: send own columns ``[nodes, own]``, receive own rows ``[own, width]``."""
+
+    @staticmethod
+    def forward(ctx: Any, columns: Tensor, width: int, group: "ProcessGroup", unit: int) -> Tensor:
+        ctx.nodes, ctx.group, ctx.unit = columns.size(0), group, unit
+        widths, counts = _units(width, unit, group), blocks(ctx.nodes, group.size())
+        own = counts[group.rank()]
+        sizes = [count * columns.size(1) for count in counts]
+        parts = _exchange(columns.flatten(), sizes, [own * width for width in widths], group)
+        pieces = parts.split([own * width for width in widths])
+        return torch.cat([part.view(own, width) for part, width in zip(pieces, widths, strict=True)], 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _ToColumns.apply(grad, ctx.nodes, ctx.group, ctx.unit), None, None, None
+
+
+def _units(width: int, unit: int, group: "ProcessGroup") -> list[int]:
+    return [unit * count for count in blocks(width // unit, group.size())]
+
+
+def _exchange(parts: Tensor, sizes: list[int], given: list[int], group: "ProcessGroup") -> Tensor:
+    """Send every rank its part and return the parts that all ranks sent."""
+    result = parts.new_empty(sum(given))
+    dist.all_to_all_single(result, parts.contiguous(), given, sizes, group=group)
+    return result

@@ -1,4 +1,4 @@
-"""A plain module over [nodes, features], or a plain model over those and edges, once for every trial."""
+"""A user's module without a trial axis, once per trial."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.find_convolutions import graph_convolutions
@@ -16,83 +16,77 @@ from pairnorm.nn.ops.sparse_product import Pattern
 from pairnorm.nn.propagate import Normalization, normalized_adjacency
 from pairnorm.nn.sparse import SparseMatrix
 
-# Jobs may run in several threads, and torch's generator is one for all.
+# Jobs may run in several threads, which share torch's generator.
 GENERATOR = threading.Lock()
 
 
 class PerTrial(nn.Module):
-    """Copies of a module side by side: trial t of ``[nodes, models, features]`` is given to copy t.
+    """Copies of a module: trial t of ``[nodes, models, features]`` is the input of copy t.
 
     Parameters and buffers are stacked along a leading trial axis, as those of every model here.
 
     Args:
         make: makes the module.
-        num_models: how many copies.
+        num_models: number of copies.
     """
 
     def __init__(self, make: Callable[[], nn.Module], num_models: int) -> None:
         super().__init__()
-        self._make, self._modules_of = make, [make()]  # in a list, so that its own parameters are not ours
-        copies = [make() for _ in range(num_models)]
-        self._names = [name for name, _ in copies[0].named_parameters()]
-        self._buffer_names = [name for name, _ in copies[0].named_buffers()]
-        self.stacked = nn.ParameterList(
-            torch.stack([copy.get_parameter(name).detach() for copy in copies]) for name in self._names
-        )
-        for number, name in enumerate(self._buffer_names):
-            self.register_buffer(f"buffer_{number}", torch.stack([copy.get_buffer(name) for copy in copies]))
+        self._make, self._template = make, [make()]  # in a list, so that its parameters are not registered
+        parameters, buffers = stack_module_state([make() for _ in range(num_models)])
+        self._names, self._buffer_names = list(parameters), list(buffers)
+        self.stacked = nn.ParameterList(value.detach() for value in parameters.values())
+        for number, value in enumerate(buffers.values()):
+            self.register_buffer(f"buffer_{number}", value)
         self.num_models = num_models
 
-    def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
-        """Make every copy anew.
+    def _state(self) -> dict[str, Tensor]:
+        buffers = (self.get_buffer(f"buffer_{number}") for number in range(len(self._buffer_names)))
+        return dict(zip([*self._names, *self._buffer_names], [*self.stacked, *buffers], strict=True))
 
-        Args:
-            seeds: one for each trial, which its parameters then depend on alone.
-        """
+    def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
+        """Initialize every copy again; with seeds, the weights of a copy depend on its seed alone."""
         for trial in range(self.num_models):
             forked = torch.random.fork_rng(devices=[], enabled=seeds is not None)
             with GENERATOR, forked, torch.no_grad():
                 if seeds is not None:
                     torch.default_generator.manual_seed(seeds[trial])
                 copy = self._make()
-                for ours, name in zip(self.stacked, self._names, strict=True):
-                    ours[trial] = copy.get_parameter(name)
-                for number, name in enumerate(self._buffer_names):
-                    self.get_buffer(f"buffer_{number}")[trial] = copy.get_buffer(name)
+                values = {**dict(copy.named_parameters()), **dict(copy.named_buffers())}
+                for name, stacked in self._state().items():
+                    stacked[trial] = values[name]
 
     @property
     def module(self) -> nn.Module:
-        """One of them, with parameters that are none of these."""
-        return self._modules_of[0].train(self.training)
+        """The module that all copies share, with parameters of its own."""
+        return self._template[0].train(self.training)
 
-    def call(self, trial: int, *given: Any) -> Any:
-        """Return what copy ``trial`` makes of what it is given."""
-        buffers = (self.get_buffer(f"buffer_{number}") for number in range(len(self._buffer_names)))
-        state = {name: ours[trial] for name, ours in zip(self._names, self.stacked, strict=True)}
-        state |= {name: ours[trial] for name, ours in zip(self._buffer_names, buffers, strict=True)}
-        return functional_call(self.module, state, given)
+    def call(self, trial: int, *inputs: Any) -> Any:
+        """Return the output of one copy."""
+        state = {name: stacked[trial] for name, stacked in self._state().items()}
+        return functional_call(self.module, state, inputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the copies make of ``[nodes, models, features]``."""
+        """Return the outputs of all copies for ``[nodes, models, features]``."""
         return torch.stack([self.call(trial, x[:, trial]) for trial in range(self.num_models)], 1)
 
     def extra_repr(self) -> str:
         """The module, for ``repr``."""
-        return f"{self._modules_of[0]!r}, num_models={self.num_models}"
+        return f"{self._template[0]!r}, num_models={self.num_models}"
 
 
 class ModelPerTrial(nn.Module):
-    """Copies of a model of anybody's side by side, which trains as those of ``pairnorm.nn`` do.
+    """Copies of a user's model, which train like the models of ``pairnorm.nn``.
 
-    On a CPU what a copy draws (its dropout) depends on the keys of its own trial. On CUDA it comes from
-    torch's generator: to read a key there would be a synchronization.
+    On a CPU the random numbers of a copy (its dropout) depend on the keys of its own trial. On CUDA they come
+    from torch's generator, since reading a key there would be a synchronization.
 
     Args:
-        make: makes the model; ``model(x, edge_index)`` takes features ``[nodes, features]``, dense, and the
+        make: makes the model; ``model(x, edge_index)`` takes dense features ``[nodes, features]`` and the
             edges without self-loops, and returns logits ``[nodes, classes]``.
-        num_models: how many copies.
-        dropout: what the model was made with.
-        adjacency: has no effect: the model is given the edges alone.
+        num_models: number of copies.
+        dropout: of the model.
+        adjacency: has no effect: the model gets the edges alone.
     """
 
     num_keys, drop_edge = 1, 0.0
@@ -109,26 +103,25 @@ class ModelPerTrial(nn.Module):
         self.num_models, self.dropout, self.adjacency = num_models, dropout, adjacency
 
     def normalized_adjacency(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
-        """Normalize an adjacency, as the other models do; the edges are read off it again."""
+        """Normalize an adjacency, as the other models do; ``forward`` uses its edges only."""
         return normalized_adjacency(adjacency, self.adjacency, num_nodes)
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
-        """Make every copy anew, from its seed where there are any."""
+        """Initialize every copy again, from its seed if there are any."""
         self.copies.reset_parameters(seeds)
 
     def convolutions(self) -> list[nn.Module]:
-        """Return the graph convolutions that all copies share, for hooks; none where none is recognized."""
+        """Return the graph convolutions that all copies share, for hooks; none if none is recognized."""
         try:
             return [*graph_convolutions(self.copies.module).values()]
         except PairNormError:
             return []
 
     def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
-        """Return logits ``[nodes, models, classes]``; as for ``GCN``, with ``keys`` ``[1, 2, models]``."""
+        """Return logits ``[nodes, models, classes]``, as ``GCN`` does, with ``keys`` ``[1, 2, models]``."""
         if not isinstance(adjacency, SparseMatrix):
-            adjacency = self.normalized_adjacency(
-                adjacency, x.shape[0] if isinstance(x, Tensor) else x.num_rows
-            )
+            nodes = x.shape[0] if isinstance(x, Tensor) else x.num_rows
+            adjacency = self.normalized_adjacency(adjacency, nodes)
         edges, logits = _edge_index(adjacency.pattern), []
         shared = _dense(x, 0) if _is_shared(x) else None
         for trial in range(self.num_models):
@@ -139,32 +132,31 @@ class ModelPerTrial(nn.Module):
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the last graph convolution takes in, ``[nodes, models, ...]``, and the logits.
+        """Return the input of the last graph convolution, ``[nodes, models, ...]``, and the logits.
 
-        Where no convolution is recognized, the logits stand for both.
+        If no convolution is recognized, the logits are returned for both.
         """
-        taken: list[Tensor] = []
-
-        def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
-            taken.extend(given[:1])
-
-        handles = [last.register_forward_pre_hook(keep) for last in self.convolutions()[-1:]]
+        inputs: list[Tensor] = []
+        handles = [
+            last.register_forward_pre_hook(lambda module, args: inputs.extend(args[:1]))
+            for last in self.convolutions()[-1:]
+        ]
         try:
             logits = self(x, adjacency, keys)
         finally:
             for handle in handles:
                 handle.remove()
-        calls = len(taken) // self.num_models  # of a convolution that supports several layers
-        return torch.stack(taken[calls - 1 :: calls], 1) if calls else logits, logits
+        calls = len(inputs) // self.num_models  # a convolution may be called for several layers
+        return torch.stack(inputs[calls - 1 :: calls], 1) if calls else logits, logits
 
 
 def _edge_index(pattern: Pattern) -> Tensor:
-    """The edges ``[2, edges]`` as PyG has them, from source to target, without self-loops."""
+    """Return the edges ``[2, edges]`` as in PyG, from source to target, without self-loops."""
     if "edge_index" not in pattern.derived:
         edges = torch.stack([pattern.column, pattern.row]).long()
         pattern.derived["edge_index"] = edges[:, edges[0] != edges[1]]
-    found: Tensor = pattern.derived["edge_index"]
-    return found
+    edge_index: Tensor = pattern.derived["edge_index"]
+    return edge_index
 
 
 def _is_shared(x: Features) -> bool:
@@ -174,7 +166,7 @@ def _is_shared(x: Features) -> bool:
 
 
 def _dense(x: Features, trial: int) -> Tensor:
-    """The features of a trial, ``[nodes, features]``."""
+    """Return the features of a trial, ``[nodes, features]``."""
     if isinstance(x, SparseMatrix):
         return SparseMatrix(x.pattern, torch.atleast_2d(x.values)[trial]).to_dense()
     if x.layout != torch.strided:
@@ -184,7 +176,7 @@ def _dense(x: Features, trial: int) -> Tensor:
 
 @contextmanager
 def _drawn_from(key: Tensor | None) -> Iterator[None]:
-    """Let torch draw as this key of a trial says."""
+    """Seed torch's generator with the key of a trial."""
     if key is None or key.is_cuda:
         yield
         return

@@ -9,10 +9,9 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,8 +19,7 @@ import torch
 
 from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.data import Graph
-from pairnorm.train.engine import train_job
-from pairnorm.train.jobs import Job, Pair
+from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, train_job
 from pairnorm.train.methods import add_methods
 from pairnorm.train.result import Origin, Result, Trial
 
@@ -29,22 +27,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Event = int | list[Result]
 """What a running job reports: units of finished work, or results."""
+OnEvent = Callable[[Event], None]
 
-# Parameters of mallopt in glibc's malloc.h; the second is the largest value that it takes.
-TRIM_THRESHOLD, MMAP_THRESHOLD = (-1, 2**30), (-3, 2**25)
-
-suppress_csr_warning()  # a worker imports this module, then is sent a graph that has sparse tensors
+suppress_csr_warning()  # a worker imports this module, then receives a graph that has sparse tensors
 
 
 class Pool(ABC):
     """Runs jobs. Their events are handled in the thread that submits, which alone writes the store.
 
     Args:
-        workers: how many jobs run at once; one more may wait.
+        workers: number of jobs that run at once; one more may wait.
         on_event: called with every event of a job, during ``submit`` or ``process_events``.
     """
 
-    def __init__(self, workers: int, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, workers: int, on_event: OnEvent) -> None:
         self.workers, self._on_event = workers, on_event
         self._events: Any = queue.SimpleQueue()
 
@@ -68,9 +64,16 @@ class Pool(ABC):
         """End the pool at once: handle finished results, and drop running jobs."""
 
 
-def work(
-    graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: Callable[[Event], None]
-) -> None:
+def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) -> Pool:
+    """Return the pool for a device, with at most as many workers as there are jobs."""
+    if device.type == "cuda":
+        return _Streams(min(CUDA_STREAMS, jobs), device, on_event)
+    if device.type == "cpu" and min(workers, jobs) > 1:
+        return _Processes(min(workers, jobs), on_event)
+    return _ThisProcess(device, on_event)
+
+
+def work(graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: OnEvent) -> None:
     """Train a job in this process and send its events. The origin of a trial is this process."""
     since = time.perf_counter()
     options = dict(options)
@@ -86,32 +89,30 @@ def work(
     train_job(graph, job, device, tick=send, emit=emit, **options)
 
 
-class ThisProcess(Pool):
+class _ThisProcess(Pool):
     """Runs one job after the other in this process, with one thread."""
 
-    def __init__(self, device: torch.device, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, device: torch.device, on_event: OnEvent) -> None:
         super().__init__(0, on_event)
         self._device, self._threads = device, torch.get_num_threads()
         torch.set_num_threads(1)
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        """Train a job and return when it is finished."""
         work(graph, job, self._device, options, self._on_event)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def close(self) -> None:
-        """Restore the number of threads."""
         torch.set_num_threads(self._threads)
 
     cancel = close
 
 
-class Streams(Pool):
+class _Streams(Pool):
     """Runs jobs in threads with a CUDA stream each, so that small jobs share the device."""
 
-    def __init__(self, workers: int, device: torch.device, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, workers: int, device: torch.device, on_event: OnEvent) -> None:
         super().__init__(workers, on_event)
         self._device, self._is_canceled = device, False
         self._pool = ThreadPoolExecutor(workers)
@@ -122,15 +123,12 @@ class Streams(Pool):
             self._streams.put(torch.cuda.Stream(device))
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        """Train a job in a thread."""
         return self._pool.submit(self._work, graph, job, options)
 
     def close(self) -> None:
-        """Wait for the threads."""
         self._pool.shutdown()
 
     def cancel(self) -> None:
-        """Stop every job at its next event."""
         self._is_canceled = True
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.process_events(results_only=True)
@@ -150,21 +148,21 @@ class Streams(Pool):
 
 
 class Workers(ProcessPoolExecutor):
-    """Processes with one thread each, which end with this process, and at once after an error.
-
-    Args:
-        count: number of processes.
-        events: queue for the events of ``_work``.
-    """
+    """Processes with one thread each, which end with this process, and at once after an error."""
 
     def __init__(self, count: int, events: Any = None) -> None:
         # Spawned, not forked: torch's threads do not exist in a forked child.
         super().__init__(count, multiprocessing.get_context("spawn"), _start_worker, (events,))
 
     def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Send work to a process."""
-        with _interrupts_blocked():
+        """Send a call to a process. Ctrl-C is blocked while a process starts, or it would end its imports."""
+        if not hasattr(signal, "pthread_sigmask"):
             return super().submit(function, *args, **kwargs)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return super().submit(function, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def processes(self) -> list[BaseProcess]:
@@ -182,23 +180,22 @@ class Workers(ProcessPoolExecutor):
                 process.terminate()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        """Wait for the work; after an error, end the processes."""
+        """Wait for the calls; after an error, end the processes."""
         if kind is None:
             self.shutdown()
         else:
             self.end()
 
 
-class Processes(Pool):
+class _Processes(Pool):
     """Runs jobs in processes with one thread each."""
 
-    def __init__(self, workers: int, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, workers: int, on_event: OnEvent) -> None:
         super().__init__(workers, on_event)
         self._events = multiprocessing.get_context("spawn").SimpleQueue()
         self._pool = Workers(workers, self._events)
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        """Send a job to a process."""
         return self._pool.submit(_work, graph, job, options)
 
     def process_events(self, *, results_only: bool = False) -> None:
@@ -208,25 +205,10 @@ class Processes(Pool):
             raise BrokenProcessPool("a process has ended")
 
     def close(self) -> None:
-        """Wait for the processes."""
         self._pool.shutdown()
 
     def cancel(self) -> None:
-        """Handle finished results, then end the processes."""
         self._pool.end(lambda: self.process_events(results_only=True))
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT while processes start, so that Ctrl-C does not interrupt their imports with tracebacks."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _events: Any = None
@@ -253,11 +235,8 @@ def _end_with_parent() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory instead of returning it to the system page by page.
-
-    For processes that train and then end. Without glibc it does nothing.
-    """
+    """Make glibc keep freed memory: returning it page by page takes up to a quarter of a training's time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(*TRIM_THRESHOLD)
-        mallopt(*MMAP_THRESHOLD)
+        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; 2**25 is the largest value that it takes

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -31,84 +32,23 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.files import atomic_file
-from pairnorm.base.memory import size
 from pairnorm.data.packed import PackedGraph, blocks
-from pairnorm.train import hop
+from pairnorm.train.block_ops import Array, BlockOps, slices
 
 IMPUTATIONS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
-MIN_MEAN_SQUARE, TINY = 2.0**-40, np.finfo(np.float32).tiny
+TINY = np.finfo(np.float32).tiny
 IMPUTATION_STEPS = 40
 # In standard deviations. It cannot exceed the root of n, except by the rounding of float16.
 MAX_STANDARDIZED = 1e12
-ROWS_PER_SLICE = 2**14
-MAX_WIDTH = 64
-# A cache line holds 16 float32 columns: narrower blocks waste a part of it.
-COLUMNS_PER_LINE = 16
-# Bytes of Python, torch and numba with its kernels.
-BASE_BYTES = 225 * 10**6
 
 OnProgress = Callable[[str], None]
-Array = NDArray[np.float32]
 BlockEvent = str | dict[str, Any]
 """What the propagation of a block yields: a message per step, and its stored rows at the end."""
 
 
 def ignore_progress(message: str) -> None:
     """Ignore a message about progress."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    r"""The memory that a propagation takes, known before it starts. Mapped pages of files do not count.
-
-    $$\text{bytes} = 8 n (B + 1) + 16 n + 4 B r k + 32 F r + 64 C r + 32 C^2 + 2.7 \cdot 10^8$$
-
-    for n nodes, blocks of B of the F columns, r rows stored of k depths, and C classes: two states; the
-    numbers per node of imputations and PN-SI; the stored rows of a block; the data and the probabilities of
-    the regression; the confusion matrix; Python.
-
-    Args:
-        nodes: n.
-        features: F.
-        rows: r.
-        depths: k.
-        memory: bytes that it may take.
-        max_width: the most columns of a block.
-        classes: C.
-    """
-
-    nodes: int
-    features: int
-    rows: int
-    depths: int
-    memory: int
-    max_width: int = MAX_WIDTH
-    classes: int = 0
-
-    def peak(self, width: int) -> int:
-        """Return the peak memory in bytes with blocks of ``width`` columns."""
-        states = 8 * self.nodes * (width + 1) + 16 * self.nodes
-        regression = 32 * self.features * self.rows + 64 * self.classes * self.rows + 32 * self.classes**2
-        return states + 4 * width * self.rows * self.depths + regression + BASE_BYTES
-
-    @cached_property
-    def width(self) -> int:
-        """The number of columns of the widest block that fits into memory."""
-        most = max(1, min(self.max_width, self.features))
-        lines = range(most // COLUMNS_PER_LINE * COLUMNS_PER_LINE, 0, -COLUMNS_PER_LINE)
-        for width in [most, *lines, *(narrow for narrow in (8, 4, 2, 1) if narrow < most)]:
-            if self.peak(width) <= self.memory:
-                return int(width)
-        raise PairNormError(
-            f"a propagation over {self.nodes:,} nodes that stores {self.rows:,} rows of {self.depths} depths "
-            f"for {self.classes:,} classes takes {size(self.peak(1))} for a single column",
-            code="too-large",
-            value=self.peak(1),
-            expected=f"at most {size(self.memory)}",
-            hint="Allow {memory}, or ask for fewer depths, or merge rare classes.",
-            memory=size(1.1 * self.peak(1)),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +65,7 @@ class Propagation:
             neighbors (``norm="none"`` only); ``"fp"``, feature propagation.
         norm: ``"none"``, ``"PN"`` or ``"PN-SI"``.
         on_progress: called with a message after every step.
+        ops: the arithmetic, see ``make_ops``. Default: that of the CPU.
     """
 
     graph: PackedGraph
@@ -135,6 +76,7 @@ class Propagation:
     imputation: str = "zero"
     norm: str = "PN"
     on_progress: OnProgress = ignore_progress
+    ops: BlockOps | None = None
 
     def __post_init__(self) -> None:
         one_of("imputation", self.imputation, IMPUTATIONS)
@@ -154,7 +96,8 @@ class Propagation:
         """Return the path of a file; its name depends on the graph, the rows and all settings."""
         facts, when = self.graph.folder / "graph.json", (self.graph.folder / "column").stat().st_mtime_ns
         settings = self.depths, self.width, self.imputation, self.norm, EPS, IMPUTATION_STEPS, when
-        content = facts.read_bytes() + repr(settings).encode() + self.rows.tobytes()
+        device = "" if self._ops.name == "cpu" else self._ops.name
+        content = facts.read_bytes() + repr(settings).encode() + device.encode() + self.rows.tobytes()
         mark = blake2b(content, digest_size=8).hexdigest()
         return lambda name: self.folder / f"{self.imputation}-{self.norm}-{mark}-{name}"
 
@@ -168,8 +111,12 @@ class Propagation:
         return blocks(self.graph.facts.features, self.width)
 
     @cached_property
-    def _roots(self) -> Array | None:
-        return hop.degree_roots(self.graph.crow, self.graph.weight) if self.imputation == "fp" else None
+    def _ops(self) -> BlockOps:
+        if self.ops is not None:
+            return self.ops
+        from pairnorm.train.block_kernels import cpu_ops
+
+        return cpu_ops(self.graph)
 
     def run(self) -> None:
         """Compute the pending blocks."""
@@ -194,7 +141,7 @@ class Propagation:
         for depth, (state, unit, square) in enumerate(steps):
             squares[depth], units[depth] = square, unit
             if depth in self.depths:
-                kept[f"depth-{depth}"] = _divided(state[self.rows], len(columns))
+                kept[f"depth-{depth}"] = _divided(self._ops.read(state, self.rows), len(columns))
             yield f"columns {columns.start + 1} to {columns.stop}, depth {depth}"
         yield kept | {"squares": squares, "units": units}
 
@@ -234,20 +181,20 @@ class Propagation:
             depth: at most the deepest stored depth.
             out: the file.
         """
-        nodes, every = self.graph.facts.nodes, range(self.graph.facts.features)
-        result = _new_file(out, nodes, weight.shape[1])
+        every, ops = range(self.graph.facts.features), self._ops
+        result = _new_file(out, self.graph.facts.nodes, weight.shape[1])
         for classes in blocks(weight.shape[1], self.width):
-            part, place = weight[:, classes.start : classes.stop], slice(classes.start, classes.stop)
-            state = np.empty((nodes, len(classes) + (self.imputation == "mass")), np.float32)
-            for rows in _slices(nodes):
-                state[rows, : len(classes)] = self._standardized(rows, every) @ part
-            found, unit = state, 1.0
-            for k, (found, unit, _) in enumerate(self._steps(self._impute(state), depth)):  # noqa: B007
+            part = slice(classes.start, classes.stop)
+            state = ops.empty(len(classes) + (self.imputation == "mass"), exact=True)
+            self._load(state, every, weight[:, part])
+            final, unit = state, 1.0
+            for k, (final, unit, _) in enumerate(self._steps(self._impute(state), depth)):  # noqa: B007
                 self.on_progress(f"classes {classes.start + 1} to {classes.stop}, depth {k}")
             factor = np.float32(unit * self._scales[depth])
-            for rows in _slices(nodes):
-                result[rows, place] = _divided(found[rows], len(classes)) * factor + bias[place]
-            del state, found
+            for rows in ops.slices(len(classes)):
+                values = _divided(ops.read(final, rows), len(classes))
+                result[rows, part] = values * factor + bias[part]
+            del state, final
         return result
 
     @cached_property
@@ -263,13 +210,20 @@ class Propagation:
                 scales[depth] = last = last / np.sqrt(last**2 * square + EPS)
         return scales
 
-    def _start(self, columns: range) -> Array:
+    def _start(self, columns: range) -> Any:
         """Return the imputed features of a block; for ``"mass"``, with a last column of known nodes."""
-        nodes, width = self.graph.facts.nodes, len(columns)
-        state = np.empty((nodes, width + (self.imputation == "mass")), np.float32)
-        for rows in _slices(nodes):
-            state[rows, :width] = self._standardized(rows, columns)
+        state = self._ops.empty(len(columns) + (self.imputation == "mass"))
+        self._load(state, columns)
         return self._impute(state)
+
+    def _load(self, state: Any, columns: range, weight: Array | None = None) -> None:
+        """Write standardized features, or their product with ``weight``, to a state, in several threads."""
+
+        def load(rows: slice) -> None:
+            self._ops.write(state, rows, self._standardized(rows, columns), weight)
+
+        with ThreadPoolExecutor(self._ops.threads) as pool:
+            list(pool.map(load, self._ops.slices(len(columns))))
 
     def _standardized(self, rows: slice, columns: range) -> Array:
         """Return the features, each column standardized over its known values, zero where missing."""
@@ -291,50 +245,57 @@ class Propagation:
             )
         return values
 
-    def _impute(self, state: Array) -> Array:
+    def _impute(self, state: Any) -> Any:
         if self.imputation == "mass":
-            state[:, -1] = self.graph.missing != 2
+            self._ops.write_known(state)
         if self.imputation == "fp":
-            other = np.empty_like(state)
+            other = self._ops.empty_like(state)
             for step in range(IMPUTATION_STEPS):
-                # Known rows are copied, since every second array holds them already.
                 source, result = (state, other) if step % 2 == 0 else (other, state)
-                self._propagate(source, result, self._roots)
-                for rows in _slices(len(state)):
-                    known = self.graph.missing[rows] != 2
-                    result[rows][known] = source[rows][known]
+                self._ops.propagate(source, result, symmetric=True)
+                self._ops.copy_known(source, result)
         return state
 
-    def _propagate(self, state: Array, other: Array, roots: Array | None = None) -> None:
-        hop.hop(self.graph.crow, self.graph.column, self.graph.weight, state, other, roots)
-
-    def _steps(self, state: Array, depth: int) -> Iterator[tuple[Array, float, float]]:
+    def _steps(self, state: Any, depth: int) -> Iterator[tuple[Any, float, float]]:
         """Yield state, unit and t for every depth from 0; the propagated columns are state · unit.
 
-        After many steps the numbers would underflow float32: when they are small, the state is multiplied by
-        a power of two. Arrays are reused: use a state before asking for the next.
+        After many steps the numbers would underflow: when they are small, the state is multiplied by a power
+        of two. States are reused: use one before asking for the next.
         """
-        other, unit = np.empty_like(state), 1.0
+        ops, width = self._ops, state.shape[1]
+        other, unit = ops.empty_like(state), 1.0
         for k in range(depth + 1):
             if k:
-                self._propagate(state, other)
+                ops.propagate(state, other)
                 state, other = other, state
-            square = 0.0 if self.norm == "none" else _center(state, self.norm)
+            square = 0.0 if self.norm == "none" else self._center(state)
             if self.norm == "PN-SI":
                 factors = self._row_factors(k)
-                for rows in _slices(len(state)):
+                for rows in slices(len(state)):
                     state[rows] *= factors[rows, None]
-            elif 0 < square < MIN_MEAN_SQUARE * state.shape[1]:
-                up = 2.0 ** (-np.floor(np.log2(square / state.shape[1])) // 2)
-                np.multiply(state, np.float32(up), out=state)
+            elif 0 < square < ops.min_mean_square(state) * width:
+                up = min(2.0 ** (-np.floor(np.log2(square / width)) // 2), ops.max_factor(state))
+                up = 2.0 ** max(0.0, np.floor(np.log2(up)))
+                ops.multiply(state, up)
                 unit, square = unit / up, square * up**2
             yield state, unit, square * unit**2
+
+    def _center(self, state: Any) -> float:
+        """Center in place and return the mean squared row norm.
+
+        Rounding leaves a small mean, which a propagation without rescaling keeps while everything else
+        decays: for PN, center twice. For PN-SI, this would enlarge the rounding of rows that are zero.
+        """
+        square = self._ops.center(state)
+        return self._ops.center(state) if self.norm == "PN" else square
 
     def _row_factors(self, depth: int) -> Array:
         return np.memmap(self._path(f"rows-{depth}"), "<f4", "r")
 
     def _run_together(self) -> None:
         """Advance all blocks one step at a time; states stay on disk until the next depth is complete."""
+        from pairnorm.train.block_kernels import row_squares
+
         nodes, deepest = self.graph.facts.nodes, max(self.depths)
         done = max((k for k in range(deepest + 1) if self._path(f"rows-{k}").exists()), default=-1)
         for depth in range(done + 1, deepest + 1):
@@ -343,24 +304,24 @@ class Propagation:
                 if depth == 0:
                     state = self._start(columns)
                 else:
-                    before, factors = self._mapped(depth - 1, number), self._row_factors(depth - 1)
+                    before, earlier = self._mapped(depth - 1, number), self._row_factors(depth - 1)
                     state, scaled = (np.empty((nodes, len(columns)), np.float32) for _ in range(2))
-                    for rows in _slices(nodes):
-                        np.multiply(before[rows], factors[rows, None], out=scaled[rows])
-                    self._propagate(scaled, state)
+                    for rows in slices(nodes):
+                        np.multiply(before[rows], earlier[rows, None], out=scaled[rows])
+                    self._ops.propagate(scaled, state)
                     del scaled
-                _center(state, self.norm)
-                hop.row_squares(state, squares)
+                self._center(state)
+                row_squares(state, squares)
                 state.tofile(self._path(f"state-{depth % 2}-{number:04d}"))
                 del state
                 self.on_progress(f"columns {columns.start + 1} to {columns.stop}, depth {depth}")
-            found = (1 / np.sqrt(squares + EPS)).astype("<f4")
+            factors = (1 / np.sqrt(squares + EPS)).astype("<f4")
             if depth in self.depths:
                 for number in range(len(self._blocks)):
-                    kept = self._mapped(depth, number)[self.rows] * found[self.rows, None]
+                    kept = self._mapped(depth, number)[self.rows] * factors[self.rows, None]
                     np.save(self._path(f"{number:04d}-{depth}.npy"), kept)
             with atomic_file(self._path(f"rows-{depth}")) as draft:  # with this file, the depth is complete
-                found.tofile(draft)
+                factors.tofile(draft)
         for path in (
             self._path(f"state-{k}-{number:04d}") for k in (0, 1) for number in range(len(self._blocks))
         ):
@@ -372,31 +333,33 @@ class Propagation:
 
 
 def label_propagation(
-    graph: PackedGraph, labels: NDArray[Any], alpha: float, rounds: int, width: int, out: Path
+    ops: BlockOps, labels: NDArray[Any], alpha: float, rounds: int, width: int, out: Path
 ) -> Array:
     r"""Propagate labels by $F \leftarrow \alpha S F + (1 - \alpha) Y$; F is mapped from a file, [n, classes].
 
     Args:
-        graph: the graph.
+        ops: the arithmetic over the graph.
         labels: int [n], the known labels, -1 elsewhere.
         alpha: weight of the neighbors.
         rounds: number of iterations.
         width: classes propagated at a time.
         out: the file.
     """
-    roots, classes = hop.degree_roots(graph.crow, graph.weight), len(graph.facts.classes)
-    result = _new_file(out, graph.facts.nodes, classes)
+    classes = len(ops.graph.facts.classes)
+    result = _new_file(out, ops.graph.facts.nodes, classes)
     for block in blocks(classes, width):
-        state, other = (np.zeros((graph.facts.nodes, len(block)), np.float32) for _ in range(2))
+        state, other = (ops.empty(len(block), exact=True) for _ in range(2))
         labeled = np.flatnonzero((labels >= block.start) & (labels < block.stop))
         column = labels[labeled] - block.start
-        state[labeled, column] = 1
+        state[:] = 0
+        ops.add(state, labeled, column, 1.0)
         for _ in range(rounds):
-            hop.hop(graph.crow, graph.column, graph.weight, state, other, roots)
-            np.multiply(other, np.float32(alpha), out=other)
-            other[labeled, column] += np.float32(1 - alpha)
+            ops.propagate(state, other, symmetric=True)
+            ops.multiply(other, alpha)
+            ops.add(other, labeled, column, 1 - alpha)
             state, other = other, state
-        result[:, block.start : block.stop] = state
+        for rows in ops.slices(len(block)):
+            result[rows, block.start : block.stop] = ops.read(state, rows)
     return result
 
 
@@ -407,24 +370,6 @@ def _new_file(path: Path, *shape: int) -> Array:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
     return np.memmap(path, "<f4", "r+", shape=shape)
-
-
-def _slices(rows: int) -> Iterator[slice]:
-    """Yield slices of rows, each small compared with a state."""
-    return (slice(start, min(start + ROWS_PER_SLICE, rows)) for start in range(0, rows, ROWS_PER_SLICE))
-
-
-def _center(state: Array, norm: str) -> float:
-    """Center in place and return the mean squared row norm.
-
-    Rounding leaves a small mean, which a propagation without rescaling keeps while everything else decays:
-    for PN, center twice. For PN-SI, this would enlarge the rounding of rows that are zero.
-    """
-    nodes = len(state)
-    squares = hop.center(state, hop.column_sums(state) / nodes)
-    if norm == "PN":
-        squares = hop.center(state, hop.column_sums(state) / nodes)
-    return float(squares.sum()) / nodes
 
 
 def _divided(state: Array, width: int) -> Array:

@@ -1,14 +1,18 @@
 """Ray Core as a back end: jobs of a run, and blocks of a propagation, as tasks of a cluster.
 
-Every task yields events, which the driver handles; only the driver writes files.
+Every task is a remote generator of events, which the driver handles; only the driver writes files. The driver
+also restarts tasks whose worker died: Ray would retry forever what runs out of memory.
 """
 
+import os
 import queue
 import threading
 import time
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,81 +23,211 @@ from pairnorm.base.csr import csr_components
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.data import Graph
 from pairnorm.data.packed import PackedGraph
-from pairnorm.train.cluster import Cluster, Task, check_version, is_not_seen
-from pairnorm.train.jobs import Job, plan
-from pairnorm.train.pools import Event, Pool, keep_freed_memory, work
+from pairnorm.train.engine import Job, plan
+from pairnorm.train.pools import Event, OnEvent, Pool, keep_freed_memory, work
 from pairnorm.train.propagation import BlockEvent, Propagation, ignore_progress
 from pairnorm.version import __version__
 
 EVENT_SECONDS = 0.2
 POLL_SECONDS = 0.2
+MAX_ATTEMPTS = 10
+"""How often the workers of a task may die without getting further than before."""
 
 
-@dataclass(eq=False)
-class _JobTask(Task):
-    """A job of a run: the pairs that it still has to train, and the work that it has reported."""
+class _Task(ABC):
+    """A remote generator that starts again when its worker dies. Its future completes with its stream."""
 
-    pool: "RayPool"
-    graph: Graph
-    job: Job
-    options: dict[str, Any]
-    future: Future[None] = field(default_factory=Future)
-    done: int = 0
-    furthest: int = 0
+    def __init__(self) -> None:
+        self.future: Future[None] = Future()
+        self.stream: Any = None
+        self.attempts = 0
+
+    @abstractmethod
+    def start(self) -> Any:
+        """Start the remote generator and return its stream of object references."""
+
+    @abstractmethod
+    def handle(self, event: Any) -> bool:
+        """Handle an event and return whether the task got further than in earlier attempts."""
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether the last result has arrived, so that a death of the worker costs nothing."""
+
+    @abstractmethod
+    def shrink(self) -> bool:
+        """Prepare a smaller attempt after running out of memory or dying too often; else fail the future."""
+
+
+class _Cluster:
+    """A connection to a Ray cluster, and the tasks that run there."""
+
+    def __init__(self) -> None:
+        self.ray, self._is_own_connection = _connect()
+        self.running: list[_Task] = []
+
+    def nodes(self) -> list[dict[str, float]]:
+        """Return the resources of every node that has a core for tasks."""
+        nodes = self.ray.nodes()
+        return [node["Resources"] for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0)]
+
+    def check_object_store(self, name: str, size: int) -> None:
+        """Raise an error for an object of more bytes than the smallest object store has."""
+        room = min((int(node.get("object_store_memory", 0)) for node in self.nodes()), default=0)
+        if size > room:
+            problem = f"{name} has {size / 1e9:.2g} GB, the smallest object store {room / 1e9:.2g} GB"
+            hint = "Start its node with more --object-store-memory; a container needs a larger --shm-size."
+            raise PairNormError(problem, code="no-room", value=size, hint=hint)
+
+    def remote(self, generator: Callable[..., Iterator[Any]], **resources: float) -> Any:
+        """Return a generator function as a Ray task that streams what it yields."""
+        options = {"name": "pairnorm", "max_retries": 0, "num_returns": "streaming"}
+        return self.ray.remote(generator).options(**options, **resources)
+
+    def start(self, task: _Task) -> Future[None]:
+        """Start a task."""
+        self.running.append(task)
+        task.stream = task.start()
+        return task.future
+
+    def poll(self) -> None:
+        """Handle the events that have arrived, without waiting, and restart the tasks of dead workers."""
+        for task in list(self.running):
+            try:
+                while self.ray.wait([task.stream], timeout=0)[0]:
+                    if task.handle(self.ray.get(next(task.stream))):
+                        task.attempts = 0
+            except StopIteration:
+                self._remove(task)
+                if task.is_complete:
+                    task.future.set_result(None)
+                else:
+                    self.start(task)
+            except self.ray.exceptions.RayError as error:
+                self._remove(task)
+                self._recover(task, error)
+
+    def _recover(self, task: _Task, error: Exception) -> None:
+        """Restart a task whose worker died, or complete its future."""
+        errors = self.ray.exceptions
+        died = isinstance(error, errors.WorkerCrashedError | errors.NodeDiedError | errors.ObjectLostError)
+        if not died and not isinstance(error, errors.OutOfMemoryError):  # the task itself raised it
+            cause = getattr(error, "cause", None)
+            task.future.set_exception(cause if isinstance(cause, Exception) else error)
+            return
+        task.attempts += 1
+        if task.is_complete:
+            task.future.set_result(None)
+        elif (died and task.attempts < MAX_ATTEMPTS) or task.shrink():
+            self.start(task)
+
+    def _remove(self, task: _Task) -> None:
+        self.running.remove(task)
+        task.stream = None  # a process that still refers to a stream when it disconnects is ended by Ray
+
+    def cancel(self) -> None:
+        """Cancel all tasks and disconnect."""
+        for task in list(self.running):
+            self.ray.cancel(task.stream, force=True)
+            self._remove(task)
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect, unless the caller had connected before."""
+        if self._is_own_connection:
+            self.ray.shutdown()
+
+
+def _connect() -> tuple[Any, bool]:
+    """Return ray, connected to a cluster, and whether this call connected it."""
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        problem, hint = "running on a Ray cluster needs ray", "pip install 'pairnorm[ray]'"
+        raise PairNormError(problem, code="not-installed", value="ray", hint=hint) from error
+    if ray.is_initialized():
+        return ray, False
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    if address.startswith("ray://"):
+        problem = f"RAY_ADDRESS is {address!r}, a Ray Client's, and not the address of the cluster itself"
+        hint = "Submit this command as a job: ray job submit -- pairnorm …"
+        raise PairNormError(problem, code="no-cluster", value=address, hint=hint)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about changes in future versions of Ray
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+    except ConnectionError as error:
+        problem = f"no Ray cluster was found ({address})"
+        hint = "Start one: ray start --head, elsewhere ray start --address=…; or set RAY_ADDRESS."
+        raise PairNormError(problem, code="no-cluster", value=address, hint=hint) from error
+    except RuntimeError as error:
+        if "ersion mismatch" in str(error):
+            raise _other_version(f"the Ray cluster runs other versions: {error}", address) from error
+        raise
+    return ray, True
+
+
+def _other_version(problem: str, value: str) -> PairNormError:
+    hint = "Install the same versions of Python, ray and pairnorm on all machines."
+    return PairNormError(" ".join(problem.split()), code="version-mismatch", value=value, hint=hint)
+
+
+def check_version(driver: str) -> None:
+    """Raise an error on a worker that has another version than the driver."""
+    if driver != __version__:
+        problem = f"a worker of the Ray cluster has pairnorm {__version__}, the driver {driver}"
+        raise _other_version(problem, driver)
+
+
+class _JobTask(_Task):
+    """A job of a run: the pairs that are still to be trained, and the work that was reported.
+
+    A job that runs out of memory is divided; its parts are trained one after the other.
+    """
+
+    def __init__(self, pool: "RayPool", graph: Graph, job: Job, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.pool, self.graph, self.jobs, self.options = pool, graph, [job], options
+        self.done = self.furthest = 0
 
     def start(self) -> Any:
+        self.pool.forward(-self.done)  # that work is done again
         self.done = 0
-        return self.pool.start_job(self.graph, self.job, self.options)
+        return self.pool.start_job(self.graph, self.jobs[0], self.options)
 
     def handle(self, event: Event) -> bool:
         if isinstance(event, int):
             self.done += event
         else:
             trained = {(result.spec, result.trial.seed) for result in event}
-            pairs = tuple(pair for pair in self.job.pairs if pair not in trained)
-            self.done -= self.job.cost - (Job(pairs).cost if pairs else 0)
-            self.job = Job(pairs)
+            job, *others = self.jobs
+            pairs = tuple(pair for pair in job.pairs if pair not in trained)
+            rest = [Job(pairs)] if pairs else []
+            self.done -= job.cost - sum(part.cost for part in rest)
+            self.jobs = [*rest, *others]
         is_further = isinstance(event, list) or self.done > self.furthest
         if is_further:
             self.furthest = self.done
         self.pool.forward(event)
         return is_further
 
-    def finish(self) -> None:
-        self.future.set_result(None)
+    @property
+    def is_complete(self) -> bool:
+        return not self.jobs
 
-    def retry(self, error: Exception) -> bool:
-        self.pool.forward(-self.done)  # that work is done again
-        return bool(self.job.pairs)  # else the worker died after its last result
-
-    def fail(self, error: Exception) -> None:
-        self.future.set_exception(error)
-
-    def give_up(self, error: Exception) -> None:
-        halves = self.job.halves()
+    def shrink(self) -> bool:
+        halves = self.jobs[0].halves()
         if len(halves) > 1:
-            parts = [self.pool.submit(self.graph, half, self.options) for half in halves]
-            _complete_with(parts, self.future)
-            return
-        spec = str(self.job.pairs[0][0])
+            self.jobs[:1] = halves
+            self.attempts = self.furthest = 0
+            return True
+        spec = str(self.jobs[0].pairs[0][0])
         problem = f"workers of the Ray cluster die of {spec}, or have too little memory"
         hint = "Give the nodes more memory. What had finished is in the store."
         self.future.set_exception(PairNormError(problem, code="worker-died", value=spec, hint=hint))
-
-
-def _complete_with(parts: list[Future[None]], whole: Future[None]) -> None:
-    """Complete a future with the first error of its parts, or when all parts are done."""
-
-    def check(part: Future[None]) -> None:
-        if whole.done():
-            return
-        if error := part.exception():
-            whole.set_exception(error)
-        elif all(other.done() for other in parts):
-            whole.set_result(None)
-
-    for part in parts:
-        part.add_done_callback(check)
+        return False
 
 
 class RayPool(Pool):
@@ -104,8 +238,8 @@ class RayPool(Pool):
         on_event: see ``Pool``.
     """
 
-    def __init__(self, device: str, on_event: Callable[[Event], None]) -> None:
-        self._cluster = Cluster()
+    def __init__(self, device: str, on_event: OnEvent) -> None:
+        self._cluster = _Cluster()
         resources = self._cluster.ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         if device == "cuda" and not gpus:
@@ -121,9 +255,7 @@ class RayPool(Pool):
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         """Start a job on any node with free resources."""
-        task = _JobTask(self, graph, job, options)
-        self._cluster.start(task)
-        return task.future
+        return self._cluster.start(_JobTask(self, graph, job, options))
 
     def start_job(self, graph: Graph, job: Job, options: dict[str, Any]) -> Any:
         """Start the Ray task of a job. The graph goes to the object store once."""
@@ -135,7 +267,7 @@ class RayPool(Pool):
 
     def forward(self, event: Event) -> None:
         """Pass an event on; after ``cancel``, results only."""
-        if not (self._is_canceled and isinstance(event, int)):
+        if event and not (self._is_canceled and isinstance(event, int)):
             self._on_event(event)
 
     def process_events(self, *, results_only: bool = False) -> None:
@@ -143,7 +275,7 @@ class RayPool(Pool):
         self._cluster.poll()
 
     def close(self) -> None:
-        """Disconnect from the cluster, unless the caller had connected before."""
+        """Disconnect from the cluster."""
         self._cluster.close()
 
     def cancel(self) -> None:
@@ -190,11 +322,7 @@ def _train_job(
 
 @dataclass(frozen=True, eq=False)
 class SentGraph(PackedGraph):
-    """A packed graph of which some files came through the object store.
-
-    Args:
-        arrays: the content of these files by name.
-    """
+    """A packed graph of which some files came through the object store, their arrays by name."""
 
     arrays: dict[str, NDArray[Any]]
 
@@ -202,58 +330,50 @@ class SentGraph(PackedGraph):
         return self.arrays[name]
 
 
-@dataclass(eq=False)
-class _BlockTask(Task):
+class _BlockTask(_Task):
     """A block of columns of a propagation."""
 
-    blocks: "RayBlocks"
-    propagation: Propagation
-    number: int
-    bytes_per_block: int
-    steps: int = 0
-    furthest: int = 0
-    is_complete: bool = False
+    def __init__(self, blocks: "RayBlocks", propagation: Propagation, number: int) -> None:
+        super().__init__()
+        self.blocks, self.propagation, self.number = blocks, propagation, number
+        self.steps = self.furthest = 0
+        self.has_result = False
 
     def start(self) -> Any:
         self.steps = 0
-        return self.blocks.start_block(self.propagation, self.number, self.bytes_per_block)
+        return self.blocks.start_block(self.propagation, self.number)
 
-    def handle(self, event: BlockEvent) -> bool:
+    def handle(self, event: BlockEvent | None) -> bool:
+        if event is None:
+            self.blocks.sends_arrays = True  # the stream ends, and the task starts again
+            return False
         self.steps += 1
-        self.is_complete = not isinstance(event, str)
+        self.has_result = not isinstance(event, str)
         is_further = self.steps > self.furthest  # events of an earlier attempt were handled then
         if is_further:
             self.furthest = self.steps
             self.propagation.handle(self.number, event)
         return is_further
 
-    def finish(self) -> None:
-        pass
+    @property
+    def is_complete(self) -> bool:
+        return self.has_result
 
-    def retry(self, error: Exception) -> bool:
-        if is_not_seen(error):
-            self.blocks.sends_arrays = True
-        return not self.is_complete
-
-    def fail(self, error: Exception) -> None:
-        raise error
-
-    def give_up(self, error: Exception) -> None:
+    def shrink(self) -> bool:
         width = self.propagation.width
-        raise PairNormError(
-            f"workers of the Ray cluster die of a block of {width} columns, or have too little memory",
-            code="worker-died",
-            value=width,
-            hint="Allow less memory for narrower blocks: {memory}. What had finished is kept.",
-            memory=...,
-        ) from error
+        problem = f"workers of the Ray cluster die of a block of {width} columns, or have too little memory"
+        hint = "Allow less memory for narrower blocks: {memory}. What had finished is kept."
+        died = PairNormError(problem, code="worker-died", value=width, hint=hint, memory=...)
+        self.future.set_exception(died)
+        return False
 
 
 class RayBlocks:
     """Blocks of propagations as Ray tasks, as many on a node as its cores and its memory allow.
 
-    Columns are independent, so that a dead worker costs one block. A worker that sees the folder of the graph
-    maps its files. Other workers get the arrays through the object store, which all workers of a node share.
+    Columns are independent, so that a dead worker costs one block. Workers map the files of the graph where
+    every node sees its folder. Else they get the arrays through the object store, which the workers of a node
+    share.
 
     Attributes:
         memory: bytes that the largest node has for tasks.
@@ -262,7 +382,7 @@ class RayBlocks:
     """
 
     def __init__(self) -> None:
-        self._cluster = Cluster()
+        self._cluster = _Cluster()
         nodes = self._cluster.nodes()
         self.memory = max((int(node.get("memory", 0)) for node in nodes), default=0)
         self.cores = sum(int(node["CPU"]) for node in nodes)
@@ -275,23 +395,28 @@ class RayBlocks:
             propagations: over one graph.
             bytes_per_block: memory that a block takes.
         """
+        self._bytes_per_block = bytes_per_block
         self._remote = self._cluster.remote(_propagate_block, num_cpus=1, memory=bytes_per_block)
         waiting = [
-            _BlockTask(self, one, number, bytes_per_block)
+            _BlockTask(self, one, number)
             for one in propagations
             if one.norm != "PN-SI"
             for number in one.pending()
         ]
+        futures: list[Future[None]] = []
         try:
             while waiting or self._cluster.running:
                 while waiting and len(self._cluster.running) <= self.cores:  # one more, so that no core waits
-                    self._cluster.start(waiting.pop(0))
+                    futures.append(self._cluster.start(waiting.pop(0)))
                 self._cluster.ray.wait([task.stream for task in self._cluster.running], timeout=POLL_SECONDS)
                 self._cluster.poll()
+                for future in futures:
+                    if future.done():
+                        future.result()
         finally:
             self._cluster.cancel()
 
-    def start_block(self, propagation: Propagation, number: int, bytes_per_block: int) -> Any:
+    def start_block(self, propagation: Propagation, number: int) -> Any:
         """Start the Ray task of a block."""
         graph, sent = propagation.graph, dict[str, Any]()
         if self.sends_arrays:
@@ -304,8 +429,9 @@ class RayBlocks:
         # A new graph has no mapped arrays, which would travel with the task.
         graph = PackedGraph(graph.folder.resolve(), graph.facts)
         propagation = replace(propagation, graph=graph, on_progress=ignore_progress)
-        names = tuple(sent)
-        return self._remote.remote(propagation, number, bytes_per_block, __version__, names, *sent.values())
+        return self._remote.remote(
+            propagation, number, self._bytes_per_block, __version__, tuple(sent), *sent.values()
+        )
 
 
 def _propagate_block(
@@ -315,20 +441,20 @@ def _propagate_block(
     version: str,
     names: tuple[str, ...],
     *arrays: NDArray[Any],
-) -> Iterator[BlockEvent]:
-    """Compute a block on a worker and yield its events."""
+) -> Iterator[BlockEvent | None]:
+    """Compute a block on a worker and yield its events; None if this machine does not have the graph."""
     check_version(version)
     torch.set_num_threads(_threads_per_block(bytes_per_block))
     graph = propagation.graph
     if names:
         graph = SentGraph(graph.folder, graph.facts, dict(zip(names, arrays, strict=True)))
-    elif not _sees(graph):
-        raise PairNormError(f"{graph.folder}: a worker does not see it", code="not-seen")
+    elif not _has_graph(graph):
+        yield None
+        return
     yield from replace(propagation, graph=graph).block(number)
 
 
-def _sees(graph: PackedGraph) -> bool:
-    """Return whether this machine has the folder of this very graph."""
+def _has_graph(graph: PackedGraph) -> bool:
     try:
         return PackedGraph.open(graph.folder).facts == graph.facts
     except PairNormError:

@@ -15,15 +15,14 @@ import torch
 from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
 from pairnorm.data import Graph, load
 from pairnorm.data.graph import check_graph
-from pairnorm.train.engine import check_measures, find_device
-from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair, plan
+from pairnorm.train.engine import Job, Pair, check_measures, find_device, plan
 from pairnorm.train.methods import registered_methods
-from pairnorm.train.pools import Event, Pool, Processes, Streams, ThisProcess
+from pairnorm.train.pools import Event, OnEvent, Pool, make_pool
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
 POLL_SECONDS = 0.2
-PLACES = ("here", "ray")
+BACKENDS = ("here", "ray")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Running:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        if one_of("on", self.on, PLACES) == "here":
+        if one_of("on", self.on, BACKENDS) == "here":
             find_device(self.device)
         if self.workers is not None:
             whole_number("workers", self.workers, least=1)
@@ -115,7 +114,7 @@ def run(
     """
     if workers is not None:
         whole_number("workers", workers, least=1)
-    where = find_device(device) if one_of("on", on, PLACES) == "here" else None
+    where = find_device(device) if one_of("on", on, BACKENDS) == "here" else None
     check_measures(measures)
     pairs, graphs = _fingerprinted(_checked(pairs), _by_name(graphs or {}))
     with _opened(store) as results:
@@ -131,7 +130,7 @@ def run(
                 results.add_results(event)
                 trained, label = trained + len(event), str(event[0].spec)
 
-        cluster = None
+        cluster: Pool | None = None
         if where is None and pending:
             from pairnorm.train.ray_backend import RayPool  # it needs numba, and trials do not
 
@@ -142,7 +141,9 @@ def run(
         if jobs:
             results.check_writable()  # rather than after the first job
             label = str(jobs[0][1].pairs[0][0])
-            pool = cluster or _pool(find_device(device), workers or os.cpu_count() or 1, len(jobs), handle)
+            pool = cluster or make_pool(
+                find_device(device), workers or os.cpu_count() or 1, len(jobs), handle
+            )
             options = {"measures": tuple(measures), "curves": curves}
             if methods := registered_methods({spec.method for spec, _ in pending}):
                 options["methods"] = methods
@@ -159,23 +160,24 @@ def _opened(store: Any) -> Iterator[Store]:
         with Store(store) as own_store:
             yield own_store
     else:
-        problem, expected = f"store is {quoted(store)}", "a pairnorm.train.Store, or the path of one"
-        raise PairNormError(problem, code="wrong-type", value=store, expected=expected)
+        raise _wrong_type("store", store, "a pairnorm.train.Store, or the path of one")
+
+
+def _wrong_type(name: str, value: Any, expected: str) -> PairNormError:
+    return PairNormError(f"{name} is {quoted(value)}", code="wrong-type", value=value, expected=expected)
 
 
 def _checked(pairs: Any) -> Iterator[Pair]:
     """Yield the requested trials, each as a spec and a seed."""
     expected = "(spec, seed) pairs, such as [(spec, seed) for seed in range(3)]"
     if not isinstance(pairs, Iterable):
-        problem = f"pairs is {quoted(pairs)}"
-        raise PairNormError(problem, code="wrong-type", value=pairs, expected=expected)
+        raise _wrong_type("pairs", pairs, expected)
     for pair in pairs:
         match pair:
             case (Spec(), _):
                 yield pair
             case _:
-                problem = f"one of the pairs is {quoted(pair)}"
-                raise PairNormError(problem, code="wrong-type", value=pair, expected=expected)
+                raise _wrong_type("one of the pairs", pair, expected)
 
 
 def _by_name(graphs: Any) -> dict[str, Graph]:
@@ -237,24 +239,15 @@ def _named(name: str, root: str | os.PathLike[str] | None, split: str) -> Graph:
     except PairNormError as error:
         if error.code == "unknown-choice" and error.value != split:
             error.problem = f"the dataset of a spec is {quoted(name)}, which is not a named graph"
-            own_graph = f"Pass your own graph with graphs={{{name!r}: graph}}."
-            error.hint = f"{error.hint} {own_graph}".strip()
+            error.hint = f"{error.hint} Pass your own graph with graphs={{{name!r}: graph}}.".strip()
         raise
 
 
-def _pool(device: torch.device, workers: int, jobs: int, on_event: Callable[[Event], None]) -> Pool:
-    if device.type == "cuda":
-        return Streams(min(CUDA_STREAMS, jobs), device, on_event)
-    if device.type == "cpu" and min(workers, jobs) > 1:
-        return Processes(min(workers, jobs), on_event)
-    return ThisProcess(device, on_event)
-
-
 def _drive(
-    pool: Pool,
+    pool: "Pool",
     jobs: Iterable[tuple[Graph, Job]],
     options: dict[str, Any],
-    on_event: Callable[[Event], None],
+    on_event: OnEvent,
     should_stop: Callable[[], bool],
 ) -> None:
     """Run all jobs in a pool. After an error or Ctrl-C, finished results still go into the store."""

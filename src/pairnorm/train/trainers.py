@@ -22,11 +22,10 @@ from pairnorm.nn import GAT, GCN, PairNorm, sgc_iterates
 from pairnorm.nn.models import MakeNorm, glorot
 from pairnorm.nn.norms import DegreePairNorm, GraphNormV2
 from pairnorm.nn.ops.dropout import dropout, keys_from_seeds, step_keys
-from pairnorm.train.distributed import Shards
+from pairnorm.train.distributed import Shards, all_rows
 from pairnorm.train.loop import Loop
 from pairnorm.train.methods import Model, find_method
 from pairnorm.train.problem import SCORES, Problem
-from pairnorm.train.sharding import all_rows
 from pairnorm.train.spec import Spec
 
 

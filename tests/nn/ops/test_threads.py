@@ -8,7 +8,7 @@ from pairnorm.nn import SparseMatrix, pair_norm
 from pairnorm.nn.ops._numba import pair_norm as pair_norm_kernels
 from pairnorm.nn.ops._numba import sparse_product as sparse_product
 from pairnorm.nn.ops._numba.vectors import share_out
-from pairnorm.train import hop as hop
+from pairnorm.train import block_kernels as hop
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_step_and_its_sums_do_not_depend_on_threads(with_threads, monkeypatch)
 
     def walk():
         y = np.empty_like(x)
-        hop.hop(crow, column, None, x, y)
+        hop.propagate(crow, column, None, x, y)
         mean = hop.column_sums(y) / 40
         return y, mean, hop.center(y, mean)
 
