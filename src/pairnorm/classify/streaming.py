@@ -32,8 +32,8 @@ from pairnorm.classify.search_limits import (
 )
 from pairnorm.classify.search_space import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.train.block_ops import BlockOps, Plan, make_ops, make_plan
-from pairnorm.train.propagation import Propagation, label_propagation
+from pairnorm.train.block_ops import BlockOps, Plan, make_plan
+from pairnorm.train.propagation import Propagation, label_propagation, make_ops
 from pairnorm.train.ray_backend import RayBlocks
 from pairnorm.train.schedule import BACKENDS
 

@@ -310,6 +310,12 @@ def reference_propagate(
         y[rows] = (total * factor[:, None]).to(y.dtype)
 
 
+def torch_ops(graph: PackedGraph, plan: Plan, device: str) -> BlockOps:
+    """Return the arithmetic of torch on a device, to which the graph is copied."""
+    half = isinstance(plan, CudaPlan) and plan.bytes_per_number == 2
+    return _TorchOps(graph, torch.device(device), torch.float16 if half else torch.float32)
+
+
 def make_plan(
     graph: PackedGraph,
     rows: int,
@@ -332,16 +338,6 @@ def make_plan(
     if workers_memory is not None:
         return Plan(*sizes, min(memory, workers_memory), COLUMNS_PER_LINE, classes)
     return Plan(*sizes, memory, MAX_WIDTH, classes)
-
-
-def make_ops(graph: PackedGraph, plan: Plan, device: str = "cpu") -> BlockOps:
-    """Return the arithmetic for a device; on a GPU, the graph is copied there."""
-    if device == "cpu":
-        from pairnorm.train.block_kernels import cpu_ops  # needs numba
-
-        return cpu_ops(graph)
-    half = isinstance(plan, CudaPlan) and plan.bytes_per_number == 2
-    return _TorchOps(graph, torch.device(device), torch.float16 if half else torch.float32)
 
 
 def slices(rows: int, size: int = ROWS_PER_SLICE) -> Iterator[slice]:

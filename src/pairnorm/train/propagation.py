@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.data.packed import PackedGraph, blocks
-from pairnorm.train.block_ops import Array, BlockOps, slices
+from pairnorm.train.block_ops import Array, BlockOps, Plan, slices, torch_ops
 
 IMPUTATIONS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
@@ -112,11 +112,7 @@ class Propagation:
 
     @cached_property
     def _ops(self) -> BlockOps:
-        if self.ops is not None:
-            return self.ops
-        from pairnorm.train.block_kernels import cpu_ops
-
-        return cpu_ops(self.graph)
+        return _cpu_ops(self.graph) if self.ops is None else self.ops
 
     def run(self) -> None:
         """Compute the pending blocks."""
@@ -330,6 +326,17 @@ class Propagation:
     def _mapped(self, depth: int, number: int) -> Array:
         shape = (self.graph.facts.nodes, len(self._blocks[number]))
         return np.memmap(self._path(f"state-{depth % 2}-{number:04d}"), "<f4", "r", shape=shape)
+
+
+def make_ops(graph: PackedGraph, plan: Plan, device: str = "cpu") -> BlockOps:
+    """Return the arithmetic for a device; on a GPU, the graph is copied there."""
+    return _cpu_ops(graph) if device == "cpu" else torch_ops(graph, plan, device)
+
+
+def _cpu_ops(graph: PackedGraph) -> BlockOps:
+    from pairnorm.train.block_kernels import cpu_ops  # needs numba
+
+    return cpu_ops(graph)
 
 
 def label_propagation(
