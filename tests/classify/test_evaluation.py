@@ -9,6 +9,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from pairnorm.classify import NodeClassifier, Scores
 from pairnorm.classify.evaluation import (
     MIN_TEMPERATURE_NODES,
+    comparable_scores,
     fit_temperature,
     mean_probabilities,
     metric_difference,
@@ -239,3 +240,27 @@ def test_a_perfect_ranking_of_few_nodes_is_not_certain(metric: str, positives: i
     worst, best = Scores(confusion, auc=0.0, average_precision=0.0).interval_of(metric)
     assert worst == 0
     assert 0 < best < 0.7
+
+
+def test_of_two_classes_the_rarer_one_is_ranked() -> None:
+    random = np.random.default_rng(0)
+    labels = (np.arange(200) >= 30).astype(np.int64)  # class 0 is rarer
+    first = np.clip(0.3 + 0.3 * (labels == 0) + random.normal(0, 0.2, 200), 0, 1)
+    scores = Scores.of(labels, labels, 2, np.stack([first, 1 - first], 1))
+    assert scores.average_precision == pytest.approx(average_precision_score(labels == 0, first))
+    assert scores.average_precision < average_precision_score(labels == 1, 1 - first) - 0.1
+
+
+def test_folds_are_compared_by_their_nodes_of_other_classes() -> None:
+    """Half of the first fold is positive and a tenth of the second: its log-odds are higher on average."""
+    random = np.random.default_rng(0)
+    folds, labels = (
+        np.arange(400) // 200,
+        (np.arange(400) % 20 < np.where(np.arange(400) < 200, 10, 2)).astype(int),
+    )
+    p = 1 / (1 + np.exp(-(random.normal(size=400) + 2 * labels)))
+    scores = comparable_scores(labels, np.stack([1 - p, p], 1), folds)
+    for fold in (0, 1):
+        others = scores[(folds == fold) & (labels == 0), 1]
+        assert others.mean() == pytest.approx(0, abs=1e-6)
+        assert others.std() == pytest.approx(1, abs=1e-6)

@@ -44,6 +44,10 @@ def words(name: str, files: Path, out: Path) -> list[str]:
     small = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depth", "1"]
     return {
         "fit": ["fit", *graph, "--label", "risk", "--depth", "1", "--norm", "none", "--out", f"{out}/run"],
+        "checkpoint": [
+            *("fit", *graph, "--label", "risk", "--model", "GCN", "--depth", "2", "--norm", "none"),
+            *("--epochs", "20", "--seeds", "1", "--checkpoint", f"{out}/checkpoints", "--out", f"{out}/run"),
+        ],
         "predict": ["predict", "--run", f"{files}/run", *graph, "--out", f"{out}/p.csv"],
         "parquet": ["predict", "--run", f"{files}/run", *graph, "--out", f"{out}/p.parquet"],
         "diagnose": ["diagnose", *graph, "--label", "risk", "--out", f"{out}/d.png"],
@@ -64,7 +68,7 @@ def words(name: str, files: Path, out: Path) -> list[str]:
     }[name]
 
 
-COMMANDS = ("predict", "parquet", "diagnose", "pack", "packed", "reproduce", "report")
+COMMANDS = ("checkpoint", "predict", "parquet", "diagnose", "pack", "packed", "reproduce", "report")
 
 
 @pytest.mark.parametrize(

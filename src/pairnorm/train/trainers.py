@@ -8,6 +8,7 @@ the bias. PN-SCS does not commute: it propagates every scale.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,10 @@ class GNNTrainer:
 
         def save(epochs: int) -> None:
             if checkpoint is not None and epochs and first:
+                buffer = BytesIO()  # torch's own writer reports a full disk as a bug
+                torch.save(self.loop.state(), buffer)
                 with atomic_file(checkpoint) as draft:
-                    torch.save(self.loop.state(), draft)
+                    draft.write_bytes(buffer.getvalue())
             tick(epochs)
 
         self.loop.train(self._epochs - finished, save)
