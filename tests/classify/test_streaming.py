@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -172,3 +173,16 @@ def test_predictions_are_written_in_small_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "BATCH_ENTRIES", 100)
     outcome.write(tmp_path)
     assert (tmp_path / "predictions.csv").read_bytes() == whole
+
+
+def test_test_nodes_with_more_features_than_the_nodes_to_predict_are_noted(tmp_path):
+    packed = packed_graph(tmp_path / "graph", nodes=600)
+    settings = {"depths": [1], "norms": ["none"], "scales": [1.0]}
+    outcome = Streaming(packed, tmp_path / "work", 10**9, **settings).run()
+    missing = np.where(packed.labels >= 0, 0, 2).astype(packed.missing.dtype)
+    shifted = SimpleNamespace(missing=missing, labels=packed.labels)
+    assert replace(outcome, graph=shifted).caveat.startswith(
+        "The accuracy is optimistic: 100% of the unlabeled nodes have no features, and 0% of the test nodes."
+    )
+    even = SimpleNamespace(missing=missing * 0, labels=packed.labels)
+    assert replace(outcome, graph=even).caveat == ""

@@ -31,6 +31,7 @@ from pairnorm.classify.search_limits import (
     subsample,
 )
 from pairnorm.classify.search_space import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
+from pairnorm.classify.target import MIN_DIFFERENCE
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.block_ops import BlockOps, Plan, make_plan
 from pairnorm.train.propagation import Propagation, label_propagation, make_ops
@@ -197,6 +198,21 @@ class Outcome:
     def _batch(self) -> int:
         """How many nodes have their probabilities in memory at a time."""
         return max(1, BATCH_ENTRIES // len(self.graph.facts.classes))
+
+    @property
+    def caveat(self) -> str:
+        """A warning where test nodes lack fewer features than the nodes to predict; else empty."""
+        missing, unlabeled = self.graph.missing == 2, self.graph.labels < 0
+        if not unlabeled.any() or not len(self.rows.test):
+            return ""
+        target, own = float(missing[unlabeled].mean()), float(missing[self.rows.test].mean())
+        if target - own < MIN_DIFFERENCE:
+            return ""
+        return (
+            f"The accuracy is optimistic: {target:.0%} of the unlabeled nodes have no features, and {own:.0%} "
+            "of the test nodes. A packed graph is not masked. Name several models (--model "
+            "SGC,label-propagation) to fit it in memory, where held-out nodes are masked like unlabeled ones."
+        )
 
     @property
     def best_by_method(self) -> list[Streamed]:

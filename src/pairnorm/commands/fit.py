@@ -328,6 +328,8 @@ def _run_packed(options: Namespace) -> Result:
         outcome.write(folder, has_parquet(), options.spreadsheet_safe)
         write_document(streamed_page(outcome), folder)
         scores = outcome.scores
+    if outcome.caveat:
+        console.note(outcome.caveat)
     low, high = scores.interval
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in outcome.seconds.items())
     console.show(

@@ -75,7 +75,14 @@ def streamed_page(outcome: Outcome) -> Document:
     interval = f"95% interval {100 * low:.1f} to {100 * high:.1f}%"
     text = f"on {scores.count:,} test nodes, whose labels were not used otherwise; {interval}."
     sections = [
-        Section("Accuracy", [Table(["group", *GROUP_COLUMNS], by_group), Table(CLASS_COLUMNS, by_class)]),
+        Section(
+            "Accuracy",
+            [
+                *([Text(outcome.caveat)] if outcome.caveat else []),
+                Table(["group", *GROUP_COLUMNS], by_group),
+                Table(CLASS_COLUMNS, by_class),
+            ],
+        ),
         Section(
             "Candidates",
             [
