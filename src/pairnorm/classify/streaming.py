@@ -209,8 +209,8 @@ class Outcome:
         if target - own < MIN_DIFFERENCE:
             return ""
         return (
-            f"The accuracy is optimistic: {target:.0%} of the unlabeled nodes have no features, and {own:.0%} "
-            "of the test nodes. A packed graph is not masked. Name several models (--model "
+            f"The accuracy is optimistic: {target:.0%} of the unlabeled nodes have no features, and "
+            f"{own:.0%} of the test nodes. A packed graph is not masked. Name several models (--model "
             "SGC,label-propagation) to fit it in memory, where held-out nodes are masked like unlabeled ones."
         )
 
