@@ -12,6 +12,7 @@ from pairnorm.data.adjacency import (
     along_and_against,
     check_adjacency,
     check_csr,
+    components,
     listed_directions,
     symmetric_adjacency,
 )
@@ -135,3 +136,15 @@ def test_pieces_that_lie_are_no_matrix(
         with raises("broken-matrix"):
             check_csr("x", kind(starts), kind(indices), entries, (rows, columns))
     check_csr("x", np.array([0, 1, 2]), np.array([1, 0], dtype=np.uint8), 2, (2, 2))
+
+
+def test_an_adjacency_that_is_changed_in_place_is_checked_again(raises: Callable) -> None:
+    graph = Graph.from_edges([[0, 1, 2], [1, 2, 3]])
+    assert components(graph.adjacency).tolist() == [0, 0, 0, 0]
+    graph.adjacency.col_indices()[0] = 99
+    with raises("broken-matrix"):
+        graph.replace(name="changed")
+    changed = Graph.from_edges([[0, 1, 2], [1, 2, 3]])
+    changed.adjacency.values()[0] = 7.0
+    with raises("not-symmetric"):
+        changed.replace(name="changed")

@@ -137,7 +137,7 @@ def test_names_that_a_reader_has_looked_at_are_not_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Callable
 ) -> None:
     looked: list[object] = []
-    monkeypatch.setattr("pairnorm.data.graph._check_names", looked.append)
+    monkeypatch.setattr("pairnorm.data.constructors.check_names", looked.append)
     nodes, edges = {"id": ["a", "b"], "x": [1, 2]}, {"source": ["a", "b"], "target": ["b", "a"]}
     for name, columns in (("nodes", nodes), ("edges", edges)):
         pandas.DataFrame(columns).to_csv(tmp_path / f"{name}.csv", index=False)

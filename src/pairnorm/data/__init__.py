@@ -1,8 +1,9 @@
 """Graphs: the class, named and generated graphs, readers of a user's files, and masks of missing values."""
 
+from pairnorm.data.constructors import GraphWarning
 from pairnorm.data.encoder import Column, Encoder
 from pairnorm.data.features import row_normalize
-from pairnorm.data.graph import Graph, GraphWarning
+from pairnorm.data.graph import Graph
 from pairnorm.data.masks import (
     Features,
     Missing,

@@ -24,18 +24,18 @@ class EdgeCounts:
 
     def notes(self, weighted: bool = False) -> tuple[str, ...]:
         """Return a sentence for each oddity."""
-        kept = ", adding up the weights" if weighted else ""
+        weights = ", adding up the weights" if weighted else ""
         sentences = (
             ("self-loop was dropped", "self-loops were dropped"),
-            (f"repeated edge was merged{kept}", f"repeated edges were merged{kept}"),
+            (f"repeated edge was merged{weights}", f"repeated edges were merged{weights}"),
             (
                 "edge was listed in one direction only and is taken as undirected",
                 "edges were listed in one direction only and are taken as undirected",
             ),
             ("node has no edge", "nodes have no edge"),
         )
-        found = zip(astuple(self), sentences, strict=True)
-        return tuple(f"{count:,} {one if count == 1 else many}" for count, (one, many) in found if count)
+        counted = zip(astuple(self), sentences, strict=True)
+        return tuple(f"{count:,} {one if count == 1 else many}" for count, (one, many) in counted if count)
 
 
 def symmetric_adjacency(
@@ -200,9 +200,9 @@ def reachable(adjacency: Tensor, there: Tensor) -> Tensor:
         there: bool [n], those.
     """
     members = components(adjacency)
-    found = torch.zeros(len(members), dtype=torch.bool)
-    found[members[there.cpu()]] = True
-    return found[members]
+    is_reachable = torch.zeros(len(members), dtype=torch.bool)
+    is_reachable[members[there.cpu()]] = True
+    return is_reachable[members]
 
 
 def hops(adjacency: Tensor, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -211,8 +211,10 @@ def hops(adjacency: Tensor, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
 
     if not sources.any():
         return np.full(len(sources), -1)
-    found = dijkstra(csr_matrix(adjacency), indices=np.flatnonzero(sources), unweighted=True, min_only=True)
-    return np.where(np.isfinite(found), found, -1).astype(np.int64)
+    distances = dijkstra(
+        csr_matrix(adjacency), indices=np.flatnonzero(sources), unweighted=True, min_only=True
+    )
+    return np.where(np.isfinite(distances), distances, -1).astype(np.int64)
 
 
 def most_empty(held: int) -> int:

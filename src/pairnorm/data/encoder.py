@@ -73,7 +73,7 @@ class ColumnOptions:
                 nodes.column(option, name)
 
     def after(self, encoder: Encoder | None) -> ColumnOptions:
-        """Return how to read another file: as the first, but for what is said anew."""
+        """Return how to read another file: as the first, except for options that are given again."""
         if encoder is None:
             return self
         return replace(
@@ -165,7 +165,7 @@ class Encoder:
         return tuple(column for column in self.columns if column.kind in kinds)
 
     def options(self, changed: ColumnOptions, columns: Sequence[str]) -> ColumnOptions:
-        """Return how to read another file: as the first, but for what is said anew and what is not there."""
+        """Return how to read another file: as the first, except for new options and absent columns."""
         for option in ("categorical", "keep", "classes", "edge_columns"):
             if value := getattr(changed, option):
                 problem = f"{option} is given, but the encoder knows what every column is"
@@ -185,15 +185,15 @@ class Encoder:
         )
 
 
-def compare_columns(place: str, found: Sequence[str], known: Encoder, strict: bool) -> list[str]:
+def compare_columns(place: str, names: Sequence[str], known: Encoder, strict: bool) -> list[str]:
     """Return a note for columns that a model uses and a table lacks, and for those that it does not know.
 
     Absent columns are imputed and unknown ones ignored. Raises an error that names them where ``strict``, or
     where no column of the model is there.
     """
-    there, notes = set(found), []
+    there, notes = set(names), []
     expected = {column.name: column for column in known.named("number", "category", "date")}
-    unknown = [name for name in found if name not in expected]
+    unknown = [name for name in names if name not in expected]
     if absent := [name for name in expected if name not in there]:
         problem = f"{place} has no column {shown(absent)}, which the model uses"
         hint = closest(absent[0], unknown)
@@ -212,13 +212,13 @@ def compare_columns(place: str, found: Sequence[str], known: Encoder, strict: bo
     return notes
 
 
-def compare_categories(place: str, found: Column, known: Column, strict: bool) -> str:
+def compare_categories(place: str, column: Column, known: Column, strict: bool) -> str:
     """Return a note on categories that a model does not know, which count as missing; empty for none.
 
     Raises an error where the column is of another kind and, where ``strict``, for unknown categories.
     """
-    name, unknown = quoted(found.name), sorted(set(found.categories) - set(known.categories))
-    if found.kind == "number" or (
+    name, unknown = quoted(column.name), sorted(set(column.categories) - set(known.categories))
+    if column.kind == "number" or (
         unknown and _number(unknown[0]) and not any(map(_number, known.categories))
     ):
         code, what = "numbers-for-categories", f"numbers in column {name}, where the model knows categories"
@@ -235,7 +235,7 @@ def compare_categories(place: str, found: Column, known: Column, strict: bool) -
             return f"{place} has {what}: such cells count as missing"
     problem = f"{place} has {what}"
     hint = "Empty those cells, which counts as missing, or fit again with them."
-    raise PairNormError(problem, code=code, value=unknown[0] if unknown else found.name, hint=hint)
+    raise PairNormError(problem, code=code, value=unknown[0] if unknown else column.name, hint=hint)
 
 
 def _number(text: str) -> bool:
@@ -247,7 +247,7 @@ def _number(text: str) -> bool:
 
 
 def align_features(
-    name: str, features: Tensor, missing: Tensor, found: Encoder, known: Encoder, strict: bool = False
+    name: str, features: Tensor, missing: Tensor, own: Encoder, known: Encoder, strict: bool = False
 ) -> tuple[Tensor, Tensor, list[str]]:
     """Return features, what is missing of them, and notes, in the order of the features that a model knows.
 
@@ -255,22 +255,22 @@ def align_features(
     all empty. An absent column and cells of unknown categories are missing; unknown columns are left out.
     """
     notes = compare_columns(
-        name, [column.name for column in found.named("number", "category", "date")], known, strict
+        name, [column.name for column in own.named("number", "category", "date")], known, strict
     )
-    widths = [column.width for column in found.features.values()]
-    starts = dict(zip(found.features, np.cumsum([0, *widths]), strict=False))
+    widths = [column.width for column in own.features.values()]
+    starts = dict(zip(own.features, np.cumsum([0, *widths]), strict=False))
     empty = missing.all(0).expand(features.shape[1]).tolist()
-    sparse = next((int(starts[column.name]) for column in found.named("sparse")), -1)
+    sparse = next((int(starts[column.name]) for column in own.named("sparse")), -1)
     places, missing_from, absent = list[int](), list[int](), list[int]()
     unknown: dict[int, Tensor] = {}
     for column in known.features.values():
-        if column.name not in found.features:
+        if column.name not in own.features:
             # A word of a long table that no node has is zero; any other column is missing.
             absent += range(len(places), len(places) + column.width) if column.kind != "sparse" else ()
             places += [-1] * column.width
             missing_from += [sparse] * column.width
             continue
-        here, start = found.features[column.name], int(starts[column.name])
+        here, start = own.features[column.name], int(starts[column.name])
         # A column whose cells are all empty is read as one of numbers, whatever it was before.
         blank = here.kind == "number" and column.kind != "number" and empty[start]
         if column.kind == "date" and here.form and column.form and here.form != column.form:

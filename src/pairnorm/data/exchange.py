@@ -56,36 +56,36 @@ def from_frames(
         raise
 
 
-def _unread_index(found: Any) -> set[str]:
+def _unread_index(frame: Any) -> set[str]:
     import pandas
 
-    if not isinstance(found, pandas.DataFrame) or isinstance(found.index, pandas.RangeIndex):
+    if not isinstance(frame, pandas.DataFrame) or isinstance(frame.index, pandas.RangeIndex):
         return set()
-    return set() if any(found.index.names) else set(map(str, found.index))
+    return set() if any(frame.index.names) else set(map(str, frame.index))
 
 
-def _frame_source(name: str, found: Any) -> Source:
+def _frame_source(name: str, frame: Any) -> Source:
     import pandas
 
-    if isinstance(found, Mapping):
-        found = pandas.DataFrame(found)
-    if not isinstance(found, pandas.DataFrame):
+    if isinstance(frame, Mapping):
+        frame = pandas.DataFrame(frame)
+    if not isinstance(frame, pandas.DataFrame):
         import pyarrow
 
-        if hasattr(found, "__arrow_c_stream__"):
-            found = arrow_frame(pyarrow.table(found))
-        elif hasattr(found, "__dataframe__"):
+        if hasattr(frame, "__arrow_c_stream__"):
+            frame = arrow_frame(pyarrow.table(frame))
+        elif hasattr(frame, "__dataframe__"):
             from pyarrow.interchange import from_dataframe
 
-            found = arrow_frame(from_dataframe(found))
+            frame = arrow_frame(from_dataframe(frame))
         else:
-            problem = f"{name} is a {type(found).__name__}"
+            problem = f"{name} is a {type(frame).__name__}"
             expected = "a pandas.DataFrame, or one that has __arrow_c_stream__ or __dataframe__"
-            raise PairNormError(problem, code="wrong-type", value=type(found).__name__, expected=expected)
-    if any(found.index.names):  # an index with a name is a column
-        found = found.reset_index()
+            raise PairNormError(problem, code="wrong-type", value=type(frame).__name__, expected=expected)
+    if any(frame.index.names):  # an index with a name is a column
+        frame = frame.reset_index()
     return Source(
-        name, columns_of(name, list(found.columns)), found.set_axis(map(str, found.columns), axis=1)
+        name, columns_of(name, list(frame.columns)), frame.set_axis(map(str, frame.columns), axis=1)
     )
 
 
@@ -147,15 +147,15 @@ def from_networkx(
     edges = _edges(graph)
     options = options.after(encoder)
     if encoder is None:
-        wanted = nodes.keys() - set(options.ignore)
-        found: dict[str, Any] = {
-            name: name for name in ("label", "split") if name in wanted and not getattr(options, name)
+        candidates = nodes.keys() - set(options.ignore)
+        defaults: dict[str, Any] = {
+            name: name for name in ("label", "split") if name in candidates and not getattr(options, name)
         }
-        options = replace(options, **found)
+        options = replace(options, **defaults)
     else:
-        wanted = nodes.keys() - {*options.ignore, *encoder.features}
+        candidates = nodes.keys() - {*options.ignore, *encoder.features}
         options = replace(options, id=_NODE)
-    vectors = nodes[features] if features in wanted and any(map(_is_vector, nodes[features])) else None
+    vectors = nodes[features] if features in candidates and any(map(_is_vector, nodes[features])) else None
     if vectors is not None:
         nodes = {
             name: nodes[name] for name in nodes if name in (options.label, options.split, *options.ignore)
@@ -176,17 +176,17 @@ def from_networkx(
 
 def _edges(graph: networkx.Graph) -> dict[str, list[Any]]:
     """Return the two ends and the attributes of every edge, in both directions where it has none."""
-    found = list(graph.edges(data=True))
+    edges = list(graph.edges(data=True))
     if not graph.is_directed():
-        found += [(target, source, attributes) for source, target, attributes in found if source != target]
-    ends = {_SOURCE: [edge[0] for edge in found], _TARGET: [edge[1] for edge in found]}
-    return ends | _attributes([edge[2] for edge in found])
+        edges += [(target, source, attributes) for source, target, attributes in edges if source != target]
+    ends = {_SOURCE: [edge[0] for edge in edges], _TARGET: [edge[1] for edge in edges]}
+    return ends | _attributes([edge[2] for edge in edges])
 
 
-def _attributes(found: list[dict[Any, Any]]) -> dict[str, list[Any]]:
+def _attributes(items: list[dict[Any, Any]]) -> dict[str, list[Any]]:
     """Return a column for each attribute that some node or edge has; None for those that have it not."""
-    known = dict.fromkeys(key for attributes in found for key in attributes)
-    return {str(key): [attributes.get(key) for attributes in found] for key in known}
+    known = dict.fromkeys(key for attributes in items for key in attributes)
+    return {str(key): [attributes.get(key) for attributes in items] for key in known}
 
 
 def _is_vector(value: object) -> bool:
@@ -205,34 +205,34 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
     return {"features": values, "missing": missing, "encoder": None, "notes": ()}
 
 
-def from_pyg(found: Mapping[str, Any]) -> Parts:
+def from_pyg(data: Mapping[str, Any]) -> Parts:
     """Return the parts of a PyG ``Data``, given as the dictionary that its ``to_dict`` makes."""
-    if "_global_store" in found:
+    if "_global_store" in data:
         problem, expected = "the PyG data has types of nodes and edges", "a homogeneous Data"
         hint = "data.to_homogeneous() makes one."
         raise PairNormError(problem, code="wrong-type", value="HeteroData", expected=expected, hint=hint)
-    if not isinstance(found.get("edge_index"), Tensor):
-        problem = f"the PyG data has no edge_index; it has {', '.join(map(repr, found)) or 'nothing'}"
+    if not isinstance(data.get("edge_index"), Tensor):
+        problem = f"the PyG data has no edge_index; it has {', '.join(map(repr, data)) or 'nothing'}"
         raise PairNormError(problem, code="edges-missing")
-    parts = {"edge_index": found["edge_index"], "weights": found.get("edge_weight")}
-    if found.get("edge_attr") is not None:
+    parts = {"edge_index": data["edge_index"], "weights": data.get("edge_weight")}
+    if data.get("edge_attr") is not None:
         parts["notes"] = ("edge_attr of the PyG data: not used; only its edge_weight weighs edges",)
     for ours, theirs in PYG_MASKS.items():
-        if (mask := found.get(theirs)) is not None:
+        if (mask := data.get(theirs)) is not None:
             if mask.dim() != 1:
                 problem = f"{theirs} has shape {tuple(mask.shape)}: several splits"
                 raise PairNormError(
                     problem, code="wrong-shape", value=theirs, hint="Take one column of each."
                 )
             parts[ours] = mask
-    if found.get("missing") is not None:
-        parts["missing"] = found["missing"]
-    if (labels := found.get("y")) is not None:
+    if data.get("missing") is not None:
+        parts["missing"] = data["missing"]
+    if (labels := data.get("y")) is not None:
         parts["labels"] = whole_labels("y", labels)
-    if (x := found.get("x")) is not None:
+    if (x := data.get("x")) is not None:
         parts["features"] = plain_or_csr("x", x).float()
-    if found.get("num_nodes") is not None:
-        parts["num_nodes"] = whole_number("num_nodes", found["num_nodes"])
+    if data.get("num_nodes") is not None:
+        parts["num_nodes"] = whole_number("num_nodes", data["num_nodes"])
     return parts
 
 

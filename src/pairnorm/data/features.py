@@ -68,10 +68,10 @@ def without_rows(features: Tensor, rows: Tensor) -> Tensor:
         features: [n, d], dense or ``torch.sparse_csr``.
         rows: bool [n].
     """
-    kept = ~rows.to(features.device)
+    remaining = ~rows.to(features.device)
     if features.layout != torch.sparse_csr:
-        return features * kept[:, None]
-    return with_values(features, features.values() * kept[stored_rows(features)])
+        return features * remaining[:, None]
+    return with_values(features, features.values() * remaining[stored_rows(features)])
 
 
 def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:
@@ -86,8 +86,8 @@ def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:
         return padded[:, torch.tensor(places, dtype=torch.int64, device=features.device)]
     from scipy.sparse import coo_array
 
-    wanted = np.flatnonzero(np.asarray(places) >= 0)
-    chosen = (np.ones(len(wanted), dtype=np.float32), (np.asarray(places)[wanted], wanted))
+    present = np.flatnonzero(np.asarray(places) >= 0)
+    chosen = (np.ones(len(present), dtype=np.float32), (np.asarray(places)[present], present))
     moved = (csr_matrix(features) @ coo_array(chosen, shape=(features.shape[1], len(places))).tocsr()).tocsr()
     moved.sort_indices()
     return csr_tensor(moved).to(features.device)
@@ -172,7 +172,7 @@ def core_numbers(matrix: Any) -> NDArray[np.int64]:
 def as_tensor(
     what: str, values: Any, dtype: DTypeLike | None = None, device: torch.device | str | None = None
 ) -> Tensor:
-    """Return numbers or truths as a tensor, CSR where they are sparse, NaN for None and ``pandas.NA``.
+    """Return numbers or booleans as a tensor, CSR where they are sparse, NaN for None and ``pandas.NA``.
 
     Args:
         what: their name in errors.
@@ -232,9 +232,9 @@ def as_ends(edge_index: Any) -> NDArray[np.int64]:
         return array.astype(np.int64, copy=False)
     if array.shape == (0,):  # an empty list
         return np.zeros((2, 0), np.int64)
-    found, hint = f"{array.dtype} of shape {array.shape}", ""
+    given, hint = f"{array.dtype} of shape {array.shape}", ""
     if array.ndim == 0:
-        found = f"a {type(edge_index).__name__}"
+        given = f"a {type(edge_index).__name__}"
     if sparse or (array.ndim == 2 and 2 < len(array) == array.shape[1]):
         hint = "Graph.from_scipy takes an adjacency matrix."
     elif array.ndim and kind in "OUST":
@@ -243,7 +243,7 @@ def as_ends(edge_index: Any) -> NDArray[np.int64]:
         hint = "Pass whole numbers: edge_index.astype(int)."
     elif array.ndim == 2 and array.shape[1] == 2:
         hint = "Transpose it: numpy.transpose(edge_index)."
-    problem = f"edge_index is {found}"
+    problem = f"edge_index is {given}"
     raise PairNormError(problem, code="wrong-shape", expected="whole numbers, [2, edges]", hint=hint)
 
 

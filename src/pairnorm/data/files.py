@@ -44,7 +44,7 @@ def read_files(
     again = options.after(encoder)
     if database is not None or not _holds_all(nodes, edges, again.delimiter):
         if edges is None:
-            problem = f"{place_name(nodes)}: a table of nodes needs a table of edges beside it"
+            problem = f"{place_name(nodes)}: a table of nodes needs a table of edges"
             raise PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
         if nodes == edges == STDIN:
             problem = "nodes and edges are both '-'"
@@ -147,10 +147,10 @@ def read_npz(file: IO[bytes]) -> Parts:
         if "adj_data" not in archive and "format" in archive:
             return from_scipy(_matrix(archive, "", str(archive["format"].astype(str))))
         if "adj_data" not in archive:
-            found = ", ".join(archive.files[:10]) or "nothing"
+            members = ", ".join(archive.files[:10]) or "nothing"
             raise PairNormError(
                 f"there is no 'edge_index', nor 'adj_data', 'adj_indices', 'adj_indptr', 'adj_shape'; "
-                f"it holds {found}",
+                f"it holds {members}",
                 code="edges-missing",
             )
         features = archive.get("attr_matrix")
@@ -162,10 +162,10 @@ def read_npz(file: IO[bytes]) -> Parts:
         return parts
 
 
-def _from_arrays(found: dict[str, Any]) -> Parts:
+def _from_arrays(arrays: dict[str, Any]) -> Parts:
     """Return the parts of a graph in arrays that are called as PyG's; classes may be texts."""
-    texts = {name: value for name, value in found.items() if value.dtype.kind in "US"}
-    parts = from_pyg({name: torch.from_numpy(found[name]) for name in found.keys() - texts.keys()})
+    texts = {name: value for name, value in arrays.items() if value.dtype.kind in "US"}
+    parts = from_pyg({name: torch.from_numpy(arrays[name]) for name in arrays.keys() - texts.keys()})
     return parts | {"labels": texts["y"].astype(str)} if "y" in texts else parts
 
 
@@ -233,23 +233,23 @@ def _read_torch(path: Path) -> Parts:
             # PyG lists Data itself as harmless, but not the plain records that it refers to.
             allowed = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
     with torch.serialization.safe_globals(allowed):
-        found = torch.load(path, weights_only=True, map_location="cpu")
-    if isinstance(found, tuple) and found:
-        found = found[0]
-    if hasattr(found, "to_dict"):
-        found = found.to_dict()
-    if not isinstance(found, dict):
-        problem = f"it holds a {type(found).__name__}"
+        contents = torch.load(path, weights_only=True, map_location="cpu")
+    if isinstance(contents, tuple) and contents:
+        contents = contents[0]
+    if hasattr(contents, "to_dict"):
+        contents = contents.to_dict()
+    if not isinstance(contents, dict):
+        problem = f"it holds a {type(contents).__name__}"
         raise PairNormError(
             problem, code="unknown-contents", expected="a PyG Data, or what its to_dict() gives"
         )
-    for name, value in found.items():
+    for name, value in contents.items():
         if isinstance(value, Tensor) and value.layout == torch.strided:
             held = value.untyped_storage().nbytes()
             if value.numel() * value.element_size() > held:
                 problem = f"{quoted(name)} has shape {tuple(value.shape)}, but {held:,} bytes"
                 raise PairNormError(problem, code="file-damaged", value=name)
-    return from_pyg(found)
+    return from_pyg(contents)
 
 
 READERS = {".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}

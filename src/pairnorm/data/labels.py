@@ -180,9 +180,9 @@ def without_points(texts: Iterable[str]) -> dict[str, str]:
     >>> without_points(["0.0", "1.0"]), without_points(["0.5", "1.0"])
     ({'0.0': '0', '1.0': '1'}, {'0.5': '0.5', '1.0': '1.0'})
     """
-    found = list(texts)
-    whole = all(WITHOUT_FRACTION.fullmatch(text) for text in found)
-    return {text: re.split("[.,]", text)[0] if whole else text for text in found}
+    listed = list(texts)
+    whole = all(WITHOUT_FRACTION.fullmatch(text) for text in listed)
+    return {text: re.split("[.,]", text)[0] if whole else text for text in listed}
 
 
 def class_codes(
@@ -190,40 +190,40 @@ def class_codes(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the number of the class of each node, -1 for None, and the classes, numbers before words.
 
-    Those that are found beside the ``known`` ones come after them.
+    Classes that are not ``known`` come after those that are.
     """
     import pandas
 
-    codes, found = pandas.factorize(text)
+    codes, distinct = pandas.factorize(text)
     names = list(known or ())
-    names += sorted(set(found) - set(names), key=numbers_first)
+    names += sorted(set(distinct) - set(names), key=numbers_first)
     order = {value: place for place, value in enumerate(names)}
-    places = np.array([*(order[value] for value in found), -1])
+    places = np.array([*(order[value] for value in distinct), -1])
     return places[codes].astype(np.int64), tuple(names)
 
 
-def _check_classes(table: Source, name: str, found: Sequence[str], labeled: int) -> None:
+def _check_classes(table: Source, name: str, classes: Sequence[str], labeled: int) -> None:
     """Refuse numbers that ask for a regression, and names."""
-    values = _as_numbers(found)
+    values = _as_numbers(classes)
     if values is None:
-        if len(found) > MAX_TEXT_CLASSES and labeled < MIN_NODES_PER_TEXT * len(found):
-            problem = f"{table.name}: column {quoted(name)} holds {len(found):,} different texts"
+        if len(classes) > MAX_TEXT_CLASSES and labeled < MIN_NODES_PER_TEXT * len(classes):
+            problem = f"{table.name}: column {quoted(name)} holds {len(classes):,} different texts"
             raise PairNormError(
                 f"{problem} on {labeled:,} nodes: names rather than classes",
                 code="too-many-classes",
-                value=len(found),
+                value=len(classes),
                 expected="classes of several nodes each",
                 hint="Name another column, or pass {classes} if each is a class.",
                 classes=EACH,
             )
         return
     most = MAX_NUMBERS if (values % 1 == 0).all() else MAX_FRACTIONS
-    if len(found) > most and (most == MAX_FRACTIONS or labeled < MIN_NODES_PER_NUMBER * len(found)):
+    if len(classes) > most and (most == MAX_FRACTIONS or labeled < MIN_NODES_PER_NUMBER * len(classes)):
         raise PairNormError(
-            f"{table.name}: column {quoted(name)} holds {len(found):,} different numbers: to predict them is "
-            "regression, which this is not made for",
+            f"{table.name}: column {quoted(name)} holds {len(classes):,} different numbers: to predict them "
+            "is regression, which this is not made for",
             code="numeric-label",
-            value=len(found),
+            value=len(classes),
             expected="a column of classes",
             hint=f"{{classes}} cuts it into classes of equal size; {EACH!r} in place of the number makes "
             "every number a class.",
@@ -339,7 +339,7 @@ def _are_texts(labels: NDArray[Any]) -> bool:
 
 
 def _are_booleans(labels: Any) -> bool:
-    """Say whether classes are True and False, but for those that are unknown."""
+    """Say whether classes are True and False, except where unknown."""
     if isinstance(labels, Tensor):
         return labels.dtype == torch.bool
     array = as_array("labels", labels)
@@ -351,12 +351,12 @@ def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np
     """Return the number of the class of each node, and the names of the classes, ``known`` if they are."""
     cells = np.asarray(labels, object).ravel()  # among texts alone numpy would write NaN as one
     names = [None if is_absent(one) or one == "" else str(one) for one in cells]
-    codes, found = class_codes(np.array(names, dtype=object), known)
-    if known is not None and len(found) > len(known):
-        problem = f"a label is {quoted(found[len(known)])}"
+    codes, class_names = class_codes(np.array(names, dtype=object), known)
+    if known is not None and len(class_names) > len(known):
+        problem = f"a label is {quoted(class_names[len(known)])}"
         expected = f"one of class_names: {shown(tuple(known), 7)}"
-        raise PairNormError(problem, code="unknown-class", value=found[len(known)], expected=expected)
-    return codes, found
+        raise PairNormError(problem, code="unknown-class", value=class_names[len(known)], expected=expected)
+    return codes, class_names
 
 
 def whole_labels(what: str, labels: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Which features are missing: masks of SSNC-MV, and those that depend on class, degree or value.
 
 A mask is data and edits nothing. Not at random means a draw without replacement, each candidate with the
-weight ratio^q for its quantile q from 0 to 1. The rate is kept exactly, and what is missing at one rate is
+weight ratio^q for its quantile q from 0 to 1. The rate is exact, and what is missing at one rate is
 missing at every higher rate too.
 """
 
@@ -75,7 +75,7 @@ def features_after(graph: Graph, missing: Missing | None = None, scaling: str = 
     expected = entries if missing.kind == "entries" else graph.num_nodes
     if len(keep) != expected:
         problem = f"missing is about {len(keep):,} {missing.unit}, but graph {graph.name!r} has {expected:,}"
-        raise PairNormError(problem, code="wrong-shape", value=len(keep), hint="Draw it anew for this graph.")
+        raise PairNormError(problem, code="wrong-shape", value=len(keep), hint="Draw it again.")
     if sparse and missing.kind != "entries":
         keep = keep[stored_rows(values)]
     elif not sparse and missing.kind == "entries":
@@ -113,10 +113,10 @@ class Missing:
     def __repr__(self) -> str:
         counts = self.mask.sum(0)
         low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
-        found = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        count = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         return (
             f"Missing(kind={self.kind!r}, rate={self.rate:g}, seed={self.seed}, trials={self.trials}: "
-            f"{found} of {len(self.mask):,} {self.unit})"
+            f"{count} of {len(self.mask):,} {self.unit})"
         )
 
 
@@ -248,7 +248,7 @@ def _drawn(
     purpose: str,
     keys: Callable[[Stream], NDArray[Any]],
 ) -> Missing:
-    """Mark the ``rate`` of candidates whose keys are smallest, anew for each trial."""
+    """Mark the ``rate`` of candidates whose keys are smallest, for each trial."""
     rate = real_number("rate", rate, least=0, most=1)
     candidates = np.flatnonzero(among.cpu().numpy())
     count = round(rate * len(candidates))

@@ -43,12 +43,12 @@ def verified_bytes(folder: Path, name: str) -> bytes:
     The bytes that were checked are the bytes that are returned: nobody can exchange the file in between.
     """
     contents = (folder / name).read_bytes()
-    found = sha256(contents).hexdigest()
-    if found != SHA256[name]:
-        problem = f"{folder / name}: the file is damaged or another one: its SHA-256 is {found[:16]}…"
+    digest = sha256(contents).hexdigest()
+    if digest != SHA256[name]:
+        problem = f"{folder / name}: the file is damaged or another one: its SHA-256 is {digest[:16]}…"
         expected = f"{SHA256[name][:16]}…"
-        hint = "It was not read. Delete it and fetch it anew."
-        raise PairNormError(problem, code="file-damaged", value=found, expected=expected, hint=hint)
+        hint = "It was not read. Delete it and fetch it again."
+        raise PairNormError(problem, code="file-damaged", value=digest, expected=expected, hint=hint)
     return contents
 
 
@@ -63,7 +63,7 @@ def fetch(folder: Path, names: Sequence[str], address: str) -> None:
             no_pooch = isinstance(error, ImportError)
             copy = "pip install 'pairnorm[all]' to fetch them, copy" if no_pooch else "Copy"
             problem = (
-                f"{(folder / name).parent}: wanted here, and not there: {', '.join(still)}.\n"
+                f"{(folder / name).parent}: missing files: {', '.join(still)}.\n"
                 f"Fetching from {address} failed: {str(error).splitlines()[0]}.\n"
             )
             hint = f"{copy} the files there, or name their folder ({{root}}, or PAIRNORM_DATA)."
@@ -269,24 +269,24 @@ def _read_cora(_: list[bytes]) -> Graph:
     from scipy.sparse import csr_array
 
     with np.load(io.BytesIO(verified_bytes(BUNDLED, "cora.npz")), allow_pickle=False) as archive:
-        found = {key: archive[key] for key in archive.files}
-    ones, size = np.ones(len(found["x_indices"])), (len(found["y"]), int(found["num_features"]))
-    words = csr_array((ones, found["x_indices"], found["x_indptr"]), shape=size)
+        arrays = {key: archive[key] for key in archive.files}
+    ones, size = np.ones(len(arrays["x_indices"])), (len(arrays["y"]), int(arrays["num_features"]))
+    words = csr_array((ones, arrays["x_indices"], arrays["x_indptr"]), shape=size)
     graph = Graph.from_edges(
-        np.stack([found["edge_source"], found["edge_target"]]),
+        np.stack([arrays["edge_source"], arrays["edge_target"]]),
         csr_tensor(words),
-        found["y"].astype(np.int64),
-        node_names=found["paper_id"].astype(np.int64),
-        class_names=tuple(found["class_names"].tolist()),
+        arrays["y"].astype(np.int64),
+        node_names=arrays["paper_id"].astype(np.int64),
+        class_names=tuple(arrays["class_names"].tolist()),
     )
-    return _with_public_split(graph, found["train"], found["val"])
+    return _with_public_split(graph, arrays["train"], arrays["val"])
 
 
 def _read_planetoid(files: list[bytes]) -> Graph:
-    found = read_planetoid(dict(zip(PIECES, files, strict=True)))
-    graph = Graph.from_edges(found["edges"], csr_tensor(found["features"]), found["labels"])
-    train = np.arange(found["train"])
-    return _with_public_split(graph, train, found["train"] + np.arange(500))
+    contents = read_planetoid(dict(zip(PIECES, files, strict=True)))
+    graph = Graph.from_edges(contents["edges"], csr_tensor(contents["features"]), contents["labels"])
+    train = np.arange(contents["train"])
+    return _with_public_split(graph, train, contents["train"] + np.arange(500))
 
 
 def _with_public_split(graph: Graph, train: NDArray[Any], validation: NDArray[Any]) -> Graph:
@@ -350,7 +350,7 @@ def csbm(
         ("nodes", nodes, 100 <= nodes <= 10_000_000, "from 100 to 10,000,000"),
         ("classes", classes, 2 <= classes <= nodes // 10, "at least 2, and at most one for every ten nodes"),
         ("homophily", homophily, 0 <= homophily <= 1, "from 0 to 1"),
-        ("degree", degree, 0 <= degree <= most, f"from 0 to {most:.4g}, half of all pairs of so many nodes"),
+        ("degree", degree, 0 <= degree <= most, f"from 0 to {most:.4g}, half of all pairs"),
         ("features", features, classes <= features, "at least one word for each class"),
         ("words", words, 1 <= words <= features, "from 1 to the number of features"),
         ("signal", signal, 0 <= signal <= 1, "from 0 to 1"),
@@ -425,23 +425,23 @@ class _WeightedDraw:
         return place
 
 
-def _distinct(draw: _WeightedDraw, nodes: int, wanted: int, *, within: bool) -> NDArray[np.int64]:
+def _distinct(draw: _WeightedDraw, nodes: int, count: int, *, within: bool) -> NDArray[np.int64]:
     """Draw distinct edges, all within classes or all between them, as sorted keys low * n + high."""
-    found = np.empty(0, dtype=np.int64)
-    while len(found) < wanted:
-        count = wanted - len(found)
-        first = draw.any(count)
+    keys = np.empty(0, dtype=np.int64)
+    while len(keys) < count:
+        missing = count - len(keys)
+        first = draw.any(missing)
         classes = draw.classes[first]
         if not within:
             others = len(draw.last) - 1
-            classes = (classes + 1 + (draw.uniform(count) * others).astype(np.int64)) % (others + 1)
+            classes = (classes + 1 + (draw.uniform(missing) * others).astype(np.int64)) % (others + 1)
         a, b = draw.members[first], draw.members[draw.of(classes)]
         low, high = np.minimum(a, b), np.maximum(a, b)
-        # Exactly as many as are wanted are drawn, so that none has to be thrown away but repeats and loops.
-        found = np.concatenate([found, (low * nodes + high)[low != high]])
-        found.sort()
-        found = found[first_of_run(found)]
-    return found
+        # Exactly as many as are missing are drawn, so that none has to be thrown away but repeats and loops.
+        keys = np.concatenate([keys, (low * nodes + high)[low != high]])
+        keys.sort()
+        keys = keys[first_of_run(keys)]
+    return keys
 
 
 def _bag_of_words(

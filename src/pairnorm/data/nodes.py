@@ -138,12 +138,12 @@ def _read_classes(
         if bins:
             cells, expected = binned(table, options.label, cells, bins), expected or bin_names(bins)
         each, merge = options.classes == EACH, bool(options.merge_classes)
-        found = read_labels(table, options.label, cells, expected, each, merge)
-        parts["labels"], parts["class_names"] = found
+        classes = read_labels(table, options.label, cells, expected, each, merge)
+        parts["labels"], parts["class_names"] = classes
         # A text file does not tell numbers and texts apart: there they are read as ids are.
         parts["numbered"] = table.delimiter is not None or not any(isinstance(cell, str) for cell in cells)
         if options.split is not None:
-            parts |= read_split(table, options.split, frame[options.split], *found)._asdict()
+            parts |= read_split(table, options.split, frame[options.split], *classes)._asdict()
     return parts, bins
 
 
@@ -228,10 +228,10 @@ def read_column(
             return _ignored(table, name, DROPPED_NAMES)
     if values is not None:
         is_date = pandas.api.types.infer_dtype(cells).startswith("date")
-        found = Column(name, "date" if is_date else "number")
-        if known is None or known.kind == found.kind or np.isnan(values).all():
-            return _numeric(known or found, table.to_float32(name, values))
-        compare_categories(table.name, found, known, options.strict)
+        own = Column(name, "date" if is_date else "number")
+        if known is None or known.kind == own.kind or np.isnan(values).all():
+            return _numeric(known or own, table.to_float32(name, values))
+        compare_categories(table.name, own, known, options.strict)
     profiled = table.profile(name, cells)
     texts = profiled.profile.texts
     decision = table.decide(name, profiled, kind=kind, form=known.form if known else "", keep=keep)
@@ -305,8 +305,8 @@ def _read_long(
             text = table.text(feature, block[feature], first)
             number = np.ones(len(block), np.float32)
             if value is not None:
-                found = table.numbers(value, block[value], first)
-                number = np.full(len(block), np.nan, np.float32) if found is None else found
+                numbers_read = table.numbers(value, block[value], first)
+                number = np.full(len(block), np.nan, np.float32) if numbers_read is None else numbers_read
             for row in np.flatnonzero(pandas.isna(text) | np.isnan(number))[:1].tolist():
                 problem = f"expected a feature in {quoted(feature)} and a number in {quoted(value)}"
                 table.reject(first + row, problem, "empty-cell", hint="Fill it in or drop the row.")
@@ -319,8 +319,8 @@ def _read_long(
     wide = [column.name for column in known.named("sparse")] if known else None
     ordered = sorted(set(strings), key=numbers_first) if wide is None else wide
     places = pandas.Index(ordered, dtype=object).get_indexer(pandas.Index(strings, dtype=object))
-    if wide is not None and (strange := set(strings[places < 0])):
-        note = f"{len(strange):,} features unknown to the model are left out: {shown(sorted(strange))}"
+    if wide is not None and (unknown := set(strings[places < 0])):
+        note = f"{len(unknown):,} features unknown to the model are left out: {shown(sorted(unknown))}"
         tables[0].notes.append(note)
     absent = np.ones(len(names), dtype=bool)
     absent[rows[rows >= 0]] = False

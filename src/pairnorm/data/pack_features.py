@@ -172,15 +172,15 @@ class NodePacker(NodeTable):
                     low = start - features.start
                     np.ascontiguousarray(filled[:, low : low + block], dtype).tofile(file)
 
-    def _check_finite(self, found: NDArray[np.float32], first: int, dtype: str) -> None:
+    def _check_finite(self, values: NDArray[np.float32], first: int, dtype: str) -> None:
         most = float(np.finfo(dtype).max)
-        if (wrong := np.abs(found) > most).any():
+        if (wrong := np.abs(values) > most).any():
             row, place = (int(axis[0]) for axis in np.nonzero(wrong))
             name = Encoder(tuple(self.columns)).feature_names[first + place]
-            problem = f"{found[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}"
+            problem = f"{values[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}"
             hint = "Correct it, leave the cell empty, or pass {dtype}."
             raise PairNormError(
-                problem, code="not-finite", value=float(found[row, place]), hint=hint, dtype="float32"
+                problem, code="not-finite", value=float(values[row, place]), hint=hint, dtype="float32"
             )
 
     def _expression(self, column: Column) -> tuple[str, Parse | None]:

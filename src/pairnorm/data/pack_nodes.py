@@ -66,7 +66,7 @@ class NodeTable:
         draft: the folder; what is not to stay goes to ``work`` in it.
         files: the tables.
         options: what the columns are.
-        tick: is options the stage and what share of it is done.
+        tick: is called with the stage and the share of it that is done.
     """
 
     nodes = 0

@@ -241,7 +241,7 @@ class PackedGraph:
         return np.concatenate(parts, 1) if len(parts) > 1 else parts[0]
 
     def files(self, columns: range) -> dict[str, NDArray[Any]]:
-        """Return what a walk over some columns reads, by the names of the files."""
+        """Return the arrays that propagation of some columns reads, by the names of the files."""
         arrays: dict[str, NDArray[Any]] = {"crow": self.crow, "column": self.column, "missing": self.missing}
         if self.weight is not None:
             arrays["weight"] = self.weight

@@ -85,7 +85,7 @@ def pack(
         memory: bytes, or a text such as ``'4GB'``; DuckDB gets half, sorting the other half.
         dtype: of the features on disk, ``'float32'`` or ``'float16'``.
         block: how many columns lie together.
-        tick: is options the stage and what share of it is done.
+        tick: is called with the stage and the share of it that is done.
     """
     one_of("dtype", dtype, DTYPES)
     whole_number("block", block, least=1)
@@ -182,11 +182,11 @@ class _EdgePacker:
         joined = (
             f"SELECT h.s, n.number AS t{', h.w' if value else ''} FROM half h JOIN names n ON h.t = n.name"
         )
-        ranges, kept, loops = self._deal_out(joined, listed, weight)
-        if lost := listed - kept - loops:
+        ranges, edges, loops = self._deal_out(joined, listed, weight)
+        if lost := listed - edges - loops:
             self._reject_end(table, query, ends.target, second, lost)
         self.base.run("DROP TABLE half")
-        return self._sort(ranges, kept, loops)
+        return self._sort(ranges, edges, loops)
 
     def _weight(self, weight: str, kinds: Mapping[str, str]) -> str:
         return as_number(weight) if kinds[weight] == "VARCHAR" else f"{sql_name(weight)}::DOUBLE"
@@ -217,7 +217,7 @@ class _EdgePacker:
         """Write both directions of all edges to files by range of rows, each small enough to be sorted."""
         most = max(FEWEST_PER_RANGE, min(ENTRIES_PER_RANGE, self.base.memory // 2 // BYTES_PER_SORTED_ENTRY))
         rows = -(-self.nodes // max(1, -(-2 * listed // most)))
-        kept = loops = 0
+        edges = loops = 0
         with Ranges(self.draft / WORK, rows, self.nodes, weight is not None) as ranges:
             for s, t, *value in self.base.batches(query, EDGES_PER_BATCH):
                 between = s != t
@@ -228,13 +228,13 @@ class _EdgePacker:
                     raise PairNormError(problem, code="bad-weight", value=weight, expected=expected)
                 loops += int(np.count_nonzero(~between))
                 s, t = s[between].astype(np.int64), t[between].astype(np.int64)
-                kept += len(s)
+                edges += len(s)
                 ranges.add(s, t, 0, weights)
                 ranges.add(t, s, 1, weights)
-                self.tick("edges", 0.3 + 0.7 * (kept + loops) / listed)
-        return ranges, kept, loops
+                self.tick("edges", 0.3 + 0.7 * (edges + loops) / listed)
+        return ranges, edges, loops
 
-    def _sort(self, ranges: Ranges, kept: int, loops: int) -> tuple[int, EdgeCounts]:
+    def _sort(self, ranges: Ranges, edges: int, loops: int) -> tuple[int, EdgeCounts]:
         entries = directed = isolated = 0
         with ExitStack() as stack:
             names = ("crow", "column", *(["weight"] if ranges.weighted else []))
@@ -250,7 +250,7 @@ class _EdgePacker:
                 isolated += int(np.count_nonzero(degrees == 0))
                 self.tick("sorting", (number + 1) / len(ranges.paths))
         # Every directed edge was counted at both of its ends.
-        return entries, EdgeCounts(loops, kept - directed // 2, entries - directed // 2, isolated)
+        return entries, EdgeCounts(loops, edges - directed // 2, entries - directed // 2, isolated)
 
 
 class Ranges:

@@ -81,11 +81,11 @@ class Database:
     def run(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query's result."""
         with explained(self.memory):
-            found: list[tuple[Any, ...]] = self._base.execute(query, list(values)).fetchall()
-        return found
+            rows: list[tuple[Any, ...]] = self._base.execute(query, list(values)).fetchall()
+        return rows
 
     def batches(self, query: str, rows: int) -> Iterator[list[NDArray[Any]]]:
-        """Yield the columns of a query's result, so many rows at a time."""
+        """Yield the columns of a query's result, ``rows`` rows at a time."""
         with explained(self.memory):
             for batch in self._base.sql(query).to_arrow_reader(rows):
                 yield [column.to_numpy(zero_copy_only=False) for column in batch.columns]
@@ -125,12 +125,11 @@ class Database:
         kinds = {name: kind for name, kind, *_ in self.run(f"DESCRIBE SELECT * FROM {table}")}
         for name in source.columns:
             if name not in kinds:
-                raise PairNormError(
-                    f"{source.name}: column {quoted(name)} has no name, or another's but for its case",
-                    code="duplicate-column",
-                    value=name,
-                    hint="Give each column its own name.",
+                problem = (
+                    f"{source.name}: column {quoted(name)} has no name, or differs from another only in case"
                 )
+                hint = "Give each column its own name."
+                raise PairNormError(problem, code="duplicate-column", value=name, hint=hint)
         return Table(source, table, kinds | dict.fromkeys(durations, DURATION), opened)
 
     def _converted(self, sources: Sequence[Source], paths: Sequence[Path]) -> Sequence[Path]:
@@ -163,21 +162,21 @@ def _durations(paths: Sequence[Path]) -> dict[str, str]:
     import pyarrow
     from pyarrow import parquet
 
-    found = []
+    units_of_files = []
     for path in paths:
         with readable(path.name):
             schema = parquet.read_schema(path)
-        found.append(
+        units_of_files.append(
             {field.name: field.type.unit for field in schema if pyarrow.types.is_duration(field.type)}
         )
-    for path, units in zip(paths, found, strict=True):
-        if units != found[0]:
-            name = min(units.items() ^ found[0].items())[0]
+    for path, units in zip(paths, units_of_files, strict=True):
+        if units != units_of_files[0]:
+            name = min(units.items() ^ units_of_files[0].items())[0]
             problem = (
                 f"{path.name}: column {quoted(name)} has not the unit of time that it has in {paths[0].name}"
             )
             raise PairNormError(problem, code="unlike-columns", value=path.name)
-    return found[0]
+    return units_of_files[0]
 
 
 @contextmanager
@@ -223,7 +222,7 @@ def as_id(column: str, kind: str, whole: bool) -> str:
         return text
     if kind in WHOLE:
         return f"{sql_name(column)}::BIGINT"
-    plain = f"regexp_replace({text}, '[.]0+$', '')"  # '7.0' is what pandas makes of a 7 beside empty cells
+    plain = f"regexp_replace({text}, '[.]0+$', '')"  # '7.0' is what pandas makes of a 7 next to empty cells
     # DuckDB would round '7.5' to a node of that number.
     return f"CASE WHEN try_cast({plain} AS BIGINT)::VARCHAR = {plain} THEN try_cast({plain} AS BIGINT) END"
 

@@ -91,21 +91,21 @@ def open_tables(
 
 def find_files(given: Iterable[str | PathLike[str]]) -> list[Any]:
     """Return the files that names, patterns and folders of Parquet files stand for; ``'-'`` stays."""
-    found: list[Any] = []
+    files: list[Any] = []
     for place in given:
         path = check_path(Path(place))
         if fspath(place) == STDIN:
-            found.append(STDIN)
+            files.append(STDIN)
         elif path.is_dir() and (inside := sorted(path.glob("*.parquet"))):
-            found += inside
+            files += inside
         elif not path.exists() and any(sign in fspath(place) for sign in "*?["):
             matching = sorted(map(Path, glob(fspath(place), recursive=True)))
             if not matching:
                 raise PairNormError(f"{place}: no file matches", code="file-missing", value=str(place))
-            found += matching
+            files += matching
         else:
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 def existing(path: Path) -> Path:
@@ -195,12 +195,12 @@ def _table(
         raise PairNormError(problem, code="out-of-range", value=delimiter, expected="one character, or 'tab'")
     unlimited, opened = opened, partial(_limited, name, opened, memory, delimiter)
     with readable(name):
-        found, notes = (_with_mark(encoding), []) if encoding else _find_encoding(name, opened)
-        is_converted = role == "edges" and given is None and _is_edge_list(opened, found)
+        detected, notes = (_with_mark(encoding), []) if encoding else _find_encoding(name, opened)
+        is_converted = role == "edges" and given is None and _is_edge_list(opened, detected)
         if is_converted:
             notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
-            opened, found, delimiter = partial(_open_edge_list, opened, found), "utf-8", "\t"
-        source = Source(name, (), open=opened, delimiter=delimiter, encoding=found)
+            opened, detected, delimiter = partial(_open_edge_list, opened, detected), "utf-8", "\t"
+        source = Source(name, (), open=opened, delimiter=delimiter, encoding=detected)
         with source.lines() as lines:
             titles = ([cell.strip() for cell in cells] for cells in lines)
             header: list[str] = next(filter(any, titles), [])
@@ -222,7 +222,7 @@ def _table(
     if not has_header:
         notes.append(f"line 1 of {name} is an edge, not a header")
     return Source(
-        name, columns, None, opened, None, delimiter, found, decimal, has_header, is_converted, notes
+        name, columns, None, opened, None, delimiter, detected, decimal, has_header, is_converted, notes
     )
 
 
@@ -331,10 +331,10 @@ def _library(name: str, what: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise _lacking(f"reading {what}", name.partition(".")[0]) from error
+        raise _missing_library(f"reading {what}", name.partition(".")[0]) from error
 
 
-def _lacking(what: str, library: str | None) -> PairNormError:
+def _missing_library(what: str, library: str | None) -> PairNormError:
     hint = "pip install 'pairnorm[all]'"
     return PairNormError(f"{what} needs {library}", code="library-missing", value=library, hint=hint)
 
@@ -383,18 +383,18 @@ def _find_encoding(name: str, opened: Open) -> tuple[str, list[str]]:
     """Return the encoding of a text by its bytes, all of them, and a note unless it is UTF-8."""
     with opened() as file:
         start = file.read(2**12)
-    marked = next((found for mark, found in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
+    marked = next((encoding for mark, encoding in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
     if marked:
         return marked, []
     odd, even = start[1::2].count(0), start[::2].count(0)
     if max(odd, even) > len(start) / 4:  # every other byte of plain UTF-16 is zero
-        found = "utf-16-le" if odd > even else "utf-16-be"
+        encoding = "utf-16-le" if odd > even else "utf-16-be"
     else:
-        found = next((one for one in ("utf-8", "cp1252") if _decodes(opened, one)), "latin-1")
-    if found == "utf-8":
-        return found, []
-    said = {"cp1252": "Windows-1252 (Latin-1)", "latin-1": "Latin-1"}.get(found, found.upper())
-    return found, [f"{name} is not UTF-8 and is read as {said}; --encoding (encoding=) names another"]
+        encoding = next((one for one in ("utf-8", "cp1252") if _decodes(opened, one)), "latin-1")
+    if encoding == "utf-8":
+        return encoding, []
+    title = {"cp1252": "Windows-1252 (Latin-1)", "latin-1": "Latin-1"}.get(encoding, encoding.upper())
+    return encoding, [f"{name} is not UTF-8 and is read as {title}; --encoding (encoding=) names another"]
 
 
 def _decodes(opened: Open, encoding: str) -> bool:
@@ -441,7 +441,7 @@ def _seekable(name: str, file: IO[bytes], memory: MemoryLimit) -> IO[bytes]:
 
 
 def arrow_frame(table: Any) -> pandas.DataFrame:
-    """Return a pyarrow table as a frame, whole numbers beside an empty cell exactly as they are."""
+    """Return a pyarrow table as a frame, whole numbers next to an empty cell unchanged."""
     import pyarrow
 
     for place, field in enumerate(table.schema):
@@ -450,7 +450,7 @@ def arrow_frame(table: Any) -> pandas.DataFrame:
             with suppress(pyarrow.ArrowInvalid):
                 table = table.set_column(place, field.name, table.column(place).cast(pyarrow.large_string()))
     # What pandas wrote about its index is ignored: to us that is a column like any other. Whole numbers
-    # beside an empty cell must not become floats: two that differ in their last digit would be one.
+    # next to an empty cell must not become floats: two that differ in their last digit would be one.
     frame: pandas.DataFrame = table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
     return frame
 
@@ -551,7 +551,7 @@ def _records(given: _Reading, contents: Any) -> pandas.DataFrame:
 
 
 def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Give columns of Python's objects their type, but for whole numbers beside an empty cell; see above."""
+    """Give columns of objects their type, except whole numbers next to an empty cell."""
     import pandas
 
     columns = (frame.iloc[:, place] for place in range(frame.shape[1]))
@@ -591,21 +591,21 @@ def _query(database: str, query: str, role: str, memory: MemoryLimit) -> Source:
             if len(query.split()) == 1:
                 quote = connection.dialect.identifier_preparer.quote
                 query = f"SELECT * FROM {'.'.join(map(quote, query.split('.')))}"
-            found = connection.exec_driver_sql(query)
-            if not found.returns_rows:
+            result = connection.exec_driver_sql(query)
+            if not result.returns_rows:
                 problem = f"{name} gives no rows"
                 expected = "a SELECT, or a table's name"
                 raise PairNormError(problem, code="no-rows", value=query, expected=expected)
-            columns = columns_of(name, list(found.keys()))
+            columns = columns_of(name, list(result.keys()))
             rows: list[Any] = []
-            while some := found.fetchmany(ROWS_AT_ONCE):
+            while some := result.fetchmany(ROWS_AT_ONCE):
                 rows += some
                 memory.check_cells(name, len(rows), len(columns))
             frame = _typed(pandas.DataFrame(rows, columns=list(columns), dtype=object))
     except sqlalchemy.exc.NoSuchModuleError as error:
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:
-        raise _lacking("this database", error.name) from error
+        raise _missing_library("this database", error.name) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise _no_database(f"{name}: {getattr(error, 'orig', None) or error}", error) from error
     return Source(name, columns, frame)

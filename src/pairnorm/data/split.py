@@ -124,8 +124,8 @@ def per_class(labels: Tensor, count: int = 20, validation: int | None = None, se
     sizes = np.bincount(classes)
     small = int(sizes.argmin()) if len(sizes) else None
     if small is None or sizes[small] < count:
-        found = "there are no" if small is None else f"class {small} has {sizes[small]}"
-        problem = f"{found} labeled nodes; {count} per class were asked for"
+        available = "there are no" if small is None else f"class {small} has {sizes[small]}"
+        problem = f"{available} labeled nodes; {count} per class were asked for"
         raise PairNormError(problem, code="too-few-labels", value=count, hint="Ask for fewer.")
     by_class = np.argsort(classes, kind="stable")
     rank = np.empty_like(by_class)
@@ -166,9 +166,9 @@ def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
         labels: int64 [n]; -1 where unknown.
         seed: the same seed gives the same split on every machine; for a name without one.
     """
-    found = re.fullmatch(r"(?:random|per-class-(\d+)(?:-of-(\d+))?)(?:@(\d+))?", name, re.ASCII)
-    if found:
-        count, development, own = found.groups()
+    match = re.fullmatch(r"(?:random|per-class-(\d+)(?:-of-(\d+))?)(?:@(\d+))?", name, re.ASCII)
+    if match:
+        count, development, own = match.groups()
         seed = seed if own is None else int(own)
         if count is None:
             return random_split(labels, seed=seed)

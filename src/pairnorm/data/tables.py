@@ -87,13 +87,13 @@ class Source:
         around = rf'[^{re.escape(self.delimiter or ",")}"\s]'
         cell = re.compile(rf"0[0-9](?<!{around}0[0-9])[0-9]*(?!{around})")
         with readable(self.name), self.characters() as file:
-            if not any(map(cell.search, file)):  # much sooner said than what is in which column
+            if not any(map(cell.search, file)):  # much faster than by column
                 return []
         with readable(self.name), self.lines() as lines:
-            found = {
+            columns = {
                 place for cells in lines for place, text in enumerate(cells) if PADDED.fullmatch(text.strip())
             }
-        return [name for place, name in enumerate(self.columns) if place in found]
+        return [name for place, name in enumerate(self.columns) if place in columns]
 
     def note_column(self, note: str, name: str) -> None:
         """Add a note on a column; columns with the same note share a sentence."""
@@ -348,8 +348,8 @@ def readable(name: str) -> Iterator[None]:
         problem = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
         hint = ""
         if fields := re.match(r"Expected (\d+) fields in line (\d+), saw (\d+)", problem):
-            expected, line, found = fields.groups()
-            problem = f"line {line} has {found} cells, expected {expected}"
+            expected, line, cells = fields.groups()
+            problem = f"line {line} has {cells} cells, expected {expected}"
             hint = "Quote a cell that holds a delimiter."
         elif problem.startswith("Length of header"):
             problem, hint = "its rows have more cells than its header", "Give every column a name."
