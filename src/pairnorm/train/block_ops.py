@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.memory import free_memory, size
 from pairnorm.data.packed import PackedGraph
@@ -30,6 +31,8 @@ MAX_WIDTH, MAX_CUDA_WIDTH = 64, 128
 COLUMNS_PER_LINE = 16
 # Bytes of Python, torch and numba with its kernels; of CUDA and the parts of a state in float32 on a GPU.
 BASE_BYTES, CUDA_BASE_BYTES = 225 * 10**6, 2 * 10**9
+
+suppress_csr_warning()
 
 Array = NDArray[np.float32]
 Index = slice | NDArray[np.int64]
@@ -294,20 +297,15 @@ def reference_propagate(
     crow: Tensor, column: Tensor, weight: Tensor | None, roots: Tensor | None, x: Tensor, y: Tensor
 ) -> None:
     """Write D̃⁻¹ Ã x, or with ``roots`` D̃^(-1/2) Ã D̃^(-1/2) x, to ``y``; sums are in float32."""
-    for rows in slices(len(x), max(1, 2**20 // x.size(1))):
-        starts = crow[rows.start : rows.stop + 1]
-        first, last = int(starts[0]), int(starts[-1])
-        near, values = column[first:last].long(), torch.ones(last - first, device=x.device)
-        if weight is not None:
-            values = weight[first:last]
-        owner = torch.arange(len(starts) - 1, device=x.device).repeat_interleave(starts.diff())
-        degree = torch.ones(len(starts) - 1, device=x.device).index_add_(0, owner, values)
-        own = x[rows].float()
-        if roots is not None:
-            values, own = values * roots[near], own * roots[rows, None]
-        total = own.index_add(0, owner, x[near].float() * values[:, None])
-        factor = 1 / degree if roots is None else roots[rows]
-        y[rows] = (total * factor[:, None]).to(y.dtype)
+    values = torch.ones(len(column), device=x.device) if weight is None else weight
+    nodes, state = len(x), x.float()
+    matrix = torch.sparse_csr_tensor(crow, column.long(), values, (nodes, nodes), check_invariants=False)
+    if roots is None:
+        degree = 1 + matrix @ torch.ones(nodes, 1, device=x.device)
+        y.copy_((state + matrix @ state) / degree)
+    else:
+        state = state * roots[:, None]
+        y.copy_((state + matrix @ state) * roots[:, None])
 
 
 def torch_ops(graph: PackedGraph, plan: Plan, device: str) -> BlockOps:
