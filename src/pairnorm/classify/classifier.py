@@ -24,8 +24,6 @@ from pairnorm.classify.holdout import (
     ClassifierWarning,
     check_num_classes,
     complete_split,
-    fingerprints,
-    holds,
     unseen,
     warn_label_predictors,
     without_column,
@@ -259,7 +257,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.cross_fitted_ = None
         if cross_fitted and task.fold_masks:
             self.cross_fitted_ = cross_fit(self, graph, task.fold_masks, tick)
-        names = fingerprints(graph)
+        names = task.prepared.node_fingerprints
         self._seen = names[learned.cpu().numpy()]
         self._tested = names[(split.test & learned).cpu().numpy()]
         return self
@@ -382,7 +380,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             problem = f"graph {graph.name!r} has no labeled node"
             raise PairNormError(problem, code="no-labels", value=graph.name, expected="some to evaluate")
         evaluated = graph.test.cpu().numpy() if graph.test.any() else self.unseen(graph)
-        if not evaluated.any() and self.held_out_ is not None and holds(graph, self._tested):
+        were_tested = int(unseen(graph, self._tested).sum()) < int(graph.labeled.sum())
+        if not evaluated.any() and were_tested and self.held_out_ is not None:
             return self.held_out_.accuracy
         if not evaluated.any():
             raise PairNormError(

@@ -23,8 +23,6 @@ from pairnorm.data.split import Stream
 HELD_OUT = 0.2
 FEW = 30
 NUM_FOLDS = 5
-# Of so many names, to make fingerprints takes longer than to see whether they are the same ones.
-MANY_NAMES = 100_000
 # A label of more different numbers is likely a measurement.
 MANY_CLASSES = 30
 # Probabilities of all nodes, and of labeled nodes by candidate, that are in memory at a time.
@@ -111,27 +109,14 @@ def fingerprints(graph: Graph) -> NDArray[np.int64]:
     A name that is a number counts as its text. Nodes of graphs without names are the same only where the
     graphs have the same edges: row 7 of one graph is not row 7 of another.
     """
-    names = node_ids(graph)
-    if _REMEMBERED and np.array_equal(_REMEMBERED[0], names):
-        return _REMEMBERED[1]
-    digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in names.tolist())
-    prints = np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
-    if len(names) >= MANY_NAMES:
-        _REMEMBERED[:] = names, prints
-    return prints
-
-
-_REMEMBERED: list[NDArray[Any]] = []
+    names = node_ids(graph).tolist()
+    digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in names)
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
 
 
 def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return bool [n]: the labeled nodes that a model has neither learned from nor been chosen by."""
+    """Return bool [n]: the labeled nodes that neither trained nor selected a model."""
     return graph.labeled.cpu().numpy() & ~np.isin(fingerprints(graph), seen)
-
-
-def holds(graph: Graph, names: NDArray[np.int64]) -> bool:
-    """Say whether some of a graph's labeled nodes have one of these fingerprints."""
-    return bool(np.isin(fingerprints(graph)[graph.labeled.cpu().numpy()], names).any())
 
 
 def _parts(

@@ -44,18 +44,7 @@ class _Schema(BaseModel):
 class SavedCandidate(_Schema):
     """A ``Candidate``; what is not known is null."""
 
-    model: Literal[
-        "SGC",
-        "GCN",
-        "GAT",
-        "GCNII",
-        "APPNP",
-        "label propagation",
-        "logistic regression",
-        "boosted trees",
-        "most frequent class",
-        "average",
-    ]
+    model: str
     norm: Literal["none", "PN", "PN-SI", "PN-SCS"]
     depth: Annotated[int, Field(ge=0, le=DEEPEST)]
     scale: Annotated[FiniteFloat, Field(gt=0, le=LARGEST_SCALE)]
@@ -139,7 +128,7 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     tensors |= {
         "known.names": names,
         "known.labels": labels,
-        "guess": classifier.model_.fallback_probabilities,
+        "fallback": classifier.model_.fallback_probabilities,
     }
     smooth = classifier.model_.smooth
     tensors |= {"seen": torch.from_numpy(classifier._seen), "tested": torch.from_numpy(classifier._tested)}
@@ -226,7 +215,7 @@ def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[st
         classifier.model_ = Average(
             [_part(part, state, f"{number}.", facts) for number, part in enumerate(facts.parts)],
             KnownLabels.checked(tensors["known.names"], tensors["known.labels"], len(facts.classes)),
-            _fallback(facts, tensors["guess"]),
+            _fallback(facts, tensors["fallback"]),
             None if facts.smooth is None else Smooth(facts.smooth.alpha, facts.smooth.power),
         )
         classifier.held_out_ = _scores(facts)
