@@ -24,7 +24,7 @@ from pairnorm.nn.propagate import propagate_with_restart
 if TYPE_CHECKING:
     import pandas
 
-# A block of contributions has at most this many entries.
+# A block of contributions to all classes has at most this many entries.
 BLOCK_ENTRIES = 2**22
 TOP = 5
 Floats = NDArray[np.float32]
@@ -194,7 +194,7 @@ def explain_predictions(
         elif isinstance(fitted, Network):
             others += weight
     evidence = _evidence(model, members, prepared)
-    parts = [*_feature_rows(members, predicted, nodes, top)]
+    parts = [*_feature_rows(members, predicted, nodes, top, len(classes))]
     parts.append(_neighbor_rows(evidence, prepared, predicted, nodes, top))
     about, sources, names, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(about, kind="stable")
@@ -202,7 +202,7 @@ def explain_predictions(
 
 
 def _feature_rows(
-    members: Sequence[tuple[int, Member]], predicted: Integers, nodes: Integers, top: int
+    members: Sequence[tuple[int, Member]], predicted: Integers, nodes: Integers, top: int, classes: int
 ) -> Iterator[tuple[Integers, NDArray[np.str_], NDArray[np.object_], Floats]]:
     """Yield, a block of nodes at a time, the largest contributions of features."""
     from scipy.sparse import csr_array
@@ -221,7 +221,7 @@ def _feature_rows(
         entries = [keys[key] for key in one.keys], range(len(one.keys))
         shape = len(keys), len(one.keys)
         sums.append(csr_array((np.full(shape[1], weight / total, dtype=np.float32), entries), shape=shape))
-    length = max(1, BLOCK_ENTRIES // len(keys))
+    length = max(1, BLOCK_ENTRIES // (len(keys) * classes))
     for start in range(0, len(nodes), length):
         some = nodes[start : start + length]
         values = sum(

@@ -16,7 +16,8 @@ from pairnorm.data.adjacency import csr_matrix, hops
 from pairnorm.report.document import Nodes
 
 MAX_ROWS, MAX_CLASSES_PER_NODE, MAX_NAME_LENGTH = 100_000, 10, 300
-MAX_EXPLAINED = 2000
+# TreeSHAP takes seconds for this many nodes, or nodes times classes.
+MAX_EXPLAINED, MAX_EXPLAINED_ENTRIES = 2000, 8000
 
 
 def delivered_labels(findings: Findings) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -78,7 +79,8 @@ def _reasons(findings: Findings, rows: NDArray[np.int64], confidence: NDArray[np
 
     Names are [source, name]; values are in hundredths, of log-odds or of a share.
     """
-    nodes = np.sort(rows[np.argsort(confidence[rows], kind="stable")[:MAX_EXPLAINED]])
+    count = min(MAX_EXPLAINED, max(1, MAX_EXPLAINED_ENTRIES // findings.graph.num_classes))
+    nodes = np.sort(rows[np.argsort(confidence[rows], kind="stable")[:count]])
     explanation = findings.explain(nodes)
     names: dict[tuple[str, str], int] = {}
     by_node: dict[int, list[int]] = {}
