@@ -115,7 +115,7 @@ def test_what_cannot_be_learned_from_is_refused(raises) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, 1], "no labeled node is left to choose a model by"),
+        ([0, 1], "no labeled node is left to select a model"),
         ([0, 1], "no labeled node is left to test on"),
         ([0, 0, 0, 1, 1, 1], "only 2 labeled nodes are left to test on: the interval .* is wide"),
         ([0] * 20 + [1], "no test node is of class '1'"),

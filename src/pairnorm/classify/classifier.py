@@ -288,7 +288,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             graph: as for ``predict_proba``.
         """
-        return np.asarray(self.classes_[self.decide(self.predict_proba(graph))])
+        probabilities = self.predict_proba(graph)
+        return np.asarray(self.classes_[self.decide(probabilities)])
 
     def predict_set(self, graph: Graph, coverage: float = 0.9) -> NDArray[np.bool_]:
         """Return the prediction set of every node, bool [n, classes]: the classes that cannot be excluded.
