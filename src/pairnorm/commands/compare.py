@@ -44,6 +44,10 @@ def add(commands: Any) -> None:
     example = "pairnorm compare --nodes customers.csv --edges payments.csv --label risk"
     parser = add_command(commands, "compare --nodes FILE --edges FILE --label COLUMN", run, example)
     parser.either = ("nodes", "dataset")
+    parser.essential = (
+        *("nodes", "edges", "dataset", "id", "label", "split", "model", "method", "depth", "missing"),
+        *("runs", "time-limit", "out"),
+    )
     parser.group(
         "Files",
         *FILES,

@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
     """Add the command and its options."""
     example = "pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk"
     parser = add_command(commands, "diagnose --nodes FILE --edges FILE", run, example)
+    parser.essential = ("nodes", "edges", "features", "id", "label", "feature-scaling", "out")
     out = option(
         "FILE", "Write the figure to this file: .png, .pdf, .svg, or .html for a page.", "diagnosis.png"
     )
