@@ -44,7 +44,10 @@ def forward(
         return y, (norm, mean)
     step = _rows_per_block(rows)
     means, squares = np.empty((-(-nodes // step), models, features)), np.empty((-(-nodes // step), models))
-    _share(rows, lambda row, block: _block_moments(given[row], step, means[block], squares[block]))
+    _share(
+        rows,
+        lambda row, block: _block_moments(given[row], step, not individually, means[block], squares[block]),
+    )
     square = np.empty(models)
     _merge(means, squares, nodes, step, center, square)
 
@@ -121,11 +124,11 @@ def _backward(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any
 
 
 @kernel
-def _block_moments(x: Any, step: int, means: Any, squares: Any) -> None:
+def _block_moments(x: Any, step: int, needs_squares: bool, means: Any, squares: Any) -> None:
     for block in range(len(means)):
         part = x[block * step : (block + 1) * step]
         for model in range(x.shape[1]):
-            squares[block, model] = moments(part[:, model], means[block, model : model + 1])
+            squares[block, model] = moments(part[:, model], needs_squares, means[block, model : model + 1])
 
 
 @kernel
@@ -161,23 +164,25 @@ def normalize_block(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: A
     part, square = np.empty((1, features)), 0.0
     for start in range(0, nodes, step):
         rows = x[start : start + step]
-        square += moments(rows, part)
+        square += moments(rows, len(norm) != nodes, part)
         square += merge(mean, start, part[0], len(rows))
     normalize(x, mean.reshape(1, features), square / nodes, scale, eps, y, norm, len(norm) == nodes)
 
 
 @kernel
-def moments(x: Any, mean: Any) -> float:
-    """Write the mean of the rows, in float64, and return the sum of squared distances from it."""
+def moments(x: Any, needs_squares: bool, mean: Any) -> float:
+    """Write the mean of the rows, in float64; return the sum of squared distances from it, if needed."""
     for start in range(0, x.shape[1], LANES):
         column = widen(load(x, 0, start))
         for row in range(1, len(x)):
             column = column + widen(load(x, row, start))
         store(mean, 0, start, column)
     mean /= len(x)
+    square = 0.0
+    if not needs_squares:
+        return square
     high = mean.astype(np.float32)
     low = (mean - high).astype(np.float32)
-    square = 0.0
     for row in range(len(x)):
         square += squared_distance(x, row, high, low)
     if not square < np.inf:  # beyond the range of float32
@@ -346,14 +351,19 @@ def finish_gradient(
     low = (mean - high).astype(np.float32)
     shift = grad_mean.astype(np.float32)
     factor, inverse, grad_dot = np.float32(scale / norm), np.float32(1 / norm), np.float32(mean_dot / norm)
-    for row in range(len(x)):
+    step = max(1, CACHED_ELEMENTS // x.shape[1])
+    for first in range(0, len(x), step):
+        last = min(first + step, len(x))
         for start in range(0, x.shape[1], LANES):
+            offset, upper, lower = load(shift, 0, start), load(high, 0, start), load(low, 0, start)
             if individually:
-                value = load(result, row, start) - load(shift, 0, start)
+                for row in range(first, last):
+                    store(result, row, start, load(result, row, start) - offset)
             else:
-                unit = centered(x, row, start, high, low) * inverse
-                value = (load(grad, row, start) - load(shift, 0, start) - unit * grad_dot) * factor
-            store(result, row, start, value)
+                for row in range(first, last):
+                    unit = (load(x, row, start) - upper - lower) * inverse
+                    value = (load(grad, row, start) - offset - unit * grad_dot) * factor
+                    store(result, row, start, value)
 
 
 @kernel
