@@ -35,7 +35,7 @@ NETWORKS = {"GCN": (2, 4, 6, 8, 10), "GAT": (2, 4, 6, 8, 10), "GCNII": (8, 32), 
 # Models that are tried within the default time limit.
 SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
 MODELS = ("SGC", *NETWORKS, *SIMPLE)
-FILLS = ("zero", "fp", "mass")
+IMPUTATIONS = ("zero", "fp", "mass")
 SGC_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
 DEEPEST = 10_000
 # Beyond these, float32 holds no logits, or no difference between them.
@@ -54,7 +54,7 @@ class SearchSpace(NamedTuple):
     """A classifier's parameters, validated; None stands for ``"auto"``."""
 
     models: list[str] | None
-    fills: list[str] | None
+    imputations: list[str] | None
     norms: list[Any] | None
     depths: list[int] | None
     scales: list[float] | None
@@ -66,7 +66,7 @@ def parse_search_space(classifier: NodeClassifier) -> SearchSpace:
     """Validate the parameters of a classifier that may have several values."""
     space = SearchSpace(
         _several("model", classifier.model, _model),
-        _several("fill", classifier.fill, partial(_choice, FILLS)),
+        _several("fill", classifier.fill, partial(_choice, IMPUTATIONS)),
         _several("norm", classifier.norm, partial(_choice, NORMS)),
         _several("depth", classifier.depth, partial(whole_number, least=1, most=DEEPEST)),
         _several("scale", classifier.scale, partial(real_number, least=LEAST_SCALE, most=LARGEST_SCALE)),
@@ -79,21 +79,21 @@ def parse_search_space(classifier: NodeClassifier) -> SearchSpace:
     return space
 
 
-def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
+def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
     """Return what a classifier's parameters ask to try, in order.
 
     Args:
-        wanted: whose parameters.
+        classifier: whose parameters.
         graph: with its split. Without validation nodes, one model is planned, by default an SGC whose depth
             is set by rule.
     """
-    models, fills, norms, depths, scales, seeds, seconds = parse_search_space(wanted)
+    models, imputations, norms, depths, scales, seeds, seconds = parse_search_space(classifier)
     if models is None:
         # One who names a depth or a norm asks for what has them.
-        named = any(given is not None for given in (norms, depths, scales, fills))
+        named = any(given is not None for given in (norms, depths, scales, imputations))
         models = ["SGC", *(() if named else SIMPLE), *(() if seconds is None else NETWORKS)]
     gnns = [model for model in models if model in NETWORKS]
-    sgc = (norms or default_norms(wanted.adjacency, has_many_nodes(graph))) if "SGC" in models else []
+    sgc = (norms or default_norms(classifier.adjacency, has_many_nodes(graph))) if "SGC" in models else []
     chosen = bool(graph.validation.any())
     if not chosen:
         if gnns:
@@ -103,20 +103,20 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
         sgc = [norm for norm in sgc if norm != "none"][:1] or sgc[:1]
         depths = depths[:1] if depths else [suggest_depth(graph).depth]
         scales = scales[:1] if scales else [USUAL_SCALE]
-        fills = fills[:1] if fills else ["zero"]
+        imputations = imputations[:1] if imputations else ["zero"]
         models = models[:1]
     families: list[Family] = []
     if sgc:
-        over = tuple(fills or FILLS) if graph.missing.any() else ("zero",)
+        over = tuple(imputations or IMPUTATIONS) if graph.missing.any() else ("zero",)
         families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, over))
-    families += _simple(models, scales or SCALES, chosen, _directed(wanted, graph))
+    families += _simple(models, scales or SCALES, chosen, _directed(classifier, graph))
     if gnns:
-        specs = _specs(wanted, gnns, norms, depths, scales)
+        specs = _specs(classifier, gnns, norms, depths, scales)
         limit = inf if seconds is None else seconds
-        kept = None if wanted.checkpoints is None else Path(wanted.checkpoints)
+        kept = None if classifier.checkpoints is None else Path(classifier.checkpoints)
         family = GNNFamily(
             specs,
-            range(wanted.random_state, wanted.random_state + seeds),
+            range(classifier.random_state, classifier.random_state + seeds),
             limit,
             required=not sgc,
             checkpoints=kept,
@@ -127,30 +127,30 @@ def plan(wanted: NodeClassifier, graph: Graph) -> list[Family]:
 
 
 def _specs(
-    wanted: NodeClassifier, models: Sequence[str], norms: Sequence[Norm] | None, depths: Sequence[int] | None,
+    classifier: NodeClassifier, models: Sequence[str], norms: Sequence[Norm] | None, depths: Sequence[int] | None,
     scales: Sequence[float] | None,
 ) -> list[Spec]:  # fmt: skip
     """Return what to train, shallow ones first: they are quick, and often so good that none should miss them.
 
     GCNII and APPNP have no norm, but a share of the first state, and the adjacency of their papers.
     """
-    shared: dict[str, Any] = {name: getattr(wanted, name) for name in ("hidden", "dropout", "epochs")}
-    found = []
+    shared: dict[str, Any] = {name: getattr(classifier, name) for name in ("hidden", "dropout", "epochs")}
+    specs = []
     for model in models:
         for depth in depths or NETWORKS[model]:
             if model not in METHODS:
-                own = shared | {"adjacency": wanted.adjacency}
+                own = shared | {"adjacency": classifier.adjacency}
                 settings = product(norms or ("none", GNN_NORM), scales or (1.0,))
-                found += [
+                specs += [
                     Spec("own", model, depth, norm=norm, scale=scale, **own) for norm, scale in settings
                 ]
             elif norms is None or "none" in norms:
                 own, shares = {**shared, **METHODS[model].settings}, METHODS[model].grid
-                found += [Spec("own", "GCN", depth, method=model, strength=one, **own) for one in shares]
-    if not found:
+                specs += [Spec("own", "GCN", depth, method=model, strength=one, **own) for one in shares]
+    if not specs:
         problem = f"{' and '.join(models)} have no norm"
         raise PairNormError(problem, code="nothing-to-try", value=norms, expected="norm 'none'")
-    return sorted(dict.fromkeys(found), key=lambda spec: spec.depth)
+    return sorted(dict.fromkeys(specs), key=lambda spec: spec.depth)
 
 
 def baselines(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
@@ -167,40 +167,40 @@ def baselines(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
         large: leave out logistic regression, for which features must be dense.
     """
     chosen = bool(graph.validation.any())
-    found: list[Family] = [MostFrequent(), LabelPropagation()]
+    families: list[Family] = [MostFrequent(), LabelPropagation()]
     if not large:
-        found.append(LogisticRegression(SCALES if chosen else (USUAL_SCALE,)))
+        families.append(LogisticRegression(SCALES if chosen else (USUAL_SCALE,)))
     if chosen and not has_many_nodes(graph):
         specs = [
             Spec("own", "GCN", 2, epochs=BASELINE_EPOCHS, learning_rate=rate, dropout=dropout)
             for rate in BASELINE_RATES
             for dropout in BASELINE_DROPOUTS
         ]
-        found.append(GNNFamily(specs, range(seed, seed + BASELINE_SEEDS), name="GCN, 2 layers"))
-    return found
+        families.append(GNNFamily(specs, range(seed, seed + BASELINE_SEEDS), name="GCN, 2 layers"))
+    return families
 
 
-def _directed(wanted: NodeClassifier, graph: Graph) -> bool:
+def _directed(classifier: NodeClassifier, graph: Graph) -> bool:
     """Say whether directions count: where some edges go both ways and some do not, unless it is said.
 
     A list that has every edge once may well be that of an undirected graph.
     """
-    if graph.directed is None or wanted.directed == "no":
+    if graph.directed is None or classifier.directed == "no":
         return False
-    return wanted.directed == "yes" or int(graph.directed.sum()) > graph.num_edges
+    return classifier.directed == "yes" or int(graph.directed.sum()) > graph.num_edges
 
 
 def _simple(models: Sequence[str], scales: Sequence[float], chosen: bool, directed: bool) -> list[Family]:
     """Return the families that are asked for among ``SIMPLE``, with one setting where nothing chooses."""
     few = None if chosen else 1
     directions = (False, True) if directed else (False,)
-    found: dict[str, Family] = {
+    families: dict[str, Family] = {
         "label propagation": LabelPropagation(ALPHAS[:few]),
         "logistic regression": LogisticRegression(scales),
         "boosted trees": BoostedTrees(HOPS[:few], LEAVES[:few], directions[:few]),
         "most frequent class": MostFrequent(),
     }
-    return [found[name] for name in SIMPLE if name in models]
+    return [families[name] for name in SIMPLE if name in models]
 
 
 def resolve_time_limit(time_limit: float | str | None, nodes: int) -> float:

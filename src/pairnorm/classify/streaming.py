@@ -30,7 +30,7 @@ from pairnorm.classify.search_limits import (
     default_norms,
     subsample,
 )
-from pairnorm.classify.search_space import DEEPEST, FILLS, LARGEST_SCALE, LEAST_SCALE
+from pairnorm.classify.search_space import DEEPEST, IMPUTATIONS, LARGEST_SCALE, LEAST_SCALE
 from pairnorm.classify.target import MIN_DIFFERENCE
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.block_ops import BlockOps, Plan, make_plan
@@ -228,7 +228,7 @@ def _check_imputations(names: Sequence[str], norms: Sequence[str] | None, graph:
     vectors, single = graph.facts.missing
     for fill in names:
         alone = fill == "mass"  # the mass is propagated next to a state that no norm changes
-        if one_of("fill", fill, FILLS) == "zero":
+        if one_of("fill", fill, IMPUTATIONS) == "zero":
             continue
         if single:
             problem = f"imputation {fill!r} of a packed graph needs nodes that have all features or none"
@@ -312,7 +312,7 @@ class Streaming:
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
         if imputations is not None:
             _check_imputations(imputations, norms, graph)
-        names = FILLS if imputations is None else imputations
+        names = IMPUTATIONS if imputations is None else imputations
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
         self._limits = SearchLimits(many, numbers, one_of("metric", metric, METRICS))
         usual = norms or default_norms("rw", many)

@@ -163,7 +163,7 @@ def run(options: Namespace) -> Result:
 def _classifier(options: Namespace) -> "NodeClassifier":
     """Return the classifier that the options describe, its parameters validated."""
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.search_space import FILLS, MODELS
+    from pairnorm.classify.search_space import IMPUTATIONS, MODELS
     from pairnorm.train.engine import find_device
     from pairnorm.train.spec import NORMS
 
@@ -172,7 +172,7 @@ def _classifier(options: Namespace) -> "NodeClassifier":
         depth=_parse_list(options.depth, int),
         norm=_parse_list(options.norm, str, NORMS),
         scale=_parse_list(options.scale, float),
-        fill=_parse_list(options.impute, str, FILLS),
+        fill=_parse_list(options.impute, str, IMPUTATIONS),
         metric=options.metric or "loss",
         class_weight=options.class_weight,
         simple=options.simple,
@@ -286,7 +286,7 @@ def _run_packed(options: Namespace) -> Result:
     from pairnorm.base.files import reserved
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.predictions import has_parquet
-    from pairnorm.classify.search_space import FILLS
+    from pairnorm.classify.search_space import IMPUTATIONS
     from pairnorm.classify.streaming import Streaming
     from pairnorm.data import Graph
     from pairnorm.report.fit_report import result_folder, streamed_page, write_document
@@ -298,7 +298,7 @@ def _run_packed(options: Namespace) -> Result:
         "depths": _parse_list(options.depth, int),
         "norms": _parse_list(options.norm, str, NORMS),
         "scales": _parse_list(options.scale, float),
-        "imputations": _parse_list(options.impute, str, FILLS),
+        "imputations": _parse_list(options.impute, str, IMPUTATIONS),
         "metric": options.metric or "auto",
     }
     # "auto" is the CPU: the adjacency may not fit on a GPU.

@@ -35,7 +35,7 @@ class Candidate:
         validation_accuracy: share of correct predictions.
         validation_loss: mean cross-entropy.
         setting: other settings, as text for people.
-        fill: how missing features are imputed, one of ``FILLS``.
+        fill: how missing features are imputed, one of ``IMPUTATIONS``.
         directed: whether in-neighbors and out-neighbors are separate columns.
         parts: of an ensemble, the names of its members.
         smoothed: of an ensemble, whether its probabilities are smoothed over the graph.

@@ -163,16 +163,16 @@ def _apart(
     build: Callable[[Sequence[int], torch.device], Model],
 ) -> tuple[Model, Tensor]:
     """Let every rank train its share of the trials by itself; return the model of all, and its logits."""
-    own, found, late = shards.among(seeds), None, False
+    own, trained, late = shards.among(seeds), None, False
     try:
         if own:
             model, logits = fit(own, None)
-            found = dict(model.cpu().state_dict()), logits.cpu()
+            trained = dict(model.cpu().state_dict()), logits.cpu()
     except OutOfTime:
         late = True
     if shards.any(late):
         raise OutOfTime
-    parts = [part for part in shards.of_all(found) if part is not None]
+    parts = [part for part in shards.of_all(trained) if part is not None]
     whole = build(seeds, torch.device("cpu"))
     names = whole.state_dict()
     whole.load_state_dict({name: torch.cat([weights[name] for weights, _ in parts]) for name in names})

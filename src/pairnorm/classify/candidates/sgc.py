@@ -36,7 +36,7 @@ class SGCFamily:
         norms: ``"none"``, ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``.
         depths: numbers of propagations.
         scales: PairNorm's s; without a norm, what the features are multiplied by.
-        fills: how missing features are imputed, of ``FILLS``.
+        fills: how missing features are imputed, of ``IMPUTATIONS``.
         name: of the family.
     """
 
