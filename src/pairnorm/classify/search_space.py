@@ -127,9 +127,12 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
 
 
 def _specs(
-    classifier: NodeClassifier, models: Sequence[str], norms: Sequence[Norm] | None, depths: Sequence[int] | None,
+    classifier: NodeClassifier,
+    models: Sequence[str],
+    norms: Sequence[Norm] | None,
+    depths: Sequence[int] | None,
     scales: Sequence[float] | None,
-) -> list[Spec]:  # fmt: skip
+) -> list[Spec]:
     """Return what to train, shallow ones first: they are quick, and often so good that none should miss them.
 
     GCNII and APPNP have no norm, but a share of the first state, and the adjacency of their papers.
