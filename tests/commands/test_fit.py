@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+import sqlalchemy
 import torch
 from safetensors.torch import load_file
 from written import Files, write_customers, write_papers
@@ -140,14 +141,18 @@ def test_what_other_libraries_warn_of_is_no_note_to_the_user(
 def test_no_output_holds_the_password_of_a_database(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite ignores parameters that it does not know, so that a run with a password succeeds."""
+    """A file takes the place of the database server, so that a run with a password succeeds."""
     files, logs = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "logs"
     logs.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(logs))
     with sqlite3.connect(tmp_path / "bank.db") as database:
         for name, path in files._asdict().items():
             pandas.read_csv(path).to_sql(name, database, index=False)
-    url = f"sqlite:///file:{tmp_path / 'bank.db'}?password=MARKER77&uri=true"
+    create_engine = sqlalchemy.create_engine
+    monkeypatch.setattr(
+        sqlalchemy, "create_engine", lambda *_, **__: create_engine(f"sqlite:///{tmp_path / 'bank.db'}")
+    )
+    url = "postgresql://ann:MARKER77@host/bank"
     tables = ["--database", url, "--nodes", "nodes", "--edges", "edges"]
     out = tmp_path / "run"
     quick = ["--label", "risk", "--depth", "2", "--norm", "PN", "--scale", "10"]
