@@ -19,7 +19,7 @@ from pairnorm.base.escaping import redact, spreadsheet
 from pairnorm.base.files import atomic_file
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.data import Graph
-from pairnorm.data.readers import connect_arguments
+from pairnorm.data.frames import connect_arguments
 
 if TYPE_CHECKING:
     import pandas

@@ -79,13 +79,7 @@ def symmetric_adjacency(
 
 
 def listed_directions(adjacency: Tensor, source: NDArray[Any], target: NDArray[Any]) -> Tensor:
-    """Return for each entry of a symmetric adjacency whether an edge from its row to its column was listed.
-
-    Args:
-        adjacency: what ``symmetric_adjacency`` made of the edges.
-        source: the first end of each.
-        target: the second.
-    """
+    """Return for each entry of a symmetric adjacency whether it was listed from its row to its column."""
     from scipy.sparse import coo_array, csr_array
 
     between, matrix = source != target, csr_matrix(adjacency)
@@ -97,12 +91,7 @@ def listed_directions(adjacency: Tensor, source: NDArray[Any], target: NDArray[A
 
 
 def along_and_against(adjacency: Tensor, directed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the weights of the edges from each row's node, and of those to it, [n, n] both.
-
-    Args:
-        adjacency: symmetric.
-        directed: bool, which of its entries are edges from row to column; None for all.
-    """
+    """Return the weights of the edges from each row's node, and of those to it, [n, n] both."""
     if directed is None:
         return adjacency, adjacency
     matrix = csr_matrix(adjacency).copy()
@@ -193,12 +182,7 @@ def components(adjacency: Tensor) -> Tensor:
 
 
 def reachable(adjacency: Tensor, there: Tensor) -> Tensor:
-    """Return bool [n], on the CPU: the nodes that are, or that a path connects with, one of some nodes.
-
-    Args:
-        adjacency: of the graph.
-        there: bool [n], those.
-    """
+    """Return bool [n], on the CPU: the nodes that are, or that a path connects with, one of some nodes."""
     members = components(adjacency)
     is_reachable = torch.zeros(len(members), dtype=torch.bool)
     is_reachable[members[there.cpu()]] = True

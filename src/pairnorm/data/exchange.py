@@ -22,9 +22,9 @@ from pairnorm.data.edges import (
 )
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import plain_or_csr
+from pairnorm.data.frames import arrow_frame, columns_of
 from pairnorm.data.labels import UNKNOWN, whole_labels
 from pairnorm.data.nodes import read_nodes
-from pairnorm.data.readers import arrow_frame, columns_of
 from pairnorm.data.tables import Source
 
 if TYPE_CHECKING:

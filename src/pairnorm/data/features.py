@@ -62,12 +62,7 @@ def with_values(features: Tensor, values: Tensor) -> Tensor:
 
 
 def without_rows(features: Tensor, rows: Tensor) -> Tensor:
-    """Return features that are zero in some rows.
-
-    Args:
-        features: [n, d], dense or ``torch.sparse_csr``.
-        rows: bool [n].
-    """
+    """Return features that are zero in some rows."""
     remaining = ~rows.to(features.device)
     if features.layout != torch.sparse_csr:
         return features * remaining[:, None]
@@ -75,12 +70,7 @@ def without_rows(features: Tensor, rows: Tensor) -> Tensor:
 
 
 def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:
-    """Return the columns at ``places``, zeros for -1.
-
-    Args:
-        features: [n, d], dense or ``torch.sparse_csr``; the result is of the same kind.
-        places: a column of ``features`` for each of the result, none of them twice.
-    """
+    """Return the columns at ``places``, zeros for -1."""
     if features.layout != torch.sparse_csr:
         padded = torch.cat([features, features.new_zeros(len(features), 1)], 1)
         return padded[:, torch.tensor(places, dtype=torch.int64, device=features.device)]
@@ -172,14 +162,7 @@ def core_numbers(matrix: Any) -> NDArray[np.int64]:
 def as_tensor(
     what: str, values: Any, dtype: DTypeLike | None = None, device: torch.device | str | None = None
 ) -> Tensor:
-    """Return numbers or booleans as a tensor, CSR where they are sparse, NaN for None and ``pandas.NA``.
-
-    Args:
-        what: their name in errors.
-        values: a tensor keeps its type and its place.
-        dtype: for any other but a scipy matrix, whose tensor is float32. Default: that of the array.
-        device: likewise.
-    """
+    """Return numbers or booleans as a tensor, CSR where they are sparse, NaN for None and ``pandas.NA``."""
     if isinstance(values, Tensor):
         dense_or_csr = values.layout in (torch.strided, torch.sparse_csr)
         return values if dense_or_csr else plain_or_csr(what, values)

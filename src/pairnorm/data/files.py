@@ -19,8 +19,9 @@ from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
 from pairnorm.data.adjacency import check_csr
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.exchange import Parts, from_networkx, from_pyg, from_scipy, from_tables
+from pairnorm.data.frames import existing
 from pairnorm.data.labels import whole_labels
-from pairnorm.data.readers import STDIN, TABLES, Given, existing, kind_of, open_tables
+from pairnorm.data.readers import STDIN, TABLES, Given, kind_of, open_tables
 from pairnorm.data.tables import readable
 
 

@@ -45,16 +45,7 @@ def read_labels(
     each: bool = False,
     merge: bool = False,
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the class of each node, -1 where the cell is empty, and the names of the classes in order.
-
-    Args:
-        table: of the nodes.
-        name: the column.
-        cells: its cells.
-        known: the classes of a model; others are refused.
-        each: take every number as a class.
-        merge: merge classes that differ by case, spaces or one letter.
-    """
+    """Return the class of each node, -1 where the cell is empty, and the names of the classes in order."""
     import pandas
 
     codes, texts = pandas.factorize(table.text(name, cells))
@@ -84,16 +75,7 @@ def choose_classes(
     each: bool = False,
     merge: bool = False,
 ) -> dict[str, str]:
-    """Return the class of each text of a label column; what cannot be classes is refused.
-
-    Args:
-        table: of the nodes.
-        name: the column.
-        counts: the distinct texts and how many nodes have each.
-        known: the classes of a model.
-        each: take every number as a class.
-        merge: merge classes that differ by case, spaces or one letter.
-    """
+    """Return the class of each text of a label column; what cannot be classes is refused."""
     classes = {text: text for text in counts}
     if table.delimiter is not None and not (known is not None and classes.keys() <= {*known}):
         classes = without_points(counts)
@@ -314,12 +296,6 @@ def as_labels(
 ) -> tuple[Tensor, tuple[str, ...] | None, bool]:
     """Return the class of each node, int64 [n], the names of the classes where there are some, and whether
     those are the numbers or booleans that were given.
-
-    Args:
-        labels: numbers of classes, -1, NaN, None or ``pandas.NA`` where unknown, or booleans, or names, then
-            also ``''``.
-        class_names: those that are known.
-        device: where labels go that are no tensor yet.
     """
     if not isinstance(labels, Tensor) and _are_texts(as_array("labels", labels)):
         codes, class_names = _named_classes(labels, class_names)

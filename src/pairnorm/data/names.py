@@ -159,13 +159,7 @@ def plain_form(name: object) -> str:
 def near_duplicate_notes(
     names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "nodes"
 ) -> list[str]:
-    """Return a note where different names have nearly the same spelling.
-
-    Args:
-        names: all different.
-        what: what to call them.
-        are: what they are the names of.
-    """
+    """Return a note where different names have nearly the same spelling."""
     if isinstance(names, np.ndarray) and names.dtype != object:
         return []
     seen: dict[str, str] = {}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.data.encoder import Encoder
-from pairnorm.data.readers import existing
+from pairnorm.data.frames import existing
 from pairnorm.data.tables import readable
 
 FORMAT = 1

@@ -257,17 +257,7 @@ def decide(
     form: str = "",
     keep: bool = False,
 ) -> Decision:
-    """Decide how to encode a column of text.
-
-    Args:
-        profile: its distinct texts.
-        name: its name.
-        reject: raises an error about the cell that holds a text, or about the column for None.
-        decimal: the decimal point, where the user names it.
-        kind: the kind, where the user or an encoder names it.
-        form: the order of day and month that an encoder names.
-        keep: take the column as categories, however many there are.
-    """
+    """Decide how to encode a column of text."""
     column = quoted(name)
     if kind in (None, "number") and not (kind is None and profile.is_codes):
         numbers, texts = profile.number_format(decimal, reject)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
+from pairnorm.data.frames import FRAMES
 from pairnorm.data.profile import DASHES, MISSING_WORDS
-from pairnorm.data.readers import FRAMES, kind_of, open_table
+from pairnorm.data.readers import kind_of, open_table
 from pairnorm.data.tables import Source, readable
 
 WHOLE = (

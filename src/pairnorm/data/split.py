@@ -58,13 +58,7 @@ class Split(NamedTuple):
 
 
 def check_split(split: Split, labeled: Tensor, names: NDArray[Any]) -> None:
-    """Raise an error unless the parts do not overlap and all of their nodes are labeled.
-
-    Args:
-        split: the three masks.
-        labeled: bool [n].
-        names: of the nodes.
-    """
+    """Raise an error unless the parts do not overlap and all of their nodes are labeled."""
     seen = torch.zeros_like(labeled)
     for part, mask in split._asdict().items():
         if (twice := mask & seen).any():
@@ -140,12 +134,6 @@ def of_development(labels: Tensor, count: int = 20, development: int = 1500, see
     """Draw development nodes; ``count`` of each class are to train on, the others validate, the rest tests.
 
     The split of Klicpera et al. (2019), with which feature propagation and PCFI are published.
-
-    Args:
-        labels: int64 [n]; -1 where unknown: such nodes are in no part.
-        count: training nodes of each class.
-        development: training and validation nodes in all.
-        seed: the same seed gives the same split on every machine.
     """
     order = _shuffled(labels, seed)
     most = whole_number("development", development, least=1, most=len(order))
@@ -160,11 +148,6 @@ def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
 
     They are ``'random'``, ``'per-class-20'`` and ``'per-class-20-of-1500'`` (any numbers); ``'random@3'`` is
     the one that seed 3 gives.
-
-    Args:
-        name: the text.
-        labels: int64 [n]; -1 where unknown.
-        seed: the same seed gives the same split on every machine; for a name without one.
     """
     match = re.fullmatch(r"(?:random|per-class-(\d+)(?:-of-(\d+))?)(?:@(\d+))?", name, re.ASCII)
     if match:
