@@ -135,7 +135,7 @@ def test_means_by_layer(found: dict[str, Layers]) -> None:
     assert figure is not None
     assert len(figure.axes) == 6
     assert [axis.get_title() for axis in figure.axes[:3]] == [
-        "without PairNorm (accuracy 0.300)", "PairNorm (accuracy 0.750)", "PairNorm-SI (accuracy 0.750)"
+        "without PairNorm\n(accuracy 0.300)", "PairNorm\n(accuracy 0.750)", "PairNorm-SI\n(accuracy 0.750)"
     ]  # fmt: skip
     random = next(line for line in figure.axes[3].lines if line.get_label() == "random")
     np.testing.assert_array_equal(random.get_xdata(), range(1, 12))

@@ -54,12 +54,12 @@ def small(experiment: object):  # type: ignore[no-untyped-def]
 
 def test_figure_4_shows_the_means_dashed_without_and_solid_with_pairnorm(results: ResultIndex) -> None:
     experiment = small(FIGURE4)
-    figure = against_depth(results, experiment, "cora", ("SGC", "GCN", "GAT"), 100, mark_best=True)
+    figure = against_depth(results, experiment, "cora", ("SGC", "GCN", "GAT"), 100, test_only=True)
     assert figure is not None
     for axis, model in zip(figure.axes, ("SGC", "GCN", "GAT"), strict=True):
         assert axis.get_title() == model
         curves = [line for line in axis.lines if len(line.get_xdata()) > 1]
-        assert [line.get_linestyle() for line in curves] == ["--"] * 3 + ["-"] * 3
+        assert [line.get_linestyle() for line in curves] == ["--", "-"]
         for style, method in (("--", model), ("-", f"{model}-PN")):
             wanted = [
                 found.mean("test_accuracy")
@@ -72,7 +72,7 @@ def test_figure_4_shows_the_means_dashed_without_and_solid_with_pairnorm(results
 
 def test_figure_4_marks_the_depth_of_best_validation(results: ResultIndex) -> None:
     experiment = small(FIGURE4)
-    figure = against_depth(results, experiment, "cora", ("GCN",), 100, mark_best=True)
+    figure = against_depth(results, experiment, "cora", ("GCN",), 100, test_only=True)
     assert figure is not None
     diamonds = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
     wanted = [results.chosen(experiment, TableCell("cora", name, 100)) for name in ("GCN", "GCN-PN")]
@@ -115,7 +115,7 @@ def test_nothing_was_run() -> None:
 
 def test_no_text_is_cut_off(results: ResultIndex, tmp_path: Path) -> None:
     figures = [
-        against_depth(results, small(FIGURE4), "cora", models, 100, mark_best=True)
+        against_depth(results, small(FIGURE4), "cora", models, 100, test_only=True)
         for models in (("SGC",), ("SGC", "GCN"), ("SGC", "GCN", "GAT"))
     ]
     for figure in (*figures, figure1(results, small(FIGURE1), "cora"), bars(results, small(BARS), "GAT")):

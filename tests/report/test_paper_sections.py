@@ -5,13 +5,20 @@ import pytest
 from synthetic import accuracy, fill
 
 from pairnorm.paper.experiments import ABLATION, Selection
+from pairnorm.report.document import Document, Section, render_markdown
 from pairnorm.report.paper_report import write_report
-from pairnorm.report.paper_sections import ablation_section, gain_section, own_section, own_trials
+from pairnorm.report.paper_sections import ablation_section, gain_section
+from pairnorm.report.provenance import own_section, own_trials
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.tables import Table
 from pairnorm.train import Spec, Store, Trial
 
 PAPER = Spec("cora", "GCN", 2)
+
+
+def text_of(section: Section | None) -> str:
+    assert section is not None
+    return render_markdown(Document("t", [], [section]))
 
 
 def trial(seed: int, validation: float, test: float, **measures: float) -> Trial:
@@ -39,7 +46,7 @@ def test_the_papers_trials_are_not_ones_own(cells: dict[Spec, list[Trial]]) -> N
 
 
 def test_the_best_by_validation_comes_first_with_what_varied(cells: dict[Spec, list[Trial]]) -> None:
-    text = own_section(own_trials(cells, Selection()))
+    text = text_of(own_section(own_trials(cells, Selection())))
     assert "Best by validation: `mine GCN depth=8 norm=PN-SI`, 0.800 of the test nodes" in text
     table = text[text.index("### mine") : text.index("### cora")]
     assert [line for line in table.splitlines() if line.startswith("| ")] == [
@@ -47,12 +54,12 @@ def test_the_best_by_validation_comes_first_with_what_varied(cells: dict[Spec, l
         "| 8 | PN-SI | 1 | 0.900 | 0.800 | 4 |",
         "| 2 | none | 2 | 0.600 | 0.600 ± 0.141 | 2 |",
     ]
-    assert own_section([]) == ""
+    assert own_section([]) is None
 
 
 def test_names_of_graphs_are_shown_as_they_are_written(cells: dict[Spec, list[Trial]]) -> None:
     hostile = Spec("a|b<img>`", "GCN", 2)
-    text = own_section(own_trials({hostile: [trial(0, 0.5, 0.5)]}, Selection()))
+    text = text_of(own_section(own_trials({hostile: [trial(0, 0.5, 0.5)]}, Selection())))
     assert r"### a\|b&lt;img&gt;\`" in text
     assert r"`` 'a\|b<img>`' GCN depth=2 ``" in text
 
@@ -65,7 +72,7 @@ def test_a_report_on_ones_own_store(cells: dict[Spec, list[Trial]], with_paper: 
                 store.add(spec, trials, seconds=1.0)
     write_report(tmp_path / "mine.sqlite", tmp_path / "out", Selection(datasets=["cora"], depths=[2], runs=1))
     text = (tmp_path / "out/report.md").read_text()
-    assert text.startswith("# The paper, reproduced" if with_paper else "# Trials of mine.sqlite")
+    assert text.startswith("# PairNorm, reproduced" if with_paper else "# Trials of mine.sqlite")
     assert "### mine" in text
     assert ("claims of its text" in text) == with_paper
     with (tmp_path / "out/own-trials.csv").open() as file:
@@ -80,9 +87,9 @@ def test_shorter_runs_of_the_paper_are_told_from_own_trials() -> None:
         PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)],
         PAPER.replace(epochs=5, hidden=77): [trial(0, 0.5, 0.5)],
     }
-    text = own_section(own_trials(mine, Selection()))
+    text = text_of(own_section(own_trials(mine, Selection())))
     assert "2 specs that are none of the paper's" in text
-    assert "`pairnorm report --epochs 5` shows 1 of them beside the paper's numbers" in text
+    assert "`pairnorm report --epochs 5` shows 1 of them next to the paper's numbers" in text
     assert own_trials({PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)]}, Selection(epochs=5)) == []
 
 
@@ -94,7 +101,7 @@ def section(tmp_path_factory: pytest.TempPathFactory) -> str:
     experiment = SELECTION.narrow(ABLATION)
     assert experiment is not None
     results = ResultIndex.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", [experiment]))
-    return ablation_section(results, SELECTION, Table.of(results, experiment))
+    return text_of(ablation_section(results, SELECTION, Table.of(results, experiment)))
 
 
 def row(section: str, start: str) -> list[float]:
@@ -120,8 +127,8 @@ def test_the_recommendation_is_the_best_by_validation(section: str) -> None:
 
 
 def test_nothing_was_run() -> None:
-    assert ablation_section(ResultIndex({}), SELECTION, None) == ""
-    assert gain_section(None) == ""
+    assert ablation_section(ResultIndex({}), SELECTION, None) is None
+    assert gain_section(None) is None
 
 
 def test_a_graph_on_which_some_depth_is_lacking_does_not_weigh_in(tmp_path: Path) -> None:
@@ -134,7 +141,7 @@ def test_a_graph_on_which_some_depth_is_lacking_does_not_weigh_in(tmp_path: Path
         spec: trials for spec, trials in cells.items() if (spec.dataset, spec.depth) != ("citeseer", 2)
     }
     whole, part = (
-        ablation_section(ResultIndex(found), selection, Table.of(ResultIndex(found), experiment))
+        text_of(ablation_section(ResultIndex(found), selection, Table.of(ResultIndex(found), experiment)))
         for found in (cells, lacking)
     )
     assert "on Cora and Citeseer (" in whole

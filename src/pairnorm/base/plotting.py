@@ -27,23 +27,25 @@ PLAIN: Literal["dashed"] = "dashed"
 NORMALIZED: Literal["solid"] = "solid"
 NORMS = {"none": VERMILLION, "PN": BLUE, "PN-SI": GREEN, "PN-SCS": PURPLE}
 DOTS_PER_INCH = 200
+ONE_COLUMN, TWO_COLUMNS = 3.3, 6.8
+"""Widths, in inches, at which figures are printed."""
 
 _SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine has it
-    "font.size": 10,
-    "axes.titlesize": 11,
+    "font.size": 8,
+    "axes.titlesize": 8.5,
     "axes.titley": 1.0,  # its default; the automatic search takes a tenth of the time
-    "axes.labelsize": 10,
-    "legend.fontsize": 9.5,
+    "axes.labelsize": 8,
+    "legend.fontsize": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
     "grid.color": "#dddddd",
-    "grid.linewidth": 0.8,
-    "lines.linewidth": 1.7,
-    "lines.markersize": 4,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3,
     "lines.dashed_pattern": (3.2, 1.6),
     "legend.frameon": False,
     "pdf.fonttype": 42,

@@ -256,7 +256,7 @@ def run_demo(options: Namespace) -> int | None:
     )
     if find_spec("matplotlib") is None:
         console.note("no figure was drawn: matplotlib is not installed. pip install 'pairnorm[all]'")
-    elif figure := against_depth(results, experiment, "cora", ("SGC",), 100, mark_best=True):
+    elif figure := against_depth(results, experiment, "cora", ("SGC",), 100, test_only=True):
         for file in save(figure, options.out, "accuracy-against-depth"):
             console.show(f"Wrote {safe(file)}")
     spent = f"in {time.monotonic() - start:.0f} s" if outcome.trained else "by an earlier run"

@@ -145,9 +145,13 @@ def reached_graph(name: str, root: Path | None = None) -> Graph:
 
 
 @cache
-def largest_component(name: str, root: Path | None = None) -> Graph:
-    """Return the largest connected component of a named graph, with dense features and without a split."""
-    graph = load(name, root)
+def largest_graph(name: str, root: Path | None = None) -> Graph:
+    """Return the largest connected component of a named graph."""
+    return largest_component(load(name, root))
+
+
+def largest_component(graph: Graph) -> Graph:
+    """Return the largest connected component, with dense features and without a split."""
     members = components(graph.adjacency)
     largest = (members == members.bincount().argmax()).numpy()
     adjacency, features = graph.replace(features=graph.features.to_dense()).to_scipy()

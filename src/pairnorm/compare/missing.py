@@ -7,15 +7,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.data import Graph, Missing, Split, features_after, load
-from pairnorm.data.adjacency import components, reachable
-from pairnorm.data.named import data_folder
-from pairnorm.data.split import Stream
+from pairnorm.compare.graphs import (
+    REACHED,
+    TABLES,
+    hold_out_labels,
+    largest_graph,
+    reached_graph,
+    read_table,
+)
+from pairnorm.data import Graph, Missing, features_after, load
 from pairnorm.impute import IMPUTATIONS
 from pairnorm.sweep.grid import Grid, SelectionRule, Settings, expand
 from pairnorm.train import Spec
@@ -56,9 +57,6 @@ MORE_LABELS = (REFITTED, FSD_CAP_RELEASED)
 """Methods that train on the labels of validation nodes: shown, but not compared."""
 MOST_FREQUENT = "most frequent class"
 ALONE = ("SGC alone", "label propagation", "logistic regression", "boosted trees", MOST_FREQUENT)
-TABLES = ("amherst41", "german", "reed98")
-REACHED = {"cora-reached": "cora", "citeseer-reached": "citeseer"}
-"""Graphs tested only on nodes in a component with a training node: no feature or label reaches the others."""
 
 
 class MissingCell(NamedTuple):
@@ -151,11 +149,11 @@ class Protocol(Grid[MissingCell]):
             seed: of the run.
         """
         if self.graphs == "table":
-            graph = _table(dataset, root)
+            graph = read_table(dataset, root)
             return graph.with_split(hold_out_labels(graph.labels, int(self.split) / 100, seed))
         if self.graphs == "largest":
-            return _largest(dataset, root).with_split(self.split.format(seed=seed))
-        return _reached(dataset, root) if dataset in REACHED else load(dataset, root)
+            return largest_graph(dataset, root).with_split(self.split.format(seed=seed))
+        return reached_graph(dataset, root) if dataset in REACHED else load(dataset, root)
 
     def graph_name(self, dataset: str) -> str:
         """Return the name of the graph in specs."""
@@ -237,8 +235,8 @@ FP_ENTRIES = replace(
 )
 TABLES_80 = Protocol(
     "tables-80",
-    "Graphs with columns such as users have; 80% of the labels are hidden, and vectors of any nodes",
-    TABLES,
+    "Graphs with columns such as users have; 80% of the labels are masked, and vectors of any nodes",
+    tuple(TABLES),
     (0, 50, 90),
     runs=10,
     kind="nodes",
@@ -248,11 +246,17 @@ TABLES_80 = Protocol(
     split="80",
     graphs="table",
 )
-TABLES_95 = replace(TABLES_80, name="tables-95", title="The same with 95% of the labels hidden", split="95")
+TABLES_95 = replace(
+    TABLES_80,
+    name="tables-95",
+    title="The same with 95% of the labels masked",
+    datasets=("amherst41", "german", "reed98"),
+    split="95",
+)
 BY_VALUE = replace(
     TABLES_80,
     name="by-value",
-    title="80% of the labels are hidden, and entries, large values ten times as likely as small ones",
+    title="80% of the labels are masked, and entries, large values ten times as likely as small ones",
     datasets=("german",),
     missing=(50, 90),
     kind="value",
@@ -353,75 +357,3 @@ def mask_features(graph: Graph, missing: Missing) -> Graph:
     lost = missing.mask[:, 0].view(graph.num_nodes, -1) | given
     features = features_after(graph, missing, "none").trial(0)
     return graph.replace(features=features, missing=lost.squeeze(1) if lost.size(1) == 1 else lost)
-
-
-def hold_out_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
-    """Split labels into test and training nodes, a share of every class each; nothing validates.
-
-    Args:
-        labels: int64 [n]; nodes with -1 are in no part.
-        share: of test nodes, from 0 to 1.
-        seed: the same seed gives the same split on every machine.
-    """
-    given = labels.cpu().numpy()
-    rank = np.full(len(given), np.inf)
-    order = Stream(seed, "hidden labels").order(len(given))
-    for number in range(int(given.max(initial=-1)) + 1):
-        nodes = order[given[order] == number]
-        rank[nodes] = np.arange(len(nodes)) / len(nodes)
-    seen = rank < 1 - real_number("share", share, least=0, below=1)
-    masks = (seen, np.zeros_like(seen), ~seen & (given >= 0))
-    return Split(*(torch.from_numpy(mask).to(labels.device) for mask in masks))
-
-
-def reached(graph: Graph) -> Tensor:
-    """Return bool [n]: the nodes that share a component with a training node."""
-    return reachable(graph.adjacency, graph.train)
-
-
-def largest_component(graph: Graph) -> Graph:
-    """Return the largest connected component, with dense features and without a split."""
-    members = components(graph.adjacency)
-    kept = (members == members.bincount().argmax()).numpy()
-    adjacency, features = graph.replace(features=graph.features.to_dense()).to_scipy()
-    return Graph.from_scipy(
-        adjacency[kept][:, kept],
-        features[kept],
-        labels=graph.labels[torch.from_numpy(kept)],
-        name=f"{graph.name}-largest",
-    )
-
-
-@cache
-def _largest(dataset: str, root: Path | None) -> Graph:
-    return largest_component(load(dataset, root))
-
-
-def _reached(dataset: str, root: Path | None) -> Graph:
-    graph = load(REACHED[dataset], root)
-    return graph.replace(test=graph.test & reached(graph), name=dataset)
-
-
-@cache
-def _table(dataset: str, root: Path | None) -> Graph:
-    """Read a table; years with fewer than 50 students are not used as classes."""
-    folder = data_folder(root) / "tables" / dataset
-    if dataset == "german":
-        return Graph.from_files(
-            folder / "nodes.csv", folder / "edges.csv", label="GoodCustomer", name=dataset
-        )
-    codes = ("status", "major", "second_major", "dorm", "high_school")
-    graph = Graph.from_files(
-        folder / "nodes.csv",
-        folder / "edges.csv",
-        label="year",
-        classes="each",
-        categorical=codes,
-        name=dataset,
-    )
-    counts = graph.labels[graph.labeled].bincount(minlength=graph.num_classes)
-    frequent = (counts >= 50).nonzero().squeeze(1)
-    number = torch.full((graph.num_classes + 1,), -1)
-    number[frequent] = torch.arange(len(frequent))
-    names = tuple(graph.class_names[position] for position in frequent.tolist())
-    return graph.replace(labels=number[graph.labels], class_names=names)

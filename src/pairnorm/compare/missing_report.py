@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pairnorm.base import plotting
 from pairnorm.base.files import csv_text, write_text
 from pairnorm.base.plotting import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILLION
+from pairnorm.compare.graphs import REACHED, TABLES
 from pairnorm.compare.missing import (
     FIT,
     FSD_CAP,
@@ -18,10 +19,8 @@ from pairnorm.compare.missing import (
     MORE_LABELS,
     MOST_FREQUENT,
     PROTOCOLS,
-    REACHED,
     REFITTED,
     SSNC,
-    TABLES,
     MissingCell,
     Protocol,
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.plotting import BLUE, VERMILLION, new_figure, style, whole_ticks
+from pairnorm.base.plotting import BLUE, TWO_COLUMNS, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.data import Graph, features_after
 from pairnorm.measure import Probe
 from pairnorm.measure.summary import Record
@@ -159,7 +159,7 @@ def mean_distances(found: dict[str, Layers], model: str) -> "Figure | None":
     if not found:
         return None
     with style():
-        figure = new_figure(0.8 + 3.5 * len(found), 5.4)
+        figure = new_figure(TWO_COLUMNS, 4.0)
         axes = figure.subplots(2, len(found), squeeze=False, sharex=True)
         for column, (norm, layers) in enumerate(found.items()):
             for row, values in enumerate((layers.apsd, layers.apd)):
@@ -169,6 +169,7 @@ def mean_distances(found: dict[str, Layers], model: str) -> "Figure | None":
                     axis.plot(numbers, values[kind], color=COLORS[kind], marker=MARKERS[kind], label=kind,
                               markevery=max(1, len(numbers) // 12))  # fmt: skip
                 axis.set_ylim(bottom=0)
+                _mark_range(axis, max(max(values[kind]) for kind in PAIRS))
                 whole_ticks(axis)
             axes[0, column].set_title(_title(norm, layers))
             axes[1, column].set_xlabel("Layer")
@@ -183,16 +184,17 @@ def distributions(found: dict[str, Layers], model: str) -> "Figure | None":
     if not found:
         return None
     with style():
-        figure = new_figure(0.8 + 3.5 * len(found), 7.2)
+        figure = new_figure(TWO_COLUMNS, 5.6)
         axes = figure.subplots(2, len(found), squeeze=False)
         for column, (norm, layers) in enumerate(found.items()):
             for row, kind in enumerate(PAIRS):
                 _ridges(axes[row, column], layers, kind)
+                _mark_range(axes[row, column], layers.edges[kind][-1])
             axes[0, column].set_title(_title(norm, layers))
             axes[1, column].set_xlabel("Distance of a pair")
         for row, kind in enumerate(PAIRS):
             axes[row, 0].set_ylabel(f"Layer ({kind} pairs)")
-        figure.suptitle(f"{model} on Cora", fontsize=12)
+        figure.suptitle(f"{model} on Cora")
         return figure
 
 
@@ -216,8 +218,14 @@ def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
     axis.grid(False)
 
 
+def _mark_range(axis: "Axes", largest: float) -> None:
+    """State the largest value of a panel, since every panel has a range of its own."""
+    axis.annotate(f"up to {largest:.2g}", (0.97, 0.93), xycoords="axes fraction", ha="right", va="top",
+                  fontsize=7, color="#555555")  # fmt: skip
+
+
 def _title(norm: str, layers: Layers) -> str:
-    accuracy = "" if layers.test_accuracy is None else f" (accuracy {layers.test_accuracy:.3f})"
+    accuracy = "" if layers.test_accuracy is None else f"\n(accuracy {layers.test_accuracy:.3f})"
     return f"{NORMS[norm]}{accuracy}"
 
 

@@ -40,12 +40,12 @@ class Case:
 
 CASES = (
     "Each claim is read as a test, which is applied twice: to the paper's own numbers, where its tables "
-    "report them, and to ours. A claim that fails on the paper's own numbers is a finding about its text, "
-    "not about the reproduction. *How strongly*: the median and range of the margins in accuracy by which "
-    "the test is passed (+) or failed (-), and how many cases are significant for and against the claim "
-    "(Student's t, paired over runs, 5% for all cases of a claim, Holm). Where a verdict is within the noise "
-    "of the paper's number of runs, `pairnorm reproduce claims` adds runs of the selected candidates, which "
-    "then decide. Cases that lack some of their trials count as not run."
+    "report them, and to ours; it is a claim about all cases unless it says otherwise. A claim that fails on "
+    "the paper's own numbers is a finding about its text, not about the reproduction. *How strongly*: the "
+    "median and range of the margins in accuracy by which the test is passed (+) or failed (-), and how many "
+    "cases are significant for and against the claim (Student's t, paired over runs, 5% for all cases of a "
+    "claim, Holm). Where a verdict is within the noise of the paper's number of runs, `pairnorm reproduce "
+    "claims` adds runs of the selected candidates, which then decide."
 )
 
 
@@ -258,13 +258,18 @@ class Verdict:
         return f"{passed} of {len(self.run)}" + (f", {absent} not run" if absent else "")
 
     @property
-    def in_paper(self) -> str:
-        """Status and counts in the paper's own numbers, among the cases that its tables report."""
+    def answer(self) -> str:
+        """Such as ``holds in 3 of 3``, or ``holds in only 2 of 3`` for a claim that fails."""
+        if not self.run:
+            return "not run"
+        only = "only " if self.status.startswith("fails") else ""
+        return f"holds in {only}{self.counts}{', within noise' if self.unsure else ''}"
+
+    @property
+    def in_paper(self) -> "Verdict | None":
+        """The verdict on the paper's own numbers, among the cases that its tables report; None for none."""
         known = [case for case in self.paper_cases if case.holds is not None]
-        if not known:
-            return "no numbers"
-        found = Verdict(self.claim, known)
-        return f"{found.status}, {found.counts}"
+        return Verdict(self.claim, [replace(case, unsure=()) for case in known]) if known else None
 
     @property
     def strength(self) -> str:
@@ -288,8 +293,3 @@ class Verdict:
         turned = [replace(case, holds=not holds) if case in cases else case for case in self.cases]
         changes = Verdict(self.claim, turned).status != self.status
         return cases if self.status in ("holds", "fails") and changes else []
-
-    @property
-    def hedge(self) -> str:
-        """A note after the status where noise may have decided it."""
-        return ", within noise" if self.unsure else ""

@@ -14,9 +14,11 @@ from pairnorm.base.plotting import (
     GREEN,
     MARKERS,
     NORMALIZED,
+    ONE_COLUMN,
     ORANGE,
     PARTS,
     PLAIN,
+    TWO_COLUMNS,
     VERMILLION,
     new_figure,
     style,
@@ -28,6 +30,7 @@ from pairnorm.paper import case_study
 from pairnorm.paper.case_study import Layers
 from pairnorm.sweep.grid import Experiment, Summary, TableCell, best
 from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.significance import mean_interval
 from pairnorm.sweep.tables import TITLES
 from pairnorm.train import Spec
 
@@ -72,7 +75,7 @@ def figure2() -> "Figure":
     """Draw the input of PairNorm, then the same points centered and rescaled."""
     points, labels = steps()
     with style():
-        figure = new_figure(10.2, 4.3)
+        figure = new_figure(TWO_COLUMNS, 3.1)
         axes = figure.subplots(1, 3, sharex=True, sharey=True)
         titles = (
             r"output of graph convolution, $\tilde{x}_i$",
@@ -89,14 +92,14 @@ def figure2() -> "Figure":
                     some[:, 1].numpy(),
                     linestyle="none",
                     marker=("o", "^", "s")[number],
-                    markersize=2.6,
+                    markersize=1.8,
                     markeredgewidth=0,
                     alpha=0.6,
                     color=COLORS[name],
                     label=name.replace("_", " ").capitalize(),
                 )
             mean = plane.mean(0)
-            axis.plot(*mean.tolist(), marker="X", markersize=9, color="black", markeredgecolor="white",
+            axis.plot(*mean.tolist(), marker="X", markersize=7, color="black", markeredgecolor="white",
                       linestyle="none", label="mean")  # fmt: skip
             axis.set_title(title)
             axis.set_aspect("equal")
@@ -114,12 +117,13 @@ def figure2() -> "Figure":
 Curve = Sequence[Summary]
 DIAMOND: dict[str, Any] = {
     "marker": "D",
-    "markersize": 8,
+    "markersize": 6,
     "color": GREEN,
     "markeredgecolor": "black",
     "linestyle": "none",
 }
 Line = Literal["dashed", "solid"]
+LINE_COLORS: dict[Line, str] = {PLAIN: VERMILLION, NORMALIZED: BLUE}
 
 
 def figure1(results: ResultIndex, experiment: Experiment, dataset: str) -> "Figure | None":
@@ -134,8 +138,8 @@ def figure1(results: ResultIndex, experiment: Experiment, dataset: str) -> "Figu
     if not any(curves.values()):
         return None
     with style():
-        figure = new_figure(12.6, 3.3)
-        axes = figure.subplots(1, 4)
+        figure = new_figure(TWO_COLUMNS, 4.6)
+        axes = figure.subplots(2, 2).ravel()
         for line, curve in curves.items():
             _draw_parts(axes[0], curve, "loss", line)
             _draw_parts(axes[1], curve, "accuracy", line)
@@ -157,9 +161,12 @@ def against_depth(
     dataset: str,
     models: Sequence[str],
     percent: int,
-    mark_best: bool = False,
+    test_only: bool = False,
 ) -> "Figure | None":
-    """Draw accuracies against depth, a panel for each model, with PairNorm solid (Figures 3 and 4)."""
+    """Draw accuracies against depth, a panel for each model, with PairNorm solid (Figures 3 and 4).
+
+    With ``test_only``, diamonds mark the depths that validation selects.
+    """
     curves = {
         (model, line): results.by_depth(experiment, TableCell(dataset, method, percent))
         for model in models
@@ -170,22 +177,26 @@ def against_depth(
     if not models:
         return None
     with style():
-        figure = new_figure(0.6 + 4.0 * len(models), 3.9 if len(models) > 1 else 4.4)
+        figure = new_figure(TWO_COLUMNS if len(models) > 1 else ONE_COLUMN, 2.8 if len(models) > 1 else 3.0)
         axes = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
         for axis, model in zip(axes, models, strict=True):
             for line in (PLAIN, NORMALIZED):
-                _draw_parts(axis, curves.get((model, line), ()), "accuracy", line)
+                curve = curves.get((model, line), ())
+                if test_only and curve:
+                    _draw(axis, curve, "test_accuracy", LINE_COLORS[line], line, "o")
+                else:
+                    _draw_parts(axis, curve, "accuracy", line)
             # Last, so that no line covers a diamond.
             for line in (PLAIN, NORMALIZED):
-                if mark_best and (curve := curves.get((model, line))):
+                if test_only and (curve := curves.get((model, line), ())):
                     found = best(curve)
                     axis.plot(found.spec.depth, found.mean("test_accuracy"), zorder=5, **DIAMOND)
             axis.set_title(model)
             axis.set_xlabel("Layers")
             whole_ticks(axis)
-        axes[0].set_ylabel("Accuracy")
+        axes[0].set_ylabel("Test accuracy" if test_only else "Accuracy")
         missing = f", {percent}% of vectors missing" if percent else ""
-        _legend(figure, f"{TITLES[dataset]}{missing}", diamond=mark_best)
+        _legend(figure, f"{TITLES[dataset]}{missing}", test_only=test_only)
         return figure
 
 
@@ -206,7 +217,7 @@ def bars(results: ResultIndex, experiment: Experiment, model: str) -> "Figure | 
     with style():
         from matplotlib.patches import Patch
 
-        figure = new_figure(11.5, 0.9 + 2.5 * len(shown))
+        figure = new_figure(TWO_COLUMNS, 0.9 + 1.5 * len(shown))
         axes = figure.subplots(len(shown), 2, squeeze=False, sharex=True)
         width = 0.8 / len(methods)
         for (left, right), dataset in zip(axes, shown, strict=True):
@@ -220,6 +231,10 @@ def bars(results: ResultIndex, experiment: Experiment, model: str) -> "Figure | 
                 where = [position + offset for position in here]
                 looks = _bar_looks(method)
                 left.bar(where, [chosen.accuracy for chosen in here.values()], width, **looks)
+                runs = [list(one.best.values("test_accuracy").values()) for one in here.values()]
+                ends = [mean_interval(values) for values in runs]
+                if ends:
+                    left.vlines(where, *zip(*ends, strict=True), color="black", linewidth=0.6)
                 right.bar(where, [chosen.layers for chosen in here.values()], width, **looks)
             left.set_title(TITLES[dataset], loc="left")
             left.set_ylabel("Test accuracy")
@@ -234,14 +249,17 @@ def bars(results: ResultIndex, experiment: Experiment, model: str) -> "Figure | 
 
 
 def _draw_parts(axis: "Axes", curve: Curve, metric: str, line: Line) -> None:
-    for part, color in PARTS.items():
+    for part, color in PARTS.items() if curve else ():
         _draw(axis, curve, f"{part}_{metric}", color, line, MARKERS[part])
 
 
 def _draw(axis: "Axes", curve: Curve, name: str, color: str, line: Line, marker: str) -> None:
     depths, means = [found.spec.depth for found in curve], [found.mean(name) for found in curve]
-    axis.plot(depths, means, color=color, linestyle=line, marker=marker, markeredgewidth=1.0,
+    axis.plot(depths, means, color=color, linestyle=line, marker=marker, markeredgewidth=0.8,
               markerfacecolor="white" if line == PLAIN else color)  # fmt: skip
+    if name.startswith("test_"):
+        low, high = zip(*(mean_interval(list(found.values(name).values())) for found in curve), strict=True)
+        axis.fill_between(depths, low, high, color=color, alpha=0.18, linewidth=0)
 
 
 def _logarithmic_if_wide(axis: "Axes") -> None:
@@ -253,19 +271,20 @@ def _logarithmic_if_wide(axis: "Axes") -> None:
         axis.set_ylim(bottom=0)
 
 
-def _legend(figure: "Figure", title: str, diamond: bool = False) -> None:
-    """Put one legend above all panels: colors tell the parts, dashes whether PairNorm is at work."""
+def _legend(figure: "Figure", title: str, test_only: bool = False) -> None:
+    """Put one legend above all panels: colors show the parts, dashes the models without PairNorm."""
     from matplotlib.lines import Line2D
 
     handles: list[Artist] = [
-        Line2D([], [], color=color, marker=MARKERS[part], label=part) for part, color in PARTS.items()
+        Line2D([], [], color=color, marker=MARKERS[part], label=part)
+        for part, color in ({} if test_only else PARTS).items()
     ]
-    handles.append(Line2D([], [], color="black", linestyle=PLAIN, label="without PairNorm"))
-    handles.append(Line2D([], [], color="black", linestyle=NORMALIZED, label="with PairNorm"))
-    if diamond:
-        handles.append(Line2D([], [], label="best validation", **DIAMOND))
-    # In one row where there is room, otherwise in two columns.
-    columns = len(handles) if figure.get_figwidth() > 1.4 * len(handles) else 2
+    for line, label in ((PLAIN, "without PairNorm"), (NORMALIZED, "with PairNorm")):
+        color = LINE_COLORS[line] if test_only else "black"
+        handles.append(Line2D([], [], color=color, linestyle=line, label=label))
+    if test_only:
+        handles.append(Line2D([], [], label="selected by validation", **DIAMOND))
+    columns = len(handles) if figure.get_figwidth() > 1.2 * len(handles) else 2
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, title=title, handlelength=2.6)
 
 
@@ -312,7 +331,7 @@ def _depth_figures(results: ResultIndex, experiment: Experiment) -> Iterator[Dra
     model = MODELS[experiment.name]
     for dataset in experiment.datasets if 100 in experiment.missing else ():
         caption = f"{model} on {TITLES[dataset]} with all vectors outside the training set missing."
-        figure = against_depth(results, experiment, dataset, (model,), 100, mark_best=True)
+        figure = against_depth(results, experiment, dataset, (model,), 100, test_only=True)
         yield f"depth-{model.lower()}-{dataset}", caption, figure
 
 
@@ -328,10 +347,19 @@ def _per_graph(results: ResultIndex, experiment: Experiment) -> Iterator[Drawing
 def _bars(results: ResultIndex, experiment: Experiment) -> Iterator[Drawing]:
     for model in ("GCN", "GAT"):
         caption = (
-            f"{model} with skip connections (t1, t2) and PairNorm-SI (PN) by missing rate: test accuracy and "
-            "chosen depth. 70, 80 and 90%: fewer runs, as in the paper."
+            f"{model} with PairNorm-SI (PN) and skip connections over one layer (t1) or two (t2) by missing "
+            f"rate: test accuracy with 95% intervals, and chosen depth. Runs: {_runs(experiment)}; a single "
+            "run has no interval."
         )
         yield f"bars-{model.lower()}", caption, bars(results, experiment, model)
+
+
+def _runs(experiment: Experiment) -> str:
+    """List the missing rates by their number of runs."""
+    percents: dict[int, list[str]] = {}
+    for percent, runs in experiment.missing.items():
+        percents.setdefault(runs, []).append(f"{percent}%")
+    return "; ".join(f"{runs} at {', '.join(some)}" for runs, some in sorted(percents.items(), reverse=True))
 
 
 def _case_study(layers: Mapping[Spec, Layers], experiment: Experiment) -> Iterator[Drawing]:
@@ -339,8 +367,9 @@ def _case_study(layers: Mapping[Spec, Layers], experiment: Experiment) -> Iterat
         found = case_study.studied(layers, experiment, model)
         name = f"case-study-{model.lower()}"
         what = "SGC" if model == "SGC" else "a trained 12-layer GCN (without its last layer, the logits)"
-        yield name, f"Distances of node pairs by layer in {what}.", case_study.mean_distances(found, model)
-        caption = f"Distributions of these distances, {model}."
+        caption = f"Distances of node pairs by layer in {what}; every panel has its own range."
+        yield name, caption, case_study.mean_distances(found, model)
+        caption = f"Distributions of these distances, {model}; every panel has its own range."
         yield f"{name}-distributions", caption, case_study.distributions(found, model)
 
 
@@ -351,8 +380,8 @@ PER_GRAPH: dict[str, tuple[Callable[[ResultIndex, Experiment, str], "Figure | No
         "GCN and GAT on {} without PairNorm-SI (dashed) and with it (solid).",
     ),
     "figure4": (
-        partial(against_depth, models=("SGC", "GCN", "GAT"), percent=100, mark_best=True),
-        "{} with all vectors outside the training set missing, without PairNorm (dashed) and with it "
-        "(solid); diamonds mark the depths that validation chooses.",
+        partial(against_depth, models=("SGC", "GCN", "GAT"), percent=100, test_only=True),
+        "Test accuracy on {} with all vectors outside the training set missing, without PairNorm (dashed) "
+        "and with it (solid), with 95% intervals over runs; diamonds mark depths selected by validation.",
     ),
 }

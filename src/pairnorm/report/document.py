@@ -56,11 +56,34 @@ class Table:
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks that are folded in HTML."""
+    """Blocks that are folded in HTML; in Markdown below a heading, or folded as well."""
 
     summary: str
     blocks: Sequence[Any]
+    folded: bool = False
     kind: ClassVar[str] = "details"
+
+
+@dataclass(frozen=True)
+class Image:
+    """A figure that was written as ``path.png`` and ``path.pdf``; in Markdown only."""
+
+    path: str
+    caption: str
+    kind: ClassVar[str] = "image"
+
+
+@dataclass(frozen=True)
+class Only:
+    """Blocks for one medium: ``"markdown"`` or ``"html"``."""
+
+    medium: str
+    blocks: Sequence[Any]
+
+    @property
+    def kind(self) -> str:
+        """The kind, which the page shows for HTML alone."""
+        return f"only-{self.medium}"
 
 
 @dataclass(frozen=True)
@@ -182,7 +205,15 @@ def _block(block: Any, folder: Path | None) -> Iterator[str]:
             yield f"{markdown(block.caption)}:"
         yield _table(block.headings or [""] * len(block.rows[0]), block.rows)
     elif isinstance(block, Details):
-        yield f"### {markdown(block.summary)}"
+        summary = markdown(block.summary)
+        yield f"<details><summary>{summary}</summary>" if block.folded else f"### {summary}"
+        yield from _blocks(block.blocks, folder)
+        if block.folded:
+            yield "</details>"
+    elif isinstance(block, Image):
+        name = markdown(block.caption)
+        yield f"![{name}]({block.path}.png)\n\n{name} [PDF]({block.path}.pdf)"
+    elif isinstance(block, Only) and block.medium == "markdown":
         yield from _blocks(block.blocks, folder)
     elif isinstance(block, Threshold):
         yield f"{markdown(block.label)} {block.start}%: {markdown(block.sentences[block.start])}"

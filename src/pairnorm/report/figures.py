@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pairnorm.base import plotting
-from pairnorm.base.plotting import new_figure, style
+from pairnorm.base.plotting import TWO_COLUMNS, new_figure, style
 from pairnorm.report.charts import Chart
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ MARKERS = {
     "star": "*",
     "diamond-open": "d",
 }
-PIXELS_PER_INCH = 95
+PIXELS_PER_INCH = 125
 
 
 @style()
@@ -44,11 +44,15 @@ def draw_charts(charts: Sequence[Chart]) -> Figure:
     Args:
         charts: with lines, intervals or a matrix.
     """
-    wide = 3.4 * len(charts) if len(charts) > 1 else 6.8
-    figure = new_figure(wide, max(3.2, charts[0].height / PIXELS_PER_INCH))
-    for axis, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
+    rows = -(-len(charts) // 2)
+    height = max(2.4, charts[0].height / PIXELS_PER_INCH)
+    figure = new_figure(TWO_COLUMNS, rows * height)
+    axes = figure.subplots(rows, min(2, len(charts)), squeeze=False).flat
+    for axis, chart in zip(axes, charts, strict=False):
         _draw(axis, chart, titled=len(charts) > 1)
-    if len(charts) > 1:
+    for axis in figure.axes[len(charts) :]:
+        axis.remove()
+    if len(charts) > 1 and _legend(figure.axes[0])[1]:
         figure.legend(*_legend(figure.axes[0]), loc="outside lower center", ncols=3)
     elif charts[0].layout.get("showlegend", True) and _legend(figure.axes[0])[1]:
         figure.axes[0].legend()
@@ -74,7 +78,7 @@ def _draw(axis: Axes, chart: Chart, titled: bool) -> None:
         else:
             _draw_scatter(axis, trace)
     if titled:
-        axis.set_title(chart.title, loc="left", fontsize=9)
+        axis.set_title(chart.title, loc="left")
     for name, settings in (("x", chart.layout["xaxis"]), ("y", chart.layout["yaxis"])):
         text = settings.get("title", {}).get("text")
         if text:
@@ -87,10 +91,12 @@ def _draw(axis: Axes, chart: Chart, titled: bool) -> None:
             names = [html.unescape(one) for one in settings["ticktext"]]
             turned = {"rotation": 40, "ha": "right"} if settings.get("tickangle") else {}
             ticks: Any = axis.set_xticks if name == "x" else axis.set_yticks
-            ticks(settings["tickvals"], names, fontsize=9, parse_math=False, **turned)
+            ticks(settings["tickvals"], names, parse_math=False, **turned)
+    notes = [note["text"] for note in chart.layout.get("annotations", ())]
     for shape in chart.layout.get("shapes", ()):
-        label = chart.layout["annotations"][0]["text"]
-        axis.axvline(shape["x0"], color=COLORS["--ink"], linewidth=1, linestyle=":", label=label)
+        dash = ":" if shape["line"].get("dash") else "-"
+        color = COLORS[shape["line"]["color"]]
+        axis.axvline(shape["x0"], color=color, linewidth=1, linestyle=dash, label=next(iter(notes), None))
 
 
 def _draw_scatter(axis: Axes, trace: dict[str, Any]) -> None:
@@ -102,8 +108,8 @@ def _draw_scatter(axis: Axes, trace: dict[str, Any]) -> None:
         for x, y, text, one, symbol in zip(
             trace["x"], trace["y"], trace["text"], color, marker["symbol"], strict=True
         ):
-            axis.plot(x, y, MARKERS[symbol], color=COLORS[one], markersize=7)
-            axis.annotate(text, (x, y), (0, 7), textcoords="offset points", ha="center", fontsize=9)
+            axis.plot(x, y, MARKERS[symbol], color=COLORS[one], markersize=5)
+            axis.annotate(text, (x, y), (0, 5), textcoords="offset points", ha="center")
         axis.grid(visible=True, axis="x")
         return
     lines = "lines" in trace["mode"]
@@ -113,7 +119,7 @@ def _draw_scatter(axis: Axes, trace: dict[str, Any]) -> None:
         color=COLORS[color],
         linestyle=("--" if trace["line"].get("dash") == "dash" else "-") if lines else "none",
         marker=MARKERS[marker.get("symbol", "circle")] if "markers" in trace["mode"] else "none",
-        markersize=4.5 if lines else 11,
+        markersize=3 if lines else 8,
         label=trace["name"] if trace.get("showlegend", True) else None,
     )
 
@@ -123,7 +129,7 @@ def _draw_matrix(axis: Axes, trace: dict[str, Any]) -> None:
     for row, texts in enumerate(trace.get("text", ())):
         for column, text in enumerate(texts):
             color = "white" if trace["z"][row][column] > 0.55 else "#333333"
-            axis.text(column, row, text, ha="center", va="center", fontsize=9, color=color)
+            axis.text(column, row, text, ha="center", va="center", color=color)
     axis.grid(visible=False)
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0)

@@ -1,44 +1,44 @@
-"""The report, from the store alone: what was run, tables, claims, whose the gain is, figures."""
+"""The report of the paper, from the store alone: five sentences, gains, tables, claims, figures."""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
-from pairnorm.base.escaping import markdown as markdown_text
 from pairnorm.base.escaping import markdown_code
 from pairnorm.base.files import write_text
 from pairnorm.base.memory import without_collection
 from pairnorm.base.plotting import Save, save, saving
+from pairnorm.data import datasets
 from pairnorm.paper.case_study import Layers, read_layers
-from pairnorm.paper.claims import requested_runs, verdicts
+from pairnorm.paper.claims import verdicts
 from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
-from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
+from pairnorm.paper.experiments import DATASETS, EXPERIMENTS, TABLE1, Selection, reported
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
-from pairnorm.report import can_render_html, render_html
-from pairnorm.report.paper_page import paper_page
+from pairnorm.report.document import Details, Document, Image, Markdown, Only, Section, Text, render_markdown
+from pairnorm.report.document import Table as Shown
+from pairnorm.report.html import can_render_html, render_html
 from pairnorm.report.paper_sections import (
-    OWN_FILE,
-    Show,
+    Gain,
     ablation_section,
     gain_section,
-    own_csv,
-    own_section,
-    own_trials,
+    interactive_figures,
     scaling_section,
+    split_gains,
     splits_section,
+    table_blocks,
+    tuned_gains,
 )
+from pairnorm.report.provenance import OWN_FILE, own_csv, own_section, own_trials, provenance
 from pairnorm.sweep.grid import Experiment
 from pairnorm.sweep.index import ResultIndex, open_results
-from pairnorm.sweep.tables import TITLES, Table, as_csv, latex, markdown, markdown_table
+from pairnorm.sweep.significance import significant
+from pairnorm.sweep.tables import TITLES, Table, as_csv, latex
 from pairnorm.train import Spec
-from pairnorm.train.result import Origin, Result
 
 FIGURES = "figures"
 NO_FIGURES = "There are no figures: matplotlib is not installed."
@@ -115,10 +115,18 @@ def _add_tuned(outputs: Outputs, results: ResultIndex, tuned: Experiment, untune
 
 NOTES = "notes.md"
 """A file in the output folder that, if there is one, becomes a section of the report: findings of people."""
-FEW, MANY = 3, 7
-"""The summary counts claims that fail in at most ``FEW`` of at least ``MANY`` cases."""
 LARGE = 0.05
 """A difference from the paper that is listed."""
+GLOSSARY = {
+    "Missing": "The share of nodes outside the training set whose features were removed.",
+    "Layers": "The number of graph convolutions, chosen by accuracy on the validation nodes.",
+    "PN, PN-SI": "PairNorm: after each layer, nodes are centered and rescaled together, or each by itself.",
+    "t1, t2": "Skip connections: the output of a layer is added to that of the next layer, or the one after.",
+    "SGC, GCN, GAT": "The models: a linear one, one with hidden layers, and one with attention.",
+    "Row-diff, col-diff": "The mean distance between nodes, and between features: both fall as a model "
+    "oversmooths.",
+    "±": "The standard deviation over the runs, which differ in their seeds.",
+}
 
 
 @without_collection()
@@ -142,199 +150,144 @@ def write_report(
     selection, folder = selection or Selection(), Path(out)
     with open_results(store) as opened:
         stored, layers = opened.results_by_spec(), read_layers(opened)
-    cells = {spec: [one.trial for one in some] for spec, some in stored.items()}
-    results = ResultIndex(cells)
-    own = own_trials(cells, selection)
-    alone = bool(own) and len(own) == len(cells)  # then nothing is to be said about the paper
+    trials = {spec: [one.trial for one in some] for spec, some in stored.items()}
+    results = ResultIndex(trials)
+    own = own_trials(trials, selection)
+    is_own = bool(own) and len(own) == len(trials)  # then the report is not about the paper
     with saving(workers) as save:  # while the rest is written
-        outputs = write_outputs([] if alone else selection.names(), results, layers, selection, folder, save)
+        outputs = write_outputs([] if is_own else selection.names(), results, layers, selection, folder, save)
         if own:
             outputs.write(OWN_FILE, own_csv(own))
-        decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
-        tables = [outputs.tables[name] for name in MODELS if name in outputs.tables]
-        path = folder / NOTES
-        notes = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        takeaway, notes = _takeaway(notes)
-        ran = _what_was_run(stored, results, selection, Path(store).name)
-        texts = partial(_texts, outputs.tables, results, selection, notes)
-        sections = [
-            f"# Trials of {markdown_text(Path(store).name)}\n" if alone else "# The paper, reproduced\n",
-            "" if alone else _summary(tables, decided, selection) + takeaway,
-            own_section(own),
-            ran,
-            *texts(markdown).values(),
-            "" if alone else _claims(decided),
-            _figures(outputs),
-        ]
-        outputs.write("report.md", "\n".join(section for section in sections if section))
+        ran = provenance(stored, results, selection, Path(store).name)
+        sections: list[Section | None] = [own_section(own)]
+        title, lead = f"Trials of {Path(store).name}", ""
+        if not is_own:
+            decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
+            gains = split_gains(results, selection)
+            title, lead = "PairNorm, reproduced", _lead(outputs.tables, gains, decided, selection)
+            sections += _sections(outputs, results, selection, gains, decided, folder)
+        sections.append(ran)
+        document = Document(
+            title, [], [section for section in sections if section is not None], GLOSSARY, lead
+        )
+        if not outputs.note:
+            (folder / FIGURES).mkdir(parents=True, exist_ok=True)
+        outputs.write("report.md", render_markdown(document, None if outputs.note else folder))
         if can_render_html():
-            shown = {"takeaway": f"## In short\n{takeaway}" if takeaway else ""}
-            shown |= texts(lambda table: "")  # a page has tables apart, and can sort them
-            shown |= {
-                name: f"## {outputs.tables[name].title}"
-                for name in ("bars", "table1-rows")
-                if name in outputs.tables
-            }
-            page = paper_page(results, selection, outputs.tables, decided, shown | {"run": ran})
-            outputs.write("report.html", render_html(page))
+            outputs.write("report.html", render_html(document))
     return outputs
 
 
-def _texts(
-    tables: Mapping[str, Table], results: ResultIndex, selection: Selection, notes: str, show: Show
-) -> dict[str, str]:
-    """Return the sections about results, by the name of their table where they have one."""
-    main = [tables[name] for name in MODELS if name in tables]
-    return {
-        **{table.name: _table_section(table, show) for table in main},
-        "differences": _differences(main),
-        "splits": splits_section(results, selection),
-        "notes": notes,
-        "scaling": scaling_section(tables, show),
-        "tuned": gain_section(tables.get("tuned"), show),
-        "ablation": ablation_section(results, selection, tables.get("ablation"), show),
-    }
+def _sections(
+    outputs: Outputs,
+    results: ResultIndex,
+    selection: Selection,
+    gains: Sequence[Gain],
+    decided: Sequence[Verdict],
+    folder: Path,
+) -> Iterator[Section | None]:
+    """Yield the sections about the paper, in the order of the report."""
+    tables = outputs.tables
+    blocks = {name: table_blocks(table, results, selection) for name, table in tables.items()}
+    yield splits_section(gains)
+    for number, name in enumerate(MODELS, 1):
+        if name in tables:
+            links = Only("markdown", [Markdown(f"[CSV]({name}.csv), [LaTeX]({name}.tex)")])
+            yield Section(f"Table {number}: {tables[name].title}", [*blocks[name], links])
+    yield _differences([tables[name] for name in MODELS if name in tables])
+    yield _claims(decided)
+    yield gain_section(tables.get("tuned"), blocks.get("tuned", ()))
+    yield scaling_section(tables, blocks.get("scaling", ()))
+    yield ablation_section(results, selection, tables.get("ablation"), blocks.get("ablation", ()))
+    path = folder / NOTES
+    if path.is_file():
+        for part in f"\n{path.read_text(encoding='utf-8', errors='replace')}".split("\n## ")[1:]:
+            heading, _, text = part.partition("\n")
+            yield Section(heading.strip(), [Markdown(text.strip())])
+    yield _statistics()
+    images = [Image(f"{FIGURES}/{name}", caption) for name, caption in outputs.captions.items()]
+    shown = [*images, Only("html", list(interactive_figures(results, selection)))]
+    yield Section("Figures", [*([Text(outputs.note)] if outputs.note else []), *shown])
 
 
-def _takeaway(notes: str) -> tuple[str, str]:
-    """Return what the notes say before their first heading, which belongs on top, and the rest of them."""
-    first, heading, rest = f"\n{notes}".partition("\n## ")
-    return (f"{first}\n" if first.strip() else "", f"## {rest}" if heading else "")
+def _lead(
+    tables: Mapping[str, Table], gains: Sequence[Gain], decided: Sequence[Verdict], selection: Selection
+) -> str:
+    """Return what was found, in at most five numbered sentences."""
+    sentences = [
+        *_gain_sentences(gains),
+        *_tuned_sentence(tables.get("tuned")),
+        *_number_sentence([tables[name] for name in MODELS if name in tables]),
+        _claim_sentence(decided),
+    ]
+    text = "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))
+    other = Selection(runs=selection.runs, epochs=selection.epochs, depths=selection.depths).options.strip()
+    note = f"\n\nThese are not the paper's runs: {markdown_code(other)} was requested." if other else ""
+    return text + note
 
 
-def _summary(tables: Sequence[Table], decided: Sequence[Verdict], selection: Selection) -> str:
-    filled = sum(entry.difference is not None for table in tables for entry in table.entries)
+def _gain_sentences(gains: Sequence[Gain]) -> Iterator[str]:
+    for percent in sorted({one.percent for one in gains}, reverse=True):
+        some = [one for one in gains if one.percent == percent]
+        where = "With all features" if percent == 0 else f"With {percent}% of the vectors missing"
+        runs = min(one.difference.runs for one in some)
+        found = []
+        for verdict in ("better", "worse"):
+            sizes = [abs(one.difference.mean) for one in some if one.verdict == verdict]
+            ends = [f"{size:.3f}" for size in (min(sizes, default=0), max(sizes, default=0))]
+            by = f" (by {' to '.join(dict.fromkeys(ends))})"
+            found.append(f"{verdict} in {len(sizes)}{by}" if sizes else f"{verdict} in none")
+        yield (
+            f"{where}, PairNorm is significantly {' and '.join(found)} of {len(some)} cases, over {runs} "
+            "random splits each."
+        )
+
+
+def _tuned_sentence(table: Table | None) -> Iterator[str]:
+    gains = [gain for gain in tuned_gains(table) if gain.percent == 100]
+    if gains:
+        decided = [
+            f"{TITLES[gain.dataset]} {gain.tuned.mean:+.3f}{'' if is_sure else ' (not significant)'}"
+            for gain, is_sure in zip(gains, significant([gain.tuned for gain in gains]), strict=True)
+        ]
+        yield (
+            "For SGC with all vectors missing, learning rate, weight decay and dropout tuned for both, the "
+            f"gain that remains is {', '.join(decided)}."
+        )
+
+
+def _number_sentence(tables: Sequence[Table]) -> Iterator[str]:
+    gaps = [abs(one.difference) for table in tables for one in table.entries if one.difference is not None]
+    if gaps:
+        yield (
+            f"Of the {len(reported())} numbers in the paper's three tables, {len(gaps)} were run again: they "
+            f"differ by {fmean(gaps):.3f} on average, {sum(gap <= LARGE for gap in gaps)} by at most {LARGE}."
+        )
+
+
+def _claim_sentence(decided: Sequence[Verdict]) -> str:
     counts = Counter(verdict.status for verdict in decided)
     listed = ", ".join(f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status])
-    failed = [verdict for verdict in decided if verdict.status == "fails" and len(verdict.run) >= MANY]
-    narrow = sum(1 <= sum(case.holds is False for case in verdict.run) <= FEW for verdict in failed)
-    unsure = sum(bool(verdict.unsure) for verdict in decided)
-    own = sum(verdict.in_paper.startswith("fails") for verdict in decided)
-    other = Selection(runs=selection.runs, epochs=selection.epochs, depths=selection.depths).options.strip()
+    own = sum(one.in_paper is not None and one.in_paper.status == "fails" for one in decided)
+    noise = sum(bool(verdict.unsure) for verdict in decided)
     return (
-        f"Of the {len(reported())} numbers in the paper's three tables, {filled} are compared with ours. "
         f"Of {len(decided)} claims of its text, {listed}"
-        + (f", {narrow} of these in only one to {FEW} cases of {MANY} or more" if narrow else "")
-        + (f"; verdicts within the noise of their runs: {unsure}" if unsure else "")
-        + (f"; {own} fail on the paper's own numbers" if own else "")
-        + ".\n"
-        + (f"\nThese are not the paper's runs: {markdown_code(other)} was asked for.\n" if other else "")
+        + (f"; {own} fail on the paper's own numbers already" if own else "")
+        + (f"; {noise} verdicts are within the noise of their runs" if noise else "")
+        + "."
     )
 
 
-_ORIGINS = {
-    "pairnorm": "pairnorm_version",
-    "torch": "torch_version",
-    "Python": "python_version",
-    "Commit": "git_commit",
-}
-
-
-def _what_was_run(
-    stored: Mapping[Spec, Sequence[Result]], results: ResultIndex, selection: Selection, store: str
-) -> str:
-    origins = {spec: {one.trial.seed: one.origin for one in some} for spec, some in stored.items()}
-    ran = [origin for some in origins.values() for origin in some.values()]
-    distinct = _distinct(ran)
-    devices = sorted({one.device for one in distinct})
-    rows = _by_experiment(origins, results, selection, devices)
-    lines = [
-        "## What was run\n",
-        markdown_table(["Command", "What", "Trials", "of", *map(markdown_text, devices)], rows, left=2),
-        "",
-        "Experiments share trials: a trial that several of them need is trained once and counted in each. "
-        "Times are those in which at least one of an experiment's trials was being trained.",
+def _differences(tables: Sequence[Table]) -> Section | None:
+    known = [
+        (entry, entry.difference)
+        for table in tables
+        for entry in table.entries
+        if entry.difference is not None
     ]
-    if ran:
-        diverged = sum(one.trial.diverged for some in stored.values() for one in some)
-        lines += [
-            "",
-            *(
-                f"- {name}: {markdown_text(_listed(map(attrgetter(column), distinct)))}"
-                for name, column in _ORIGINS.items()
-            ),
-            f"- Trials in the store: {len(ran):,}, of which diverged: {diverged:,}",
-        ]
-        counts, times = Counter(one.device for one in ran), _busy(distinct)
-        lines += [
-            f"- Time in which something was trained on {markdown_text(device)}: {times[device]}, "
-            f"{counts[device]:,} trials"
-            for device in devices
-        ]
-        finished = [one.finished for one in distinct]
-        lines.append(markdown_text(f"- From {min(finished)} to {max(finished)}"))
-    command = markdown_code(f"pairnorm report --store {store}{selection.options}")
-    lines.append(f"- This report: {command}")
-    return "\n".join(lines) + "\n"
-
-
-def _by_experiment(
-    origins: Mapping[Spec, Mapping[int, Origin]],
-    results: ResultIndex,
-    selection: Selection,
-    devices: Iterable[str],
-) -> list[list[str]]:
-    """Return a row for every experiment: its command, how much of it has been run, and how long that took."""
-    rows = []
-    for experiment in EXPERIMENTS.values():
-        narrowed = selection.narrow(experiment)
-        if narrowed is None or experiment.name == "case-study":
-            continue
-        again = experiment.name == CLAIMS_AGAIN.name
-        pairs = (
-            [(spec, seed) for spec, seeds in requested_runs(results, narrowed).items() for seed in seeds]
-            if again
-            else list(narrowed.requested())
-        )
-        done = [seeds[seed] for spec, seed in pairs if (seeds := origins.get(spec)) and seed in seeds]
-        times = _busy(_distinct(done))
-        command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
-        title = experiment.title[:1].upper() + experiment.title[1:]
-        spent = (times.get(device, "") for device in devices)
-        rows.append([command, title, f"{len(done):,}", f"{len(pairs):,}", *spent])
-    return rows
-
-
-def _distinct(origins: Iterable[Origin]) -> list[Origin]:
-    """Return every origin once: thousands of trials share one, the same object."""
-    return list({id(one): one for one in origins}.values())
-
-
-def _busy(ran: Iterable[Origin]) -> dict[str, str]:
-    """Return by device how long at least one job ran: it ends when it says and began so long before."""
-    jobs: dict[str, set[tuple[str, float]]] = {}
-    for one in ran:
-        jobs.setdefault(one.device, set()).add((one.finished, one.seconds))
-    return {device: _duration(_union(some)) for device, some in jobs.items()}
-
-
-def _union(jobs: Iterable[tuple[str, float]]) -> float:
-    ends = [(datetime.fromisoformat(text).timestamp(), seconds) for text, seconds in jobs]
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted((end - seconds, end) for end, seconds in ends):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
-
-
-def _table_section(table: Table, show: Show) -> str:
-    name, shown = table.name, show(table)
-    links = f"\n\n{shown}\n[CSV]({name}.csv), [LaTeX]({name}.tex)\n" if shown else ""
-    return f"## Table {name[-1]}: {table.title}{links}"
-
-
-def _differences(tables: Sequence[Table]) -> str:
-    entries = [(entry, entry.difference) for table in tables for entry in table.entries]
-    known = [(entry, difference) for entry, difference in entries if difference is not None]
     if not known:
-        return ""
+        return None
     large = [(entry, difference) for entry, difference in known if abs(difference) > LARGE]
-    mean = fmean(abs(difference) for _, difference in known)
-    lines = [
-        "## Where we differ from the paper\n",
-        f"On average over {len(known)} numbers we differ by {mean:.3f}; {len(large)} differ by more than "
-        f"{LARGE}:\n",
-    ]
     rows = []
     for entry, difference in sorted(large, key=lambda pair: -abs(pair[1])):
         dataset, method, percent = entry.cell
@@ -343,53 +296,58 @@ def _differences(tables: Sequence[Table]) -> str:
         ]
         rows.append([TITLES[dataset], method, f"{percent}%", *values, f"{difference:+.3f}"])
     headings = ["Graph", "Method", "Missing", "Ours", "Paper", "Difference"]
-    return "\n".join([*lines, markdown_table(headings, rows, left=2)]) + "\n"
+    text = f"{len(large)} of {len(known)} numbers differ from the paper's by more than {LARGE}."
+    return Section("Where we differ from the paper", [Text(text), *([Shown(headings, rows)] if rows else [])])
 
 
-def _claims(decided: Sequence[Verdict]) -> str:
-    lines = [
-        "## Claim by claim\n",
-        f"{CASES}\n",
-        "| Section | The paper says | Read as | In its numbers | In ours | How strongly |",
-        "|---|---|---|---|---|---|",
+def _claims(decided: Sequence[Verdict]) -> Section:
+    """Return all claims in one table, and below it, folded, the cases of each."""
+    marks = {True: "yes", False: "no", None: "not run"}
+    rows = [
+        [
+            f"{one.claim.text} ({one.claim.section})",
+            one.in_paper.answer if one.in_paper else "no numbers",
+            one.answer,
+            one.strength,
+        ]
+        for one in decided
     ]
-    for verdict in decided:
-        claim = verdict.claim
-        lines.append(
-            f"| {claim.section} | {claim.text} | {claim.reading} | {verdict.in_paper} | "
-            f"**{verdict.status}**{verdict.hedge}, {verdict.counts} | {verdict.strength} |"
+    evidence = [
+        Details(
+            f"{one.claim.text} ({one.answer})",
+            [
+                Text(f"Tested: {one.claim.reading}."),
+                Shown(
+                    ["Case", "Holds", "Evidence"],
+                    [[case.label, marks[case.holds], case.evidence] for case in one.cases],
+                ),
+            ],
+            folded=True,
         )
-    for verdict in decided:
-        if verdict.run:
-            lines += ["", *_details(verdict)]
-    return "\n".join(lines) + "\n"
+        for one in decided
+        if one.run
+    ]
+    headings = ["The paper says", "In its numbers", "In ours", "How strongly"]
+    return Section("Claim by claim", [Shown(headings, rows, search=True), Markdown(CASES), *evidence])
 
 
-def _details(verdict: Verdict) -> Iterable[str]:
-    marks = {True: "yes", False: "**no**", None: "not run"}
-    yield f"<details><summary>{verdict.claim.text} ({verdict.status}: {verdict.counts})</summary>\n"
-    yield "| Case | | Evidence |"
-    yield "|---|---|---|"
-    for case in verdict.cases:
-        yield f"| {case.label} | {marks[case.holds]} | {case.evidence} |"
-    yield "\n</details>"
-
-
-def _figures(outputs: Outputs) -> str:
-    if not outputs.captions:
-        return outputs.note and f"{outputs.note}\n"
-    lines = ["## Figures\n"]
-    for name, caption in outputs.captions.items():
-        lines.append(f"![{caption}]({FIGURES}/{name}.png)\n\n{caption} [PDF]({FIGURES}/{name}.pdf)\n")
-    return "\n".join(lines)
-
-
-def _listed(values: Iterable[object]) -> str:
-    known = sorted({str(value) for value in values if value is not None and value == value})
-    return ", ".join(known) or "unknown"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _statistics() -> Section:
+    """Return the statistics of the four graphs."""
+    rows = [
+        [
+            one.title,
+            f"{one.nodes:,}",
+            f"{one.edges:,}",
+            f"{one.listed_edges:,}",
+            f"{one.features:,}",
+            str(one.classes),
+            f"{one.label_rate:.3f}",
+        ]
+        for one in datasets()
+        if one.name in DATASETS
+    ]
+    headings = ["Graph", "Nodes", "Edges", "Edges in the paper", "Features", "Classes", "Label rate"]
+    text = (
+        "Edges are distinct and undirected; the paper counts all listed pairs, with repeats and self-loops."
+    )
+    return Section("Data sets", [Shown(headings, rows), Text(text)])

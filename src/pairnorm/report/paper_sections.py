@@ -1,148 +1,277 @@
-"""What the report says beyond the paper's tables: whose the gain is, scaling, protocol, own trials."""
+"""Sections of the paper's report: whether PairNorm helps, tables, scaling, protocol, own trials, figures."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from itertools import product
 from math import isnan
 from statistics import fmean
+from typing import Any, NamedTuple
 
-from pairnorm.base.escaping import markdown as markdown_text
-from pairnorm.base.escaping import markdown_code
-from pairnorm.base.files import csv_text
 from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, SPLITS, Selection
-from pairnorm.sweep.grid import Summary, TableCell, best
+from pairnorm.report.charts import BLUE, COLORS, GRAY, GREEN, SYMBOLS, VERMILLION, Chart, Line, lines
+from pairnorm.report.document import Choices, Details, Markdown, Only, Section, Text
+from pairnorm.report.document import Table as Shown
+from pairnorm.sweep.grid import Experiment, Summary, TableCell
 from pairnorm.sweep.index import Chosen, ResultIndex
-from pairnorm.sweep.significance import paired_difference, significant
-from pairnorm.sweep.tables import TITLES, Table, markdown, markdown_table
-from pairnorm.train import Spec, Trial
+from pairnorm.sweep.significance import Difference, paired_difference, significant
+from pairnorm.sweep.tables import PARTIAL, TITLES, Entry, Table, markdown
 
-OWN_FILE = "own-trials.csv"
-# The most rows of a graph that the report shows; the file has all.
-SHOWN = 50
-_FIELDS = tuple(field.name for field in fields(Spec))
-Show = Callable[[Table], str]
-"""How a section shows a table: a page has it apart, and can sort it."""
+MODEL_STYLES = {"SGC": (BLUE, "circle"), "GCN": (VERMILLION, "square"), "GAT": (GREEN, "triangle-up")}
 
 
-def gain_section(table: Table | None, show: Show = markdown) -> str:
+class Gain(NamedTuple):
+    """The difference that PairNorm makes in one setting, and whether it is significant."""
+
+    dataset: str
+    model: str
+    percent: int
+    without: Chosen
+    with_norm: Chosen
+    difference: Difference
+    is_significant: bool
+
+    @property
+    def verdict(self) -> str:
+        """``better``, ``worse`` or ``no``."""
+        return "no" if not self.is_significant else "better" if self.difference.mean > 0 else "worse"
+
+
+def split_gains(results: ResultIndex, selection: Selection) -> list[Gain]:
+    """Return PairNorm's gains over random splits, paired by split and tested together."""
+    experiment = selection.narrow(SPLITS)
+    if experiment is None:
+        return []
+    pairs = []
+    for dataset, model, percent in product(experiment.datasets, MODEL_STYLES, experiment.missing):
+        without, with_norm = (
+            results.chosen(experiment, TableCell(dataset, method, percent))
+            for method in (model, f"{model}-PN")
+        )
+        if without and with_norm and without.complete and with_norm.complete:
+            runs = (one.best.values("test_accuracy") for one in (with_norm, without))
+            pairs.append((dataset, model, percent, without, with_norm, paired_difference(*runs)))
+    decided = significant([pair[-1] for pair in pairs])
+    return [Gain(*pair, is_sure) for pair, is_sure in zip(pairs, decided, strict=True)]
+
+
+def splits_section(gains: Sequence[Gain]) -> Section | None:
+    """Return the figure and the table of PairNorm's gains over random splits."""
+    if not gains:
+        return None
+    rows = [
+        [
+            TITLES[one.dataset],
+            one.model,
+            f"{one.percent}%",
+            *(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (one.without, one.with_norm)),
+            str(one.difference),
+            one.verdict,
+        ]
+        for one in gains
+    ]
+    headings = ["Graph", "Model", "Missing", "Without", "With PairNorm", "Difference (95%)", "Significant"]
+    runs = min(one.difference.runs for one in gains)
+    text = (
+        f"Every run has a random split of its own with 20 training nodes a class, {runs} in all, the same "
+        "for both models; 500 epochs, fewer depths than in the tables below, which have one split. SGC has "
+        "PairNorm and raw features, GCN and GAT have PairNorm-SI. Differences are paired by split and tested "
+        "together (Student's t, 5%, Holm); bars are 95% intervals. Accuracy @ layers chosen by validation."
+    )
+    charts = [_gain_chart(gains, percent) for percent in dict.fromkeys(one.percent for one in gains)]
+    return Section("Does PairNorm help?", [*charts, Text(text), Shown(headings, rows)], wide=True)
+
+
+def _gain_chart(gains: Sequence[Gain], percent: int) -> Chart:
+    """Draw the differences at a missing rate with intervals: a row per graph and model."""
+    some = [one for one in gains if one.percent == percent]
+    names = [f"{TITLES[one.dataset]}, {one.model}" for one in some]
+    rows = list(range(len(some)))
+    styles = [MODEL_STYLES[one.model] for one in some]
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [round(one.difference.mean, 4) for one in some],
+        "y": rows,
+        "text": ["" for _ in some],
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [round(one.difference.high - one.difference.mean, 4) for one in some],
+            "arrayminus": [round(one.difference.mean - one.difference.low, 4) for one in some],
+            "color": GRAY,
+        },
+        "marker": {
+            "color": [color for color, _ in styles],
+            "symbol": [symbol for _, symbol in styles],
+            "size": 9,
+        },
+        "customdata": [f"{name}: {one.difference}" for name, one in zip(names, some, strict=True)],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+    layout = {
+        "xaxis": {"title": {"text": "gain in accuracy"}, "showgrid": True},
+        "yaxis": {"tickvals": rows, "ticktext": names, "range": [len(rows) - 0.5, -0.5], "showgrid": False},
+        "shapes": [
+            {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper",
+             "line": {"color": GRAY, "width": 1}}
+        ],
+        "showlegend": False,
+    }  # fmt: skip
+    title = "All features" if percent == 0 else f"{percent}% missing (wider range)"
+    return Chart(title, [trace], layout, height=90 + 24 * len(rows), name="figures/gains")
+
+
+def table_blocks(table: Table, results: ResultIndex, selection: Selection) -> list[Any]:
+    """Return a table: compact in Markdown, sortable and with the curve of every row in HTML."""
+    return [
+        Only("markdown", [Markdown(markdown(table).strip())]),
+        Only("html", [_shown(table, results, selection)]),
+    ]
+
+
+def _shown(table: Table, results: ResultIndex, selection: Selection) -> Shown:
+    """Return a row for every cell, our number next to the paper's, with the curve it was chosen from."""
+    names = ("table1", "tuned") if table.name == "tuned" else (table.name,)
+    experiments = [one for name in names if (one := selection.narrow(EXPERIMENTS[name]))]
+    headings = ["Graph", "Method", "Missing", "Ours", "±", "Layers", "Paper", "Paper's layers", "Difference"]
+    entries = [entry for entry in table.entries if entry.ours or entry.paper]
+    rows = [_row(entry) for entry in entries]
+    if not table.against_paper:
+        headings, rows = headings[:6], [row[:6] for row in rows]
+    charts = [_curve(entry, results, experiments) for entry in entries]
+    caption = "Test accuracy, ours next to the paper's" if table.against_paper else "Test accuracy"
+    return Shown(
+        headings, rows, caption + (f" ({PARTIAL})" if table.partial else ""), search=True, charts=charts
+    )
+
+
+def _row(entry: Entry) -> list[str]:
+    dataset, method, percent = entry.cell
+    ours, paper, difference = entry.ours, entry.paper, entry.difference
+    numbers = ["–", "–", "–"]
+    if ours is not None:
+        spread = "–" if isnan(ours.accuracy_std) else f"{ours.accuracy_std:.3f}"
+        numbers = [f"{ours.accuracy:.3f}{'' if ours.complete else '*'}", spread, str(ours.layers)]
+    theirs = ["–", "–"] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
+    gap = "–" if difference is None else f"{difference:+.3f}"
+    return [TITLES[dataset], method, f"{percent}%", *numbers, *theirs, gap]
+
+
+def _curve(entry: Entry, results: ResultIndex, experiments: Sequence[Experiment]) -> Chart | None:
+    """Draw accuracies against depth at a cell, and mark what was chosen and what the paper reports."""
+    cell = entry.cell
+    experiment = next((one for one in experiments if cell.method in one.methods), None)
+    curve = results.by_depth(experiment, cell) if experiment is not None else []
+    if not curve or entry.ours is None:
+        return None
+    marks = [(float(entry.ours.layers), round(entry.ours.accuracy, 4), "ours, chosen by validation")]
+    if entry.paper is not None:
+        marks.append((entry.paper.layers, entry.paper.accuracy, "the paper's"))
+    title = f"{TITLES[cell.dataset]}, {cell.method}, {cell.missing_percent}% missing"
+    curves = [_line(curve, f"{part}_accuracy", part, COLORS[part], SYMBOLS[part]) for part in COLORS]
+    return lines(title, curves, "layers", "accuracy", ".3f", marks)
+
+
+def _line(curve: Sequence[Summary], metric: str, name: str, color: str, symbol: str = "circle") -> Line:
+    depths = [one.spec.depth for one in curve]
+    return Line(name, depths, [one.mean(metric) for one in curve], color, symbol=symbol)
+
+
+class TunedGain(NamedTuple):
+    """The gain of SGC-PN over SGC with the paper's optimizer, and with each its own best."""
+
+    dataset: str
+    percent: int
+    accuracies: tuple[float, ...]
+    untuned: Difference
+    tuned: Difference
+
+
+def tuned_gains(table: Table | None) -> list[TunedGain]:
+    """Return the gains of the settings in which all four methods are complete."""
+    if table is None:
+        return []
+    complete = {entry.cell: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
+    methods = ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
+    gains = []
+    for dataset, percent in product(DATASETS, table.percents):
+        ours = [complete.get(TableCell(dataset, method, percent)) for method in methods]
+        known = [one for one in ours if one is not None]
+        if len(known) == len(methods):
+            runs = [one.best.values("test_accuracy") for one in known]
+            differences = paired_difference(runs[1], runs[0]), paired_difference(runs[3], runs[2])
+            accuracies = tuple(one.accuracy for one in known)
+            gains.append(TunedGain(dataset, percent, accuracies, *differences))
+    return gains
+
+
+def gain_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section | None:
     """Return the section on SGC and SGC-PN when each has its own best optimizer."""
     if table is None:
-        return ""
-    complete = {entry.cell: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
-    lines = [
-        "## How much of the gain is PairNorm's\n",
+        return None
+    text = (
         "The paper trains SGC with the optimizer of GCN. Here validation accuracy also selects learning rate "
         "(0.005, 0.05, 0.2), weight decay (0, 5e-6, 5e-4) and dropout (0, 0.6), for SGC and for SGC-PN, both "
-        "on raw features: first with one run of everything, then with all runs of the best setting.\n",
-        show(table),
+        "on raw features: first with one run of everything, then with all runs of the best setting."
+    )
+    gains = tuned_gains(table)
+    rows = [[TITLES[one.dataset], f"{one.percent}%", str(one.untuned), str(one.tuned)] for one in gains]
+    sentences = [
+        f"On {TITLES[one.dataset]} with all vectors missing, a tuned SGC reaches {one.accuracies[2]:.3f} "
+        f"without PairNorm and {one.accuracies[3]:.3f} with it; with the paper's optimizer "
+        f"{one.accuracies[0]:.3f} and {one.accuracies[1]:.3f}."
+        for one in gains
+        if one.percent == 100
     ]
-    rows, sentences = [], []
-    for dataset in DATASETS:
-        for percent in table.percents:
-            methods = ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
-            ours = [complete.get(TableCell(dataset, method, percent)) for method in methods]
-            known = [one for one in ours if one is not None]
-            if len(known) < len(methods):
-                continue
-            runs = [one.best.values("test_accuracy") for one in known]
-            gains = [paired_difference(runs[1], runs[0]), paired_difference(runs[3], runs[2])]
-            rows.append([TITLES[dataset], f"{percent}%", *map(str, gains)])
-            if percent == 100:
-                untuned, untuned_pn, tuned, tuned_pn = (f"{one.accuracy:.3f}" for one in known)
-                sentences.append(
-                    f"On {TITLES[dataset]} with all vectors missing, a tuned SGC reaches {tuned} without "
-                    f"PairNorm and {tuned_pn} with it; with the paper's optimizer {untuned} and {untuned_pn}."
-                )
     headings = ["Graph", "Missing", "Gain of PairNorm, paper's optimizer (95%)", "Both tuned (95%)"]
-    return "\n".join([*lines, markdown_table(headings, rows, left=1), "", *sentences]) + "\n"
+    shown = [Shown(headings, rows), Text(" ".join(sentences))] if rows else []
+    return Section("How much of the gain is PairNorm's", [Text(text), *blocks, *shown])
 
 
-def scaling_section(tables: Mapping[str, Table], show: Show = markdown) -> str:
+def scaling_section(tables: Mapping[str, Table], blocks: Sequence[Any] = ()) -> Section | None:
     """Return the section on features that are divided by their sum and features that are not."""
     shown = {name: tables[name] for name in ("scaling", "table1", "table1-rows") if name in tables}
     if "scaling" not in shown:
-        return ""
-    lines = [
-        "## How features are scaled\n",
+        return None
+    text = (
         "The paper's text does not say how. Its released code gives SGC features as they are, GCN and GAT "
         "the features of a node divided by their sum, and so do the tables above. Here the other way for "
-        "both; `raw` are features as they are.\n",
-        show(shown.pop("scaling")),
-    ]
+        "both; “raw” are features as they are."
+    )
+    del shown["scaling"]
+    lines = []
     for table in shown.values():
         apart = [entry.difference for entry in table.entries if entry.difference is not None]
         if apart:
             lines.append(
-                f"- `{table.name}`, {table.title}: {fmean(map(abs, apart)):.3f} from the paper on average "
+                f"- {table.title}: {fmean(map(abs, apart)):.3f} from the paper on average "
                 f"over {len(apart)} numbers, {sum(one < -0.02 for one in apart)} of them over 0.02 under it "
                 f"([CSV]({table.name}.csv))"
             )
-    return "\n".join(lines) + "\n"
-
-
-def splits_section(results: ResultIndex, selection: Selection) -> str:
-    """Return the section on PairNorm's gain over random splits, paired by split."""
-    experiment = selection.narrow(SPLITS)
-    if experiment is None:
-        return ""
-    rows, gaps = [], []
-    for dataset, model, percent in product(experiment.datasets, ("SGC", "GCN", "GAT"), experiment.missing):
-        pair = [
-            results.chosen(experiment, TableCell(dataset, method, percent))
-            for method in (model, f"{model}-PN")
-        ]
-        plain, normalized = pair
-        if plain is None or normalized is None or not (plain.complete and normalized.complete):
-            continue
-        gaps.append(paired_difference(*(one.best.values("test_accuracy") for one in (normalized, plain))))
-        shown = [f"{one.accuracy:.3f} @ {one.layers}" for one in (plain, normalized)]
-        rows.append([TITLES[dataset], model, f"{percent}%", *shown, str(gaps[-1])])
-    if not rows:
-        return ""
-    decided = significant(gaps)
-    for row, gap, is_significant in zip(rows, gaps, decided, strict=True):
-        row.append("no" if not is_significant else "better" if gap.mean > 0 else "worse")
-    counts = Counter((row[2], row[-1]) for row in rows)
-    sentences = [
-        f"At {percent}% missing PairNorm is significantly better in {counts[f'{percent}%', 'better']} and "
-        f"significantly worse in {counts[f'{percent}%', 'worse']} of "
-        f"{sum(row[2] == f'{percent}%' for row in rows)} cases."
-        for percent in experiment.missing
-    ]
-    headings = ["Graph", "Model", "Missing", "Without", "With PairNorm", "Difference (95%)", "Significant"]
-    text = (
-        "The tables above have one split. Here every run has a random split of its own with 20 training "
-        f"nodes a class, {min(experiment.missing.values())} in all, the same for both models; 500 epochs, "
-        "fewer depths. SGC has PairNorm and raw features, GCN and GAT have PairNorm-SI. Differences are "
-        "paired by split and tested together (Student's t, 5%, Holm)."
-    )
-    table = markdown_table(headings, rows, left=2)
-    return f"## Ten random splits\n\n{text}\n\n{' '.join(sentences)}\n\n{table}\n"
+    return Section("How features are scaled", [Text(text), *blocks, Markdown("\n".join(lines))])
 
 
 def ablation_section(
-    results: ResultIndex, selection: Selection, table: Table | None, show: Show = markdown
-) -> str:
+    results: ResultIndex, selection: Selection, table: Table | None, blocks: Sequence[Any] = ()
+) -> Section | None:
     """Return the section on adjacency, order and norm, and what it recommends."""
     experiment = selection.narrow(ABLATION)
     if table is None or experiment is None:
-        return ""
+        return None
     best_by_cell = {
         cell: chosen
         for cell in experiment.cells()
         if (chosen := results.chosen(experiment, cell)) is not None and chosen.complete
     }
-    lines = [
-        "## Which protocol: adjacency, order, norm\n",
-        "The paper, its released code and its authors' remarks disagree on details. `rw` is the random-walk "
-        "adjacency and `sym` the symmetric one (attention has neither); the norm comes `after` the "
-        "activation (the text) or `before` it (the code); PN-SCS is in the code only.\n",
-        show(table),
+    text = (
+        "The paper, its released code and its authors' remarks disagree on details. “rw” is the random-walk "
+        "adjacency and “sym” the symmetric one (attention has neither); the norm comes “after” the "
+        "activation (the text) or “before” it (the code); PN-SCS is in the code only."
+    )
+    changes = (
         "What changes when one choice is changed and the others stay (mean difference of test accuracy over "
-        "graphs and the other choices):\n",
-    ]
-    rows = []
+        "graphs and the other choices):"
+    )
+    rows: list[list[str]] = []
     for one, other in (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN")):
         for model in ("GCN", "GAT"):
             effects = [_effect(best_by_cell, model, one, other, percent) for percent in experiment.missing]
@@ -151,7 +280,8 @@ def ablation_section(
                 rows.append([f"{model}: {one} instead of {other}", *shown])
     headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
     advice = [_recommendation(best_by_cell, model, list(experiment.missing)) for model in ("GCN", "GAT")]
-    return "\n".join([*lines, markdown_table(headings, rows, left=1), "", *filter(None, advice)]) + "\n"
+    found: list[Any] = [Text(changes), Shown(headings, rows), Markdown("\n\n".join(filter(None, advice)))]
+    return Section("Which protocol: adjacency, order, norm", [Text(text), *blocks, *found])
 
 
 def _effect(
@@ -170,7 +300,7 @@ def _effect(
 
 
 def _recommendation(best_by_cell: dict[TableCell, Chosen], model: str, percents: Sequence[int]) -> str:
-    """Name the method that validation prefers where every method has been tried to the end."""
+    """Name the method that validation prefers where every method has been trained completely."""
     methods = [method for method in ABLATION.methods if method.split(" ")[0] == model]
     columns = [
         (dataset, percent)
@@ -199,102 +329,58 @@ def _recommendation(best_by_cell: dict[TableCell, Chosen], model: str, percents:
     graphs = " and ".join(TITLES[dataset] for dataset in dict.fromkeys(dataset for dataset, _ in columns))
     return (
         f"**Recommendation for {model}: {' '.join(best.split(' ')[1:])}**: the best mean validation accuracy "
-        f"over missing rates on {graphs} ({scores[best]:.3f}); test accuracy {', '.join(accuracies)}.\n"
+        f"over missing rates on {graphs} ({scores[best]:.3f}); test accuracy {', '.join(accuracies)}."
     )
 
 
-def own_trials(cells: Mapping[Spec, Sequence[Trial]], selection: Selection) -> list[Summary]:
-    """Return the runs of every spec that no experiment asks for, as the paper has it or as it is selected."""
-    known = _of_experiments(selection)
-    return [Summary(spec, tuple(trials)) for spec, trials in cells.items() if spec not in known and trials]
-
-
-def _of_experiments(selection: Selection) -> set[Spec]:
-    experiments = {
-        one
-        for experiment in EXPERIMENTS.values()
-        for one in (experiment, selection.narrow(experiment))
-        if one is not None
+def interactive_figures(results: ResultIndex, selection: Selection) -> Iterator[Any]:
+    """Yield the figures against depth for the page, folded."""
+    titles = {
+        "figure1": "Figure 1: SGC against depth",
+        "figure3": "Figure 3: GCN and GAT against depth",
+        "figure4": "Figure 4: against depth, all vectors missing",
     }
-    return {spec for one in experiments for spec in one.specs()}
+    for name, title in titles.items():
+        experiment = selection.narrow(EXPERIMENTS[name])
+        graphs = {
+            TITLES[dataset]: charts
+            for dataset in (experiment.datasets if experiment else ())
+            if experiment and (charts := list(_panels(results, experiment, dataset)))
+        }
+        if graphs:
+            what = Text("Without PairNorm dashed, with it solid.")
+            yield Details(title, [what, Choices("Graph", graphs)])
 
 
-def _shortened(own: Sequence[Summary]) -> Iterator[str]:
-    """Yield the command that compares trials with the paper's numbers that differ in their epochs only."""
-    paper = _of_experiments(Selection())
-    usual = {spec.epochs for spec in paper}
-    counts = Counter(
-        one.spec.epochs for one in own if any(one.spec.replace(epochs=epochs) in paper for epochs in usual)
-    )
-    for epochs, count in sorted(counts.items()):
-        command = f"`pairnorm report --epochs {epochs}`"
-        yield f"{command} shows {count:,} of them beside the paper's numbers: only their epochs differ.\n"
-
-
-def own_section(own: Sequence[Summary]) -> str:
-    """Return the section: of each graph the best spec by validation, and what varied, the best first."""
-    if not own:
-        return ""
-    lines = [
-        "## Trials of your own\n",
-        f"{len(own):,} specs that are none of the paper's, ranked by mean validation accuracy; all are in "
-        f"[{OWN_FILE}]({OWN_FILE}).\n",
-        *_shortened(own),
-    ]
-    for dataset in dict.fromkeys(summary.spec.dataset for summary in own):
-        summaries = [summary for summary in own if summary.spec.dataset == dataset]
-        first = best(summaries)
-        varied = [name for name in _FIELDS if len({getattr(one.spec, name) for one in summaries}) > 1]
-        columns = [*varied, "runs", "validation", "test accuracy", *_measures(summaries)]
-        lines += [
-            f"### {markdown_text(dataset)}\n",
-            f"Best by validation: {markdown_code(first.spec)}, {_accuracy(first)} of the test nodes over "
-            f"{len(first.trials)} runs.\n",
-        ]
-        rows = [
-            [
-                *(markdown_text(getattr(one.spec, name)) for name in varied),
-                str(len(one.trials)),
-                f"{one.mean('validation_accuracy'):.3f}",
-                _accuracy(one),
-                *(f"{value:.3g}" if value is not None else "" for value in _values(one, summaries)),
+def _panels(results: ResultIndex, experiment: Experiment, dataset: str) -> Iterator[Chart]:
+    """Draw a figure of the paper on one graph: a chart for every model, of Figure 1 one for every metric."""
+    [percent] = experiment.missing
+    measured = bool(experiment.measures)
+    for model in (name for name in experiment.methods if not name.endswith("-PN")):
+        curves = {
+            method: results.by_depth(experiment, TableCell(dataset, method, percent), one_scale=measured)
+            for method in (model, f"{model}-PN")
+            if method in experiment.methods
+        }
+        if not any(curves.values()):
+            continue
+        for metric in ("accuracy", "loss") if measured else ("accuracy",):
+            drawn = [
+                _line(curve, f"{part}_{metric}", part, COLORS[part], SYMBOLS[part])._replace(
+                    dashed=plain, listed=not plain, name=f"{part}, without" if plain else part
+                )
+                for method, curve in curves.items()
+                for part in COLORS
+                if curve
+                for plain in [method == model]
             ]
-            for one in sorted(summaries, key=lambda one: -one.validation)[:SHOWN]
-        ]
-        lines += [
-            markdown_table(list(map(markdown_text, columns)), rows),
-            "",
-            *([f"… and {len(summaries) - SHOWN:,} more.\n"] if len(summaries) > SHOWN else []),
-        ]
-    return "\n".join(lines)
-
-
-def own_csv(own: Sequence[Summary]) -> str:
-    """Return all of them as CSV: a row for each spec, with every field of it."""
-    rows = []
-    for one in own:
-        numbers = [one.mean("validation_accuracy"), one.mean("test_accuracy"), one.std("test_accuracy")]
-        shown = [
-            "" if value is None or isnan(value) else f"{value:.6g}"
-            for value in (*numbers, *_values(one, own))
-        ]
-        rows.append([*(getattr(one.spec, name) for name in _FIELDS), len(one.trials), *shown])
-    headings = (*_FIELDS, "runs", "validation_accuracy", "accuracy", "accuracy_std", *_measures(own))
-    return csv_text(headings, rows)
-
-
-def _measures(summaries: Sequence[Summary]) -> list[str]:
-    return list(dict.fromkeys(name for one in summaries for trial in one.trials for name in trial.measures))
-
-
-def _values(one: Summary, among: Sequence[Summary]) -> list[float | None]:
-    """Return the mean of each measure that any of them has; None where a run lacks it."""
-    return [
-        one.mean(name) if all(name in trial.measures for trial in one.trials) else None
-        for name in _measures(among)
-    ]
-
-
-def _accuracy(one: Summary) -> str:
-    spread = one.std("test_accuracy")
-    return f"{one.mean('test_accuracy'):.3f}" + ("" if isnan(spread) else f" ± {spread:.3f}")
+            yield lines(f"{model}: {metric}", drawn, "layers", metric, ".3f")
+        for measure in experiment.measures:
+            drawn = [
+                _line(curve, measure, method, GRAY)._replace(dashed=method == model)
+                for method, curve in curves.items()
+                if curve and all(measure in trial.measures for one in curve for trial in one.trials)
+            ]
+            if drawn:
+                name = measure.replace("_", "-")
+                yield lines(f"{model}: {name}", drawn, "layers", name, ".3g", from_zero=True)

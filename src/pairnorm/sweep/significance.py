@@ -68,6 +68,16 @@ def paired_difference(one: Runs, other: Runs | float) -> Difference:
     return Difference(mean, mean - half, mean + half, p, runs)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the 95% interval of a mean (Student's t); the value itself for a single one."""
+    if len(values) < 2:
+        return values[0], values[0]
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(len(values) - 1, 1 - ERROR_RATE / 2)) * stdev(values) / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
 def significant(differences: Sequence[Difference]) -> list[bool]:
     """Decide which of a family of differences are not zero, by Holm's procedure.
 
