@@ -7,7 +7,7 @@ where it must. The entries are then dealt out by range of rows and sorted, one r
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,11 @@ from pairnorm.data.packed import DTYPES, Facts, PackedGraph
 from pairnorm.data.queries import Database, File, Files, Table, as_id, as_number, sql_name, sql_row
 from pairnorm.data.tables import Source
 
+OPTIONS = (
+    *("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "keep", "classes"),
+    *("merge_classes", "delimiter", "edge_delimiter", "decimal"),
+)
+"""Options of ``Graph.from_files`` on columns that apply to tables of any size."""
 EDGES_PER_BATCH = 2**19
 LEAST_MEMORY = 256 * 10**6
 WORK = "work"
@@ -39,24 +44,11 @@ def pack(
     edges: Files,
     out: File,
     *,
-    id: str | None = None,
-    label: str | None = None,
-    split: str | None = None,
-    source: str | None = None,
-    target: str | None = None,
-    weight: str | None = None,
-    categorical: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-    keep: Sequence[str] = (),
-    classes: int | str | None = None,
-    merge_classes: bool | None = None,
-    delimiter: str | None = None,
-    edge_delimiter: str | None = None,
-    decimal: str | None = None,
     memory: int | str = "4GB",
     dtype: str = "float32",
     block: int = 32,
     tick: Tick = lambda stage, share: None,
+    **columns: Any,
 ) -> PackedGraph:
     """Read tables of nodes and edges into a folder, within about ``memory``, however large they are.
 
@@ -67,26 +59,16 @@ def pack(
         nodes: CSV, TSV or Parquet, one file or several with the same columns; ``*`` may stand in a name.
         edges: likewise.
         out: the folder to make; absent or empty.
-        id: the column of nodes with their names. Default: the first.
-        label: the column with their classes.
-        split: the column that says train, validation or test.
-        source: the column of edges with one end. Default: ``'source'``, else the first.
-        target: the column with the other end. Default: ``'target'``, else the second.
-        weight: the column with weights. Default: all weigh 1.
-        categorical: columns of numbers that are categories.
-        ignore: columns to leave out.
-        keep: columns of names, or of very many texts, to take as categories.
-        classes: how many classes of equal size to cut a numeric label into, or ``'each'`` to take every
-            number as a class. Default: many different numbers are refused.
-        merge_classes: merge classes that differ by case, spaces or one letter.
-        delimiter: of text files, or ``'tab'``.
-        edge_delimiter: of the text files of edges, where it differs.
-        decimal: the decimal point of text, ``'.'`` or ``','``. Default: decided by column, and noted.
         memory: bytes, or a text such as ``'4GB'``; DuckDB gets half, sorting the other half.
         dtype: of the features on disk, ``'float32'`` or ``'float16'``.
         block: how many columns lie together.
         tick: is called with the stage and the share of it that is done.
+        **columns: what ``Graph.from_files`` takes on columns: ``id``, ``label``, ``split``, ``source``,
+            ``target``, ``weight``, ``categorical``, ``ignore``, ``keep``, ``classes``, ``merge_classes``,
+            ``delimiter``, ``edge_delimiter`` and ``decimal``.
     """
+    for option in columns:
+        one_of("an option", option, OPTIONS)
     one_of("dtype", dtype, DTYPES)
     whole_number("block", block, least=1)
     limit = whole_number("memory", parse_memory(memory), least=LEAST_MEMORY)
@@ -95,13 +77,7 @@ def pack(
         problem = f"{place}: there is something of that name"
         hint = "Choose another folder, or remove it."
         raise PairNormError(problem, code="exists-already", value=str(place), hint=hint)
-    options = ColumnOptions(
-        *(id, label, split, source, target, weight, delimiter, categorical, ignore, keep),
-        decimal=decimal,
-        classes=classes,
-        merge_classes=merge_classes,
-        edge_delimiter=edge_delimiter,
-    )
+    options = ColumnOptions(**columns)
     if options.split is not None and options.label is None:
         problem = f"split is {quoted(options.split)} but label is not given"
         raise PairNormError(problem, code="option-missing", hint="Name the column of the classes too.")
@@ -118,10 +94,11 @@ def pack(
         entries, counts = _EdgePacker(base, draft, packer, options, tick).write(links)
         base.close()
         shutil.rmtree(draft / WORK)
+        weighted = options.weight is not None
+        notes = (*counts.notes(weighted), *notes, *links.table.source.all_notes())
         Facts(
-            nodes=packer.nodes, entries=entries, weighted=weight is not None, dtype=dtype, block=block,
-            encoder=encoder, classes=packer.classes, numbered=packer.numbered,
-            notes=(*counts.notes(weight is not None), *notes, *links.table.source.all_notes()), **features,
+            nodes=packer.nodes, entries=entries, weighted=weighted, dtype=dtype, block=block, encoder=encoder,
+            classes=packer.classes, numbered=packer.numbered, notes=notes, **features,
         ).write(draft)  # fmt: skip
     return PackedGraph.open(place)
 
