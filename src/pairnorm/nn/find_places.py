@@ -59,14 +59,7 @@ def find_places(
     forward: Callable[[], Any],
     is_shared_allowed: bool,
 ) -> tuple[list[Place], dict[str, str], int]:
-    """Run a model once; return where norms belong, the reasons in words, and the number of nodes.
-
-    Args:
-        model: The model.
-        convolutions: Its graph convolutions by name.
-        forward: Runs the model.
-        is_shared_allowed: Whether several layers may share one norm, after an activation they share.
-    """
+    """Run a model once; return where norms belong, the reasons in words, and the number of nodes."""
     observer = _Observer(model, convolutions)
     hooks = []
     for module in model.modules():

@@ -202,13 +202,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_models, out_channels)) if bias else None
 
     def forward(self, x: Features, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
-        """Return ``[nodes, models, out]``.
-
-        Args:
-            x: Features ``[nodes, models or 1, in]``, or sparse ones.
-            rate: Rate of dropout.
-            keys: Dropout keys ``[models]``; None for no dropout.
-        """
+        """Return ``[nodes, models, out]``; arguments as for ``GCNConvolution``, ``keys`` ``[models]``."""
         linear = sparse_linear if isinstance(x, SparseMatrix) else stacked_linear
         y = linear(x, self.weight, rate, keys)  # type: ignore[arg-type]
         return y if self.bias is None else y + self.bias

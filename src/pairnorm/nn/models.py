@@ -1,8 +1,7 @@
 """SGC, GCN and GAT of any depth, with norms and residuals; one class trains one model or many.
 
-A hidden state is ``[nodes, models, features]`` and a weight ``[models, in, out]``: seeds that share a graph
-and an architecture train side by side. A model built without ``num_models`` is the ordinary one: features
-``[nodes, features]`` in, logits ``[nodes, out_channels]`` out.
+A hidden state is ``[nodes, models, features]`` and a weight ``[models, in, out]``. A model built without
+``num_models`` is the ordinary one, from ``[nodes, features]`` to ``[nodes, out_channels]``.
 """
 
 import math
@@ -86,8 +85,7 @@ class DeepModel(nn.Module):
         """Draw Glorot-uniform weights, and set biases to zero; a norm resets its own parameters.
 
         Args:
-            seeds: One for each model, which its weights then depend on alone, whatever the device. Without
-                them, torch's generator draws.
+            seeds: One for each model, which alone determines its weights; None for torch's generator.
         """
         generators: list[torch.Generator | None] = [None] * (self.num_models or 1)
         if seeds is not None:
@@ -161,10 +159,7 @@ class DeepModel(nn.Module):
 
 
 class _DeepGNN(DeepModel):
-    """Graph convolutions, each followed by activation, norm and skip.
-
-    The last one gives the logits; with linear residuals or jumping knowledge, a linear map after it does.
-    """
+    """Graph convolutions, each followed by activation, norm and skip; a last layer gives the logits."""
 
     activation: str
 
@@ -306,8 +301,7 @@ class GCN(_DeepGNN):
         jump: Read the logits off all hidden layers, ``"concat"``-enated or their ``"max"`` (Xu et
             al. 2018, "Representation Learning on Graphs with Jumping Knowledge Networks").
         drop_edge: Rate at which edges are dropped in training; see ``pairnorm.nn.drop_edges``.
-        precision: The dtype of states between the layers, ``"float32"`` or
-            ``"bfloat16"``; weights and sums are float32 either way.
+        precision: Dtype of states between layers, ``"float32"`` or ``"bfloat16"``; weights stay float32.
         num_models: Train this many models side by side; None for an ordinary model.
 
     Example:

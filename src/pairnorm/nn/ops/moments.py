@@ -336,12 +336,7 @@ class RunningMoments(nn.Module):
         self.mean, self.mean_square = moments.mean[0], moments.mean_square[0]
 
     def check(self, x: Tensor, empty: bool = False) -> None:
-        """Raise an error where there are no moments, or those of something else than ``x``.
-
-        Args:
-            x: rows ``[rows, ..., features]``.
-            empty: whether there may be none yet.
-        """
+        """Raise an error where there are no moments, unless ``empty``, or where their width is not x's."""
         if not self.count.numel():
             if not empty:
                 problem = "PairNorm(track_running_stats=True) has no statistics to normalize by in eval"
