@@ -1,4 +1,4 @@
-"""A graph in batches: PairNorm is trained on them, then calibrated so that their size does not matter.
+"""Train PairNorm on batches of a graph, then calibrate it so that their size does not matter.
 
 By PyG's NeighborLoader where its backend (pyg-lib or torch-sparse) is installed, else by batches made here.
 """

@@ -1,4 +1,4 @@
-"""Customers who come later, without any features, are labeled by a saved model: nothing is trained again."""
+"""Label customers who come later, without features, with a saved model and without training."""
 
 import tempfile
 
@@ -13,7 +13,7 @@ known, later = graph.num_nodes - 100, np.arange(graph.num_nodes) >= graph.num_no
 
 
 def part(nodes: int) -> Graph:
-    """The first so many customers and the edges among them; those who came later have no features."""
+    """Return the graph of the first customers; those who came later have no features."""
     ends = graph.edge_index[:, (graph.edge_index < nodes).all(0)]
     missing = torch.arange(nodes) >= known
     labels = torch.where(missing, -1, graph.labels[:nodes])

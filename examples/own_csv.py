@@ -1,4 +1,4 @@
-"""Labels for your own graph: two CSV files in, a class and its probability for every node out."""
+"""Label your own graph: from two CSV files to a class and its probability for every node."""
 
 import csv
 import random
@@ -49,9 +49,9 @@ if __name__ == "__main__":
     print(f"\nChosen: {classifier.best_.name}")
     print(f"Right on {classifier.score(graph):.0%} of held-out customers (95% interval {low} to {high})")
 
-    predicted, chances = classifier.predict(graph), classifier.predict_proba(graph)
+    predicted, probabilities = classifier.predict(graph), classifier.predict_proba(graph)
     for node in range(297, 300):
-        print(f"{graph.node_names[node]}: {predicted[node]} ({chances[node].max():.0%})")
+        print(f"{graph.node_names[node]}: {predicted[node]} ({probabilities[node].max():.0%})")
     classifier.save(folder / "model")
 
     # Later files are read as the first were: the saved model knows every column, category and class.

@@ -1,4 +1,4 @@
-"""A method against oversmoothing of your own beside the package's, on Cora without most of its features.
+"""Compare your own method against oversmoothing, on Cora without most of its features.
 
 From this file to a figure: pairnorm compare --dataset cora --method own_method:Whiten
 """

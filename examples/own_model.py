@@ -1,4 +1,4 @@
-"""A whole model of your own beside the package's: GraphSAGE with a share of its first state, in plain PyG.
+"""Compare your own model: GraphSAGE with a share of its first state, in plain PyG.
 
 From this file to a figure: pairnorm compare --dataset cora --method own_model:DeepSAGE
 """

@@ -1,4 +1,4 @@
-"""PairNorm in a model of your own, in plain PyTorch: a deep GCN on Cora, with the layer and without it."""
+"""Use PairNorm in your own PyTorch model: a deep GCN on Cora, without and with the layer."""
 
 import sys
 from itertools import pairwise

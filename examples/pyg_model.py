@@ -1,4 +1,4 @@
-"""PairNorm in a PyG model: put in from outside with one line, and watched with a Probe."""
+"""Add PairNorm to a PyG model with one line, and measure its layers with a Probe."""
 
 import sys
 

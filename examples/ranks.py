@@ -1,4 +1,4 @@
-"""A deep GCN on one graph that several processes hold between them; it goes on after a death.
+"""Train a deep GCN on one graph in several processes, and resume after one of them dies.
 
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 2 --max-restarts 3 \
     examples/ranks.py [EPOCHS [CHECKPOINT]]
