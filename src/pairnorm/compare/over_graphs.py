@@ -157,7 +157,7 @@ def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
 
 
 def _figure(ranking: Sequence[MeanRank], model: str) -> "Figure":
-    figure = plotting.new_figure(6.4, 1.1 + 0.24 * len(ranking))
+    figure = plotting.new_figure(plotting.ONE_COLUMN, 0.9 + 0.16 * len(ranking))
     axis = figure.subplots()
     for row, one in enumerate(ranking):
         ours = one.method in PAIR_NORM
@@ -169,6 +169,6 @@ def _figure(ranking: Sequence[MeanRank], model: str) -> "Figure":
     axis.set_xlim(left=0.5)
     axis.grid(visible=False, axis="y")
     axis.grid(visible=True, axis="x")
-    axis.set_xlabel("mean rank, 1 is best, with intervals over graphs")
+    axis.set_xlabel("mean rank (1 is best), 95% interval")
     axis.set_title(model)
     return figure
