@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from pairnorm.classify import NodeClassifier
-from pairnorm.compare.missing import hide
+from pairnorm.classify.target import hide
 from pairnorm.data import Graph, load, missing_vectors
 
 # Seconds; 0 is the exhaustive search.
@@ -57,7 +57,7 @@ def main() -> None:
     for name in options.graphs:
         graph = load(name)
         if options.missing:
-            graph = hide(graph, missing_vectors(graph, options.missing, seed=0))
+            graph = hide(graph, missing_vectors(graph, options.missing, seed=0).mask[:, 0])
         settings: list[dict[str, object]] = [{"model": MODELS, "time_limit": limit} for limit in TIME_LIMITS]
         for parameters in [*settings, *({"model": model} for model in MODELS)]:
             rows.append(measure(graph, **parameters))

@@ -43,7 +43,6 @@ class Choice(NamedTuple):
         probabilities: its probabilities for the nodes held out, fold after fold, [m, classes].
         smooths: what is done with the average, if anything; and, where it learns once more from what it says
             of the other nodes, with what comes of that.
-        learned: a task that was learned from already, and what came of it.
         by_family: the candidates of every family.
     """
 
@@ -52,7 +51,6 @@ class Choice(NamedTuple):
     best: Candidate
     probabilities: Tensor
     smooths: tuple[Smooth | None, ...] = (None,)
-    learned: tuple[Task, Average] | None = None
     by_family: Sequence[tuple[Family, Sequence[CandidateResult]]] = ()
 
     def of(self, family: Family) -> Choice | None:
@@ -65,8 +63,6 @@ class Choice(NamedTuple):
 
     def learn(self, task: Task) -> Average:
         """Learn what was chosen from a task's training nodes."""
-        if self.learned is not None and self.learned[0] is task:
-            return self.learned[1]
         parts = [(weight, one.candidate, one.learn(task)) for weight, one in self.parts]
         average = Average(parts, KnownLabels.of(task), task.prior, self.smooths[0])
         for smooth in self.smooths[1:]:
@@ -163,7 +159,7 @@ def _refined(task: Task, choice: Choice) -> Choice:
     fitted = [choice.learn(fold) for fold in task.folds]
     smooth, probabilities = choose_smooth(task, fitted)
     fitted = [replace(one, smooth=smooth) for one in fitted]
-    choice = choice._replace(smooths=(smooth,), probabilities=probabilities, learned=_alone(task, fitted))
+    choice = choice._replace(smooths=(smooth,), probabilities=probabilities)
     models = {one.candidate.model for _, one in choice.parts}
     few = has_many_nodes(task.graph) or task.has_used(SELF_TRAINING_SHARE)
     if few or not models.intersection(SELF_TRAINING_MODELS):
@@ -172,12 +168,4 @@ def _refined(task: Task, choice: Choice) -> Choice:
     later, probabilities = choose_smooth(task, retrained)
     if not gains(task, probabilities, choice.probabilities):
         return choice
-    retrained = [replace(one, smooth=later) for one in retrained]
-    return choice._replace(
-        smooths=(smooth, later), probabilities=probabilities, learned=_alone(task, retrained)
-    )
-
-
-def _alone(task: Task, fitted: Sequence[Average]) -> tuple[Task, Average] | None:
-    """Return the task and its ensemble where its only fold has all its training nodes."""
-    return (task, fitted[0]) if task.folds[0] is task else None
+    return choice._replace(smooths=(smooth, later), probabilities=probabilities)

@@ -21,7 +21,8 @@ ENOUGH = 4000
 MAX_TRAINING_ROWS = 20_000
 # After so many depths that brought no smaller loss, a costly propagation ends.
 PATIENCE = 3
-# After so many scales in a row with a larger loss, larger ones are not tried, unless all are asked for.
+# After so many scales in a row with a larger loss, larger ones are not evaluated, unless all are requested;
+# one where regressions are expensive.
 SCALE_PATIENCE = 2
 # By this factor above the least loss, a scale is beyond what the labels can bear.
 MUCH_WORSE = 2.0
@@ -71,7 +72,7 @@ class SearchLimits:
         for one in tried:
             yield one
             worse = worse + 1 if one.validation_loss > least else 0
-            if worse == SCALE_PATIENCE and not self.exhaustive:
+            if worse == (1 if self.is_expensive else SCALE_PATIENCE) and not self.exhaustive:
                 break
             if self.is_expensive and self.metric == "loss" and one.validation_loss > MUCH_WORSE * least:
                 break

@@ -31,7 +31,11 @@ MAX_ROUNDS, LEARNING_RATE = 150, 0.08
 # With many nodes, twice the learning rate halves the number of trees.
 FAST_ROUNDS, FAST_LEARNING_RATE = 100, 0.12
 # Rounds are chosen on this share of the training rows; trees then grow on all of them.
-STOPPING_SHARE = 0.25
+STOPPING_SHARE, STOPPING_FOLDS = 0.25, 2
+# A curve of losses ends after this many rounds without a gain.
+STOPPING_PATIENCE = 15
+# Histograms of more bins take longer than they gain on tables of a few thousand rows.
+MAX_BINS = 63
 # Each tree sees this share of the columns.
 COLUMN_SHARE = 0.5
 # Of more features than this, the leading principal components are taken.
@@ -76,28 +80,28 @@ class BoostedTrees:
             parts.append((fold, train, held))
         width = columns.features
 
-        def evaluate(setting: tuple[bool, int, int]) -> tuple[int, Tensor]:
-            directed, hops, leaves = setting
-            # Fewer hops are the first columns, and those that come after all hops; directions are the last.
-            taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns.width(directed)]
-            rounds = 1 + int(
-                sum(_stopping_losses(fold, train[:, taken], leaves) for fold, train, _ in parts).argmin()
-            )
-            grown = [_Ensemble.grow(fold, train[:, taken], leaves, rounds) for fold, train, _ in parts]
-            logits = [
-                trees(held[:, taken], task.classes) for trees, (*_, held) in zip(grown, parts, strict=True)
-            ]
-            return rounds, torch.cat(logits)
-
-        settings = list(product(self.directed, self.hops, self.leaves))
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            every = zip(settings, pool.map(evaluate, settings), strict=True)
-            for (directed, hops, leaves), (rounds, logits) in every:
+            for directed, hops, leaves in product(self.directed, self.hops, self.leaves):
+                # Fewer hops are the first columns, and those after all hops; directions are the last.
+                taken = np.r_[: width * (hops + 1), width * (widest + 1) : columns.width(directed)]
+                curves = pool.map(
+                    lambda part: _stopping_losses(part[0], part[1][:, taken], leaves),  # noqa: B023
+                    parts[:STOPPING_FOLDS],
+                )
+                rounds = 1 + int(sum(curves).argmin())
+                grown = pool.map(
+                    lambda part: _Ensemble.grow(part[0], part[1][:, taken], leaves, rounds),  # noqa: B023
+                    parts,
+                )
+                logits = [
+                    trees(held_out[:, taken], task.classes)
+                    for trees, (*_, held_out) in zip(grown, parts, strict=True)
+                ]
                 learn = partial(_learn, hops=hops, leaves=leaves, rounds=rounds, directed=directed)
                 setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {rounds} rounds of {leaves} leaves"
                 setting += ", directed edges" if directed else ""
                 candidate = Candidate(self.name, setting=setting, directed=directed)
-                yield task.evaluate(candidate, logits.unsqueeze(1), learn)
+                yield task.evaluate(candidate, torch.cat(logits).unsqueeze(1), learn)
                 tick(f"{self.name}, {setting}")
 
 
@@ -172,6 +176,7 @@ def _boost(task: Task, rows: Any, target: Any, leaves: int, rounds: int, **optio
         "num_leaves": leaves,
         "min_data_in_leaf": max(2, min(20, len(rows) // 20)),
         "min_data_in_bin": 1,
+        "max_bin": MAX_BINS,
         "feature_fraction": COLUMN_SHARE,
         "lambda_l2": 1.0,
         "num_threads": 1,
@@ -197,7 +202,7 @@ def _targets(task: Task) -> tuple[Tensor, Tensor]:
 def _stopping_losses(task: Task, rows: Any, leaves: int) -> Any:
     """Return the loss after each round, float64 [rounds], summed over training rows left out for this.
 
-    Rounds are chosen by it, over all folds, and not by the nodes on which the trees are then evaluated.
+    Rounds are chosen by it, and not by the nodes on which the trees are then evaluated.
     """
     import lightgbm
 
@@ -209,12 +214,15 @@ def _stopping_losses(task: Task, rows: Any, leaves: int) -> Any:
         return np.arange(most) * 0.0
     curve: dict[str, Any] = {}
     held = lightgbm.Dataset(rows[left_out], target.numpy()[left_out])
-    record = lightgbm.record_evaluation(curve)
-    _boost(
-        task, rows[~left_out], target.numpy()[~left_out], leaves, most, valid_sets=[held], callbacks=[record]
-    )
+    callbacks = [
+        lightgbm.record_evaluation(curve),
+        lightgbm.early_stopping(STOPPING_PATIENCE, verbose=False),
+    ]
+    kept = rows[~left_out], target.numpy()[~left_out]
+    _boost(task, *kept, leaves, most, valid_sets=[held], callbacks=callbacks)
     (losses,) = curve["valid_0"].values()
-    return np.array(losses) * left_out.sum()
+    # After the end, a curve stays at its last loss, which is above its least.
+    return np.pad(losses, (0, most - len(losses)), mode="edge") * left_out.sum()
 
 
 class _Ensemble(NamedTuple):

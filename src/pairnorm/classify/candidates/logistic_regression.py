@@ -15,7 +15,6 @@ from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.propagation import EPS
 from pairnorm.classify.candidates.sgc import fold_weights, held_out_products
 from pairnorm.classify.candidates.task import Task, fewer
-from pairnorm.classify.regression import LOOSE_TOLERANCE
 from pairnorm.classify.scaling import check_size
 from pairnorm.classify.search_limits import ENOUGH, MAX_TRAINING_ROWS, SCALES
 from pairnorm.nn import pair_norm
@@ -43,7 +42,7 @@ class LogisticRegression:
         check_size(task.graph)
         rows = [pair_norm(one.prepared.dense) for one in task.tasks_by_features]
         weights = (
-            fold_weights(fewer(one, ENOUGH), own, self.scales, LOOSE_TOLERANCE)
+            fold_weights(fewer(one, ENOUGH), own, self.scales, self.name)
             for one, own in zip(task.tasks_by_features, rows, strict=True)
         )
         for solutions in zip(*weights, strict=True):
@@ -60,7 +59,7 @@ def _learn(task: Task, scale: float) -> Linear:
     """Fit a regression on PairNorm's rows, and express it for rows that are not normalized."""
     features = task.prepared.dense
     few = fewer(task, MAX_TRAINING_ROWS) if has_many_nodes(task.graph) else task
-    ((_, weight, bias),) = fold_weights(few, pair_norm(features), [scale])
+    ((_, weight, bias),) = fold_weights(few, pair_norm(features), [scale], "logistic regression")
     center = features.double().mean(0)
     length = ((features - center).square().sum(1).mean() + EPS).sqrt()
     slope = scale * weight[0].double() / length

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
 from pairnorm.classify.holdout import fingerprints
-from pairnorm.classify.regression import principal, span
+from pairnorm.classify.regression import leading_axes, span
 from pairnorm.classify.target import hide, hide_features
 from pairnorm.data import Graph
 from pairnorm.data.features import stored_rows
@@ -140,7 +140,7 @@ class PreparedGraph:
 
         def compute() -> Tensor:
             known = ~self.graph.missing_vectors.to(self.device)
-            return principal(self.dense[known].double())[0][:, -most:].float().cpu()
+            return leading_axes(self.dense[known], most).cpu()
 
         return self.cached(("axes", most), compute)
 

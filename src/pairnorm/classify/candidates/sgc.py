@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -17,7 +17,14 @@ from pairnorm.classify.candidates.network import Network
 from pairnorm.classify.candidates.prepared import has_many_nodes
 from pairnorm.classify.candidates.propagation import Propagation, sgc_scale
 from pairnorm.classify.candidates.task import Task, fewer
-from pairnorm.classify.regression import LOOSE_TOLERANCE, TOLERANCE, fold_regressions
+from pairnorm.classify.regression import (
+    DRAFT_TOLERANCE,
+    LOOSE_TOLERANCE,
+    TOLERANCE,
+    WORTH_A_THREAD,
+    fold_regressions,
+    leading_axes,
+)
 from pairnorm.classify.scaling import check_size
 from pairnorm.classify.search_limits import ENOUGH, MAX_TRAINING_ROWS, SCALES
 from pairnorm.nn import SGC
@@ -88,10 +95,7 @@ class SGCFamily:
         losses |= dict.fromkeys(depths, inf)  # also those that the limits leave out
         # PairNorm commutes with its scale, except for PN-SCS: one propagation serves all scales.
         for scales in [[scale] for scale in self.scales] if norm == "PN-SCS" else [self.scales]:
-            runs = [
-                _sweep(fewer(one, ENOUGH), fill, norm, depths, scales, LOOSE_TOLERANCE)
-                for one in task.tasks_by_features
-            ]
+            runs = [_sweep(fewer(one, ENOUGH), fill, norm, depths, scales) for one in task.tasks_by_features]
             states = (_evaluated(task, steps) for steps in zip(*runs, strict=True))
             for depth, results in task.limits.depths(depths, states, tick, name):
                 losses[depth] = min(losses[depth], *(one.validation_loss for one in results))
@@ -138,14 +142,14 @@ def _propagation(task: Task, fill: str, norm: Norm, scale: float) -> Propagation
 
 
 def _sweep(
-    task: Task, fill: str, norm: Norm, depths: Sequence[int], scales: Sequence[float], tolerance: float
+    task: Task, fill: str, norm: Norm, depths: Sequence[int], scales: Sequence[float]
 ) -> Iterator[Step]:
     """Yield, for every depth, its state, and (candidate, weights of every fold, biases) of every scale."""
     propagation = _propagation(task, fill, norm, scales[0])
     own = propagation.scale
     for depth in depths:
         state = propagation.state(task.prepared, depth)
-        solutions = fold_weights(task, state, [scale / own for scale in scales], tolerance)
+        solutions = fold_weights(task, state, [scale / own for scale in scales], (propagation, depth))
         yield (
             state,
             (
@@ -158,13 +162,12 @@ def _sweep(
 def _learn(task: Task, candidate: Candidate) -> Network:
     """Fit one SGC to all training nodes."""
     depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
-    tolerance = TOLERANCE
     if has_many_nodes(task.graph):
-        task, tolerance = fewer(task, MAX_TRAINING_ROWS), LOOSE_TOLERANCE
+        task = fewer(task, MAX_TRAINING_ROWS)
     propagation = _propagation(task, candidate.fill, norm, scale)
     factor = scale / propagation.scale
     state = propagation.state(task.prepared, depth)
-    ((_, weight, bias),) = fold_weights(task, state, [factor], tolerance)
+    ((_, weight, bias),) = fold_weights(task, state, [factor], (propagation, depth))
     # Without a norm an SGC has no scale of its own, and its weights contain it.
     weight = factor * weight if norm == "none" else weight
     basis, _ = task.prepared.reduced
@@ -175,23 +178,35 @@ def _learn(task: Task, candidate: Candidate) -> Network:
 
 
 def fold_weights(
-    task: Task, state: Tensor, scales: Sequence[float], tolerance: float = TOLERANCE
+    task: Task, state: Tensor, scales: Sequence[float], key: Hashable
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on some columns.
 
     Args:
-        task: whose folds or pseudo-labels.
+        task: whose folds or pseudo-labels. Expensive regressions of a draft are solved loosely, on axes that
+            all folds and variants of the graph share.
         state: [n, d], the columns of every node.
         scales: from small to large.
-        tolerance: as of ``fold_regressions``.
+        key: identifies the state in the cache.
     """
+    train = task.learnable.graph.train.to(state.device)
+    tolerance, axes = TOLERANCE, None
+    if task.is_draft or has_many_nodes(task.graph):
+        tolerance = LOOSE_TOLERANCE
+    if task.is_draft and int(train.sum()) * state.shape[1] >= WORTH_A_THREAD:
+        tolerance = DRAFT_TOLERANCE
+        same_columns = task.prepared.reduced[0] is None
+        axes = task.prepared.cached(
+            ("axes", key), lambda: leading_axes(state[train] - state[train].mean(0)), edges_only=same_columns
+        )
     if task.pseudo_labels is not None:
         rows, target, counts = task.pseudo_labels.training_rows(state)
-        return fold_regressions(rows, target, scales, counts.unsqueeze(0), max(tolerance, LOOSE_TOLERANCE))
-    train = task.learnable.graph.train
-    folds = torch.stack([fold.graph.train[train] for fold in task.folds]).to(state.device)
-    target = one_hot(task.graph.labels[train], task.classes).to(state.device)
-    return fold_regressions(state[train.to(state.device)], target, scales, folds, tolerance)
+        return fold_regressions(
+            rows, target, scales, counts.unsqueeze(0), max(tolerance, LOOSE_TOLERANCE), axes
+        )
+    folds = torch.stack([fold.graph.train.to(state.device)[train] for fold in task.folds])
+    target = one_hot(task.graph.labels.to(state.device)[train], task.classes)
+    return fold_regressions(state[train], target, scales, folds, tolerance, axes)
 
 
 def held_out_products(task: Task, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

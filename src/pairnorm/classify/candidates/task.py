@@ -47,6 +47,7 @@ class Task:
         pseudo_labels: what regressions learn from in addition to the training labels.
         hidden: bool [n] or [n, d], features that are masked while a node is held out; None for none.
         shards: how ranks share its nodes, where they train each GCN and GAT together.
+        is_draft: whether regressions are solved loosely, to compare candidates.
     """
 
     graph: Graph
@@ -59,6 +60,7 @@ class Task:
     pseudo_labels: PseudoLabels | None = None
     hidden: Tensor | None = None
     shards: Shards | None = None
+    is_draft: bool = False
 
     def __deepcopy__(self, memo: object) -> Task:
         return self  # it never changes, and torch cannot copy sparse tensors
@@ -110,18 +112,18 @@ class Task:
     @cached_property
     def folds(self) -> Sequence[Task]:
         """A task for every fold, whose validation nodes are those held out."""
-        every = self.learnable.graph.train
+        draft, every = replace(self, is_draft=True), self.learnable.graph.train
         return [
             replace(
-                self, graph=self.graph.replace(train=every & ~held_out, validation=held_out), fold_masks=()
+                draft, graph=self.graph.replace(train=every & ~held_out, validation=held_out), fold_masks=()
             ).masked
             for held_out in self.fold_masks
-        ] or [self.masked]
+        ] or [draft.masked]
 
-    @property
+    @cached_property
     def tasks_by_features(self) -> Sequence[Task]:
         """Tasks whose folds have all the same features: this one, or each fold."""
-        return [self] if self.hidden is None else self.folds
+        return [replace(self, is_draft=True)] if self.hidden is None else self.folds
 
     @property
     def masked(self) -> Task:
