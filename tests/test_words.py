@@ -56,6 +56,7 @@ CLEAN_CODE = [
     "src/pairnorm/nn",
     "src/pairnorm/report",
     "src/pairnorm/sweep",
+    "src/pairnorm/train",
     "src/pairnorm/version.py",
 ]
 CLEAN_PAGES = [

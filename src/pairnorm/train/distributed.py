@@ -312,8 +312,8 @@ class SparseRows(SparseMatrix):
 
     def drop_entries(self, rate: float, keys: Tensor) -> SparseMatrix:
         """Drop the entries that dropout of the larger matrix drops."""
-        kept = keep_entries(keys, self.first_entry, self.pattern.num_entries, self.entries, rate)
-        return SparseMatrix(self.pattern, kept.mul_(factor(rate)).to(self.values.dtype) * self.values)
+        mask = keep_entries(keys, self.first_entry, self.pattern.num_entries, self.entries, rate)
+        return SparseMatrix(self.pattern, mask.mul_(factor(rate)).to(self.values.dtype) * self.values)
 
     def to(self, device: "torch.device | str") -> "SparseRows":
         """Move to a device."""

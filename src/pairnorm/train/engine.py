@@ -182,14 +182,14 @@ def _trials_per_job(graph: Graph, spec: Spec, device: torch.device, variants: in
     if device.type != "cuda":
         return max(1, (SGC_BYTES if spec.model == "SGC" else CACHE_BYTES) // (state + imputed))
     # The backward pass keeps a few states per layer; attention keeps scores too.
-    kept = 4 if spec.model == "SGC" else {"GCN": 6, "GAT": 9}[spec.model] * spec.depth
-    kept *= 1 if spec.method == "none" else 2  # methods without kernels keep more
+    states = 4 if spec.model == "SGC" else {"GCN": 6, "GAT": 9}[spec.model] * spec.depth
+    states *= 1 if spec.method == "none" else 2  # methods without kernels keep more
     features = 12 * (graph.features.values().numel() if graph.features.layout == torch.sparse_csr else 0)
     features += 6 * imputed  # during imputation and dropout
     if spec.model == "SGC":  # weights, initial and best weights, gradients, Adam's state; logits
         features += 4 * variants * graph.num_classes * (8 * graph.num_features + 5 * graph.num_nodes)
     free, _ = torch.cuda.mem_get_info(device)
-    return max(1, int(CUDA_SHARE * free) // (kept * state + features))
+    return max(1, int(CUDA_SHARE * free) // (states * state + features))
 
 
 def train(
@@ -228,10 +228,10 @@ def train(
     """
     _check(graph, spec)
     where, seeds = find_device(device), check_seeds(seeds)
-    found: dict[Pair, Trial] = {}
+    trials: dict[Pair, Trial] = {}
     for job in plan(graph, [(spec, seed) for seed in dict.fromkeys(seeds)], where):
-        found.update(train_job(graph, job, where, measures=measures, curves=curves))
-    return [found[spec, seed] for seed in seeds]
+        trials.update(train_job(graph, job, where, measures=measures, curves=curves))
+    return [trials[spec, seed] for seed in seeds]
 
 
 def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.device = "auto") -> Model | SGC:
@@ -270,7 +270,7 @@ def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> Model
 def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
     spec = pairs[0][0]
     (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], device).fit()
-    weight, bias = (kept.squeeze(1) for kept in fitted.loop.kept)  # there is one variant
+    weight, bias = (best.squeeze(1) for best in fitted.loop.best_parameters)  # there is one variant
     model = SGC.from_weights(weight, bias, **sgc_settings(spec, len(pairs)))
     bind_graph(model, graph)
     return model.to(device).eval()
@@ -281,8 +281,8 @@ def find_device(device: str | torch.device = "auto") -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
-        torch.ones(1, device=found).item()  # torch knows names of devices that are not present
+        result = torch.device(device)
+        torch.ones(1, device=result).item()  # torch knows names of devices that are not present
     except (AssertionError, RuntimeError, TypeError) as error:
         raise PairNormError(
             f"device is {quoted(device)}",
@@ -292,7 +292,7 @@ def find_device(device: str | torch.device = "auto") -> torch.device:
             hint="Pass {device}.",
             device="auto",
         ) from error
-    return found
+    return result
 
 
 def check_measures(names: Sequence[str]) -> None:
@@ -309,7 +309,7 @@ def train_job(
     measures: Sequence[str] = (),
     curves: bool = False,
     tick: Callable[[int], None] = lambda epochs: None,
-    emit: Callable[[dict[Pair, Trial]], None] = lambda found: None,
+    emit: Callable[[dict[Pair, Trial]], None] = lambda trials: None,
 ) -> dict[Pair, Trial]:
     """Train a job; if CUDA memory is exhausted, train its halves one after the other.
 
@@ -323,22 +323,22 @@ def train_job(
         emit: called with trials as they finish: those of a depth of SGC, or all.
     """
     check_measures(measures)
-    found: dict[Pair, Trial] = {}
+    trials: dict[Pair, Trial] = {}
     try:
         results = _train_sgc if job.pairs[0][0].model == "SGC" else _train_gnn
         with on_device(device):
             for part in results(graph, job, device, measures, curves, tick):
                 emit(part)
-                found |= part
-        return found
+                trials |= part
+        return trials
     except torch.cuda.OutOfMemoryError:
-        halves = Job(tuple(pair for pair in job.pairs if pair not in found)).halves()
+        halves = Job(tuple(pair for pair in job.pairs if pair not in trials)).halves()
         if len(halves) == 1:
             raise
     torch.cuda.empty_cache()
     for half in halves:
-        found |= train_job(graph, half, device, measures=measures, curves=curves, tick=tick, emit=emit)
-    return found
+        trials |= train_job(graph, half, device, measures=measures, curves=curves, tick=tick, emit=emit)
+    return trials
 
 
 def _train_gnn(
@@ -380,8 +380,8 @@ def _train_sgc(
         }
         values |= _aucs(trainer.problem, fitted.logits, trainer.spec)
         pairs = [(spec.replace(depth=fitted.depth), seed) for own in variants for spec, seed in own]
-        found = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), values)
-        yield {pair: trial for pair, trial in zip(pairs, found, strict=True) if pair in requested}
+        trained = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), values)
+        yield {pair: trial for pair, trial in zip(pairs, trained, strict=True) if pair in requested}
 
 
 def _aucs(problem: Problem, logits: Tensor, spec: Spec) -> dict[str, Tensor]:

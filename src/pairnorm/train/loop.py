@@ -53,7 +53,7 @@ class Loop:
         self._device = device = parameters[0].device
         self.cuda = device.type == "cuda"
         self._epoch_number = torch.zeros((), dtype=torch.int32, device=device)
-        self.kept = [model.clone() for model in self._models]
+        self.best_parameters = [model.clone() for model in self._models]
         with torch.no_grad(), on_device(device):
             shape = accuracy().shape
         rates, decays = (
@@ -97,8 +97,8 @@ class Loop:
         for tensor in (self._epoch_number, self.best_epoch, self.diverged):
             tensor.zero_()
         self.best_accuracy.fill_(-1.0)
-        for kept, model in zip(self.kept, self._models, strict=True):
-            kept.copy_(model)
+        for best, model in zip(self.best_parameters, self._models, strict=True):
+            best.copy_(model)
         if self.curves is not None:
             self.curves = []
 
@@ -184,14 +184,14 @@ class Loop:
         self.best_accuracy.copy_(torch.where(better, accuracy, self.best_accuracy))
         self.best_epoch.copy_(torch.where(better, self._epoch_number, self.best_epoch))
         if self.cuda:
-            for kept, model in zip(self.kept, self._models, strict=True):
+            for best, model in zip(self.best_parameters, self._models, strict=True):
                 torch.where(
-                    better.view(*better.shape, *[1] * (kept.dim() - better.dim())), model, kept, out=kept
+                    better.view(*better.shape, *[1] * (best.dim() - better.dim())), model, best, out=best
                 )
         else:  # few models improve in an epoch: copy only those
             for index in better.nonzero().tolist():
-                for kept, model in zip(self.kept, self._models, strict=True):
-                    kept[tuple(index)] = model[tuple(index)]
+                for best, model in zip(self.best_parameters, self._models, strict=True):
+                    best[tuple(index)] = model[tuple(index)]
 
     @property
     def _updated(self) -> list[Tensor]:
@@ -202,10 +202,10 @@ class Loop:
         """Return the state of the loop for ``load_state``, as tensors by name."""
         state = {name: getattr(self, name) for name in ("best_accuracy", "best_epoch", "diverged")}
         state["epoch"] = self._epoch_number
-        for place, updated in enumerate(self._updated):
-            state |= {f"{place}.{name}": value for name, value in self._adam.state[updated].items()}
-            state |= {f"{place}.now": updated.detach()}
-        return state | {f"{place}.kept": kept for place, kept in enumerate(self.kept)}
+        for number, updated in enumerate(self._updated):
+            state |= {f"{number}.{name}": value for name, value in self._adam.state[updated].items()}
+            state |= {f"{number}.now": updated.detach()}
+        return state | {f"{number}.kept": best for number, best in enumerate(self.best_parameters)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> int:
         """Load the ``state`` of a loop over the same models, and return its number of finished epochs."""
@@ -220,8 +220,8 @@ class Loop:
 
     def restore(self) -> None:
         """Load the parameters of the best epoch into the models."""
-        for kept, model in zip(self.kept, self._models, strict=True):
-            model.copy_(kept)
+        for best, model in zip(self.best_parameters, self._models, strict=True):
+            model.copy_(best)
 
     def _record(self) -> None:
         if self.curves is not None:

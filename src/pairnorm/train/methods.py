@@ -144,7 +144,7 @@ def register(
             where there is a ``grid``, with the strength by its name; returns a module that makes logits of
             ``x, edge_index``, of which every trial has one. Worker processes must be able to import it: a
             class or function at the top of a module.
-        kind: ``"norm"``, or ``"model"``, which then stands in the place of a GCN. Default: the factory's
+        kind: ``"norm"``, or ``"model"``, which then replaces the GCN. Default: the factory's
             attribute of this name, else a norm.
         version: part of the name under which trials are stored; change it with the module. Default: the
             factory's attribute of this name, else ``"1"``.

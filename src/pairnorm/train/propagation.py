@@ -131,15 +131,15 @@ class Propagation:
     def block(self, number: int) -> Iterator[BlockEvent]:
         """Compute a block, perhaps on another machine; ``handle`` its events where the files are."""
         columns = self.columns(number)
-        kept: dict[str, Any] = {}
+        stored: dict[str, Any] = {}
         squares, units = np.zeros((2, max(self.depths) + 1))
         steps = self._steps(self._start(columns), max(self.depths))
         for depth, (state, unit, square) in enumerate(steps):
             squares[depth], units[depth] = square, unit
             if depth in self.depths:
-                kept[f"depth-{depth}"] = _divided(self._ops.read(state, self.rows), len(columns))
+                stored[f"depth-{depth}"] = _divided(self._ops.read(state, self.rows), len(columns))
             yield f"columns {columns.start + 1} to {columns.stop}, depth {depth}"
-        yield kept | {"squares": squares, "units": units}
+        yield stored | {"squares": squares, "units": units}
 
     def handle(self, number: int, event: BlockEvent) -> None:
         """Report a step of a block, or write its file."""
@@ -163,9 +163,9 @@ class Propagation:
             if self.norm == "PN-SI":
                 parts.append(np.load(self._path(f"{number:04d}-{depth}.npy"), allow_pickle=False))
             else:
-                with np.load(self._block_path(number), allow_pickle=False) as found:
-                    factor = np.float32(found["units"][depth] * self._scales[depth])
-                    parts.append(found[f"depth-{depth}"] * factor)
+                with np.load(self._block_path(number), allow_pickle=False) as arrays:
+                    factor = np.float32(arrays["units"][depth] * self._scales[depth])
+                    parts.append(arrays[f"depth-{depth}"] * factor)
         return np.concatenate(parts, 1)
 
     def logits(self, weight: Array, bias: Array, depth: int, out: Path) -> Array:
@@ -200,8 +200,8 @@ class Propagation:
         if self.norm == "PN":
             total = np.zeros(len(scales))
             for number in range(len(self._blocks)):
-                with np.load(self._block_path(number), allow_pickle=False) as found:
-                    total += found["squares"]
+                with np.load(self._block_path(number), allow_pickle=False) as arrays:
+                    total += arrays["squares"]
             for depth, square in enumerate(total):
                 scales[depth] = last = last / np.sqrt(last**2 * square + EPS)
         return scales
@@ -314,8 +314,8 @@ class Propagation:
             factors = (1 / np.sqrt(squares + EPS)).astype("<f4")
             if depth in self.depths:
                 for number in range(len(self._blocks)):
-                    kept = self._mapped(depth, number)[self.rows] * factors[self.rows, None]
-                    np.save(self._path(f"{number:04d}-{depth}.npy"), kept)
+                    stored = self._mapped(depth, number)[self.rows] * factors[self.rows, None]
+                    np.save(self._path(f"{number:04d}-{depth}.npy"), stored)
             with atomic_file(self._path(f"rows-{depth}")) as draft:  # with this file, the depth is complete
                 factors.tofile(draft)
         for path in (

@@ -362,7 +362,7 @@ class _BlockTask(_Task):
     def shrink(self) -> bool:
         width = self.propagation.width
         problem = f"workers of the Ray cluster die of a block of {width} columns, or have too little memory"
-        hint = "Allow less memory for narrower blocks: {memory}. What had finished is kept."
+        hint = "Allow less memory for narrower blocks: {memory}. Finished blocks are kept."
         died = PairNormError(problem, code="worker-died", value=width, hint=hint, memory=...)
         self.future.set_exception(died)
         return False

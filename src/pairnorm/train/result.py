@@ -215,8 +215,8 @@ class Result(NamedTuple):
 
 def _types(kind: type) -> dict[str, Any]:
     """Return the type of every field; a choice among texts is a text."""
-    found = {field.name: getattr(field.type, "__origin__", field.type) for field in fields(kind)}
-    return {name: str if get_args(hint) and kind is Spec else hint for name, hint in found.items()}
+    types = {field.name: getattr(field.type, "__origin__", field.type) for field in fields(kind)}
+    return {name: str if get_args(hint) and kind is Spec else hint for name, hint in types.items()}
 
 
 SPEC = {STORED_NAMES.get(name, name): name for name in _types(Spec)}
@@ -309,7 +309,7 @@ def _write(value: Any) -> str:
     return json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
 
 
-def _read_row(texts: dict[str, str], place: str) -> Result:
+def _read_row(texts: dict[str, str], where: str) -> Result:
     try:
         if None in texts or None in texts.values():
             raise _no_export("more or fewer values than there are columns", "file-damaged", len(texts))
@@ -331,9 +331,9 @@ def _read_row(texts: dict[str, str], place: str) -> Result:
                 values["hash"],
             )
     except PairNormError as error:
-        raise error.within(place) from None
+        raise error.within(where) from None
     except UNEXPECTED as error:
-        raise _no_export(f"{place}: {quoted(str(error))}", "wrong-value", None) from error
+        raise _no_export(f"{where}: {quoted(str(error))}", "wrong-value", None) from error
     return result
 
 

@@ -273,7 +273,7 @@ class Store:
             raise file_error(self.path, error) from error
 
     def write_records(self, collection: str, records: Mapping[str, Any]) -> None:
-        """Write JSON values of a collection atomically, in place of values with the same keys.
+        """Write JSON values of a collection atomically, replacing values with the same keys.
 
         Args:
             collection: name of what belongs together.
@@ -320,9 +320,9 @@ class Store:
         varied = f"hash, protocol, {_names(_VARIED)}"
         spec_query = f"SELECT {varied} FROM {_SPECS} WHERE %s ORDER BY {_names(SPEC)}"
         spec_rows = self._query(spec_query, *_condition(of_spec))
-        found = self._query(f"SELECT id, {_names(_PROTOCOL)} FROM protocols")
+        protocol_rows = self._query(f"SELECT id, {_names(_PROTOCOL)} FROM protocols")
         names = [SPEC[column] for column in _PROTOCOL]
-        protocols = {number: dict(zip(names, values, strict=True)) for number, *values in found}
+        protocols = {number: dict(zip(names, values, strict=True)) for number, *values in protocol_rows}
         trials: dict[int, list[tuple[Trial, int]]] = defaultdict(list)
 
         @cache
@@ -403,8 +403,8 @@ class _Rows:
 
     def __init__(self, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> None:
         self._connection, self._columns, self._insert = connection, columns, _insert(table, columns)
-        found = connection.execute(f"SELECT id, {_names(columns)} FROM {table}")
-        self._numbers: dict[tuple[Any, ...], int] = {tuple(values): number for number, *values in found}
+        rows = connection.execute(f"SELECT id, {_names(columns)} FROM {table}")
+        self._numbers: dict[tuple[Any, ...], int] = {tuple(values): number for number, *values in rows}
 
     def number(self, part: Spec | Origin) -> int:
         """Return the id of the row with the values of ``part``; insert it if there is none."""
@@ -420,8 +420,8 @@ def _encode(value: Any) -> Any:
     return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
 
 
-def _trial(found: Sequence[Any]) -> Trial:
-    values = dict(zip(TRIAL, found, strict=True))
+def _trial(row: Sequence[Any]) -> Trial:
+    values = dict(zip(TRIAL, row, strict=True))
     for name in _METRICS:
         if values[name] is None:
             values[name] = nan

@@ -175,11 +175,11 @@ class GNNTrainer:
     @torch.no_grad()
     def evaluate(self) -> tuple[Tensor, Tensor]:
         """Return the last hidden representation and the logits of the best models, for all nodes."""
-        found = self.model.hidden_and_logits(self.problem.features, self.problem.adjacency)
+        outputs = self.model.hidden_and_logits(self.problem.features, self.problem.adjacency)
         shards = self.problem.shards
         if shards is None:
-            return found
-        hidden, logits = (all_rows(rows, shards.num_nodes, shards.process_group) for rows in found)
+            return outputs
+        hidden, logits = (all_rows(rows, shards.num_nodes, shards.process_group) for rows in outputs)
         return hidden, logits
 
 
