@@ -69,7 +69,13 @@ def test_a_loop_that_begins_again_does_just_what_it_did_first() -> None:
         loop.reset()
         assert torch.equal(loop.best_parameters[0], torch.zeros(2, 2))
         loop.train(10)
-        kept = [*loop.best_parameters, loop.best_epoch, loop.best_accuracy, loop.diverged, bowls.place.detach()]
+        kept = [
+            *loop.best_parameters,
+            loop.best_epoch,
+            loop.best_accuracy,
+            loop.diverged,
+            bowls.place.detach(),
+        ]
         seen.append([*[tensor.clone() for tensor in kept], torch.stack(loop.curves)])
     assert loop.best_epoch.tolist() == [4, 4]
     assert bowls.epochs == [*range(10), *range(10)]
