@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -8,7 +9,15 @@ import torch
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify import ClassifierWarning, NodeClassifier, Scaling
-from pairnorm.classify.candidates import LabelPropagation, PreparedGraph, SGCFamily, Task, prepared
+from pairnorm.classify.candidates import (
+    Family,
+    LabelPropagation,
+    LogisticRegression,
+    PreparedGraph,
+    SGCFamily,
+    Task,
+    prepared,
+)
 from pairnorm.classify.candidates import task as task_module
 from pairnorm.classify.candidates.task import WIDE_COLUMNS, KnownLabels, PseudoLabels
 from pairnorm.classify.diagnosis import suggest_depth
@@ -327,3 +336,11 @@ class Interrupted:
     def fit(self, task: Task, tick: Any) -> Any:
         tick("never")
         yield from ()
+
+
+@pytest.mark.parametrize("family", [LogisticRegression(), SGCFamily(["PN"], [2])], ids=lambda one: one.name)
+def test_a_search_out_of_time_has_the_best_scale_of_each_family(task: Task, family: Family) -> None:
+    late = replace(task, began=time.perf_counter() - 100, time_limit=1.0)
+    (only,), every = search(late, [family]).results, search(task, [family]).results
+    assert only.validation_loss == pytest.approx(min(one.validation_loss for one in every), rel=1e-3)
+    assert only.validation_loss < max(one.validation_loss for one in every)

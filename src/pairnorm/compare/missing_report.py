@@ -76,9 +76,8 @@ labels after the selection. Bold: the best of a column, without that row and “
 “Reached” counts only test nodes in a component with a training node: at 100% missing no feature and no label
 reaches the others, 6% of the test nodes of Cora and 33% of those of Citeseer.
 
-Known limits: for nodes that neither a feature nor a label reaches, `{FIT}`, label propagation and Correct &
-Smooth fall back to the class shares of training *and validation* labels in these runs; trained methods do
-not. Rows “reached” are free of this.
+For nodes that neither a feature nor a label reaches, `{FIT}`, label propagation and Correct & Smooth predict
+the class shares of the training labels. `{FIT}` has its default time limit.
 """
 EXTERNAL_RESULTS = f"""\
 Not run by us: PaGCN (published: 0.318 / 0.242 / 0.388 on Cora / Citeseer / Pubmed, whole vectors, 99.5%).

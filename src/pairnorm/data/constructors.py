@@ -236,6 +236,7 @@ class GraphConstructors:
     ) -> Graph:
         """Take over frames of nodes and of edges; their columns are read as those of files are.
 
+        >>> from pairnorm.data import Graph
         >>> nodes = {"id": ["a", "b", "c"], "age": [31, 25, None], "risk": ["low", "high", None]}
         >>> graph = Graph.from_frames(nodes, {"source": [*"abbc"], "target": [*"bacb"]}, label="risk")
         >>> graph.feature_names, graph.missing.tolist(), graph.labels.tolist()

@@ -213,7 +213,7 @@ def _sections(
 def _lead(
     tables: Mapping[str, Table], gains: Sequence[Gain], decided: Sequence[Verdict], selection: Selection
 ) -> str:
-    """Return what was found, in at most five numbered sentences."""
+    """Summarize the results in at most five numbered sentences."""
     sentences = [
         *_gain_sentences(gains),
         *_tuned_sentence(tables.get("tuned")),
@@ -231,14 +231,14 @@ def _gain_sentences(gains: Sequence[Gain]) -> Iterator[str]:
         some = [one for one in gains if one.percent == percent]
         where = "With all features" if percent == 0 else f"With {percent}% of the vectors missing"
         runs = min(one.difference.runs for one in some)
-        found = []
+        verdicts = []
         for verdict in ("better", "worse"):
             sizes = [abs(one.difference.mean) for one in some if one.verdict == verdict]
             ends = [f"{size:.3f}" for size in (min(sizes, default=0), max(sizes, default=0))]
             by = f" (by {' to '.join(dict.fromkeys(ends))})"
-            found.append(f"{verdict} in {len(sizes)}{by}" if sizes else f"{verdict} in none")
+            verdicts.append(f"{verdict} in {len(sizes)}{by}" if sizes else f"{verdict} in none")
         yield (
-            f"{where}, PairNorm is significantly {' and '.join(found)} of {len(some)} cases, over {runs} "
+            f"{where}, PairNorm is significantly {' and '.join(verdicts)} of {len(some)} cases, over {runs} "
             "random splits each."
         )
 

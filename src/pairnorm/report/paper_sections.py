@@ -280,8 +280,11 @@ def ablation_section(
                 rows.append([f"{model}: {one} instead of {other}", *shown])
     headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
     advice = [_recommendation(best_by_cell, model, list(experiment.missing)) for model in ("GCN", "GAT")]
-    found: list[Any] = [Text(changes), Shown(headings, rows), Markdown("\n\n".join(filter(None, advice)))]
-    return Section("Which protocol: adjacency, order, norm", [Text(text), *blocks, *found])
+    advised = Markdown("\n\n".join(filter(None, advice)))
+    return Section(
+        "Which protocol: adjacency, order, norm",
+        [Text(text), *blocks, Text(changes), Shown(headings, rows), advised],
+    )
 
 
 def _effect(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GCN
 
 from pairnorm.nn.norms import NORMS, DegreePairNorm, GraphNormV2, make_norm
@@ -166,3 +167,25 @@ def test_names(raises):
     assert isinstance(make_norm("PN-SI", 5), PairNorm)
     with raises("unknown-choice", value="batchnorm"):
         make_norm("batchnorm", 5)
+
+
+class HostTransfers(TorchDispatchMode):
+    """Record copies from the host and reads by it, which the capture of a CUDA graph forbids."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._opname in ("lift_fresh", "_local_scalar_dense"):
+            self.operations.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+@every
+def test_a_training_step_can_be_captured(name):
+    norm, x = make(name, 2), torch.randn(12, 2, 5, dtype=torch.float64, requires_grad=True)
+    norm(x).sum().backward()  # the first call may prepare
+    with HostTransfers() as transfers:
+        norm(x).sum().backward()
+    assert transfers.operations == []

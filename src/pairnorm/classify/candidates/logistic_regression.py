@@ -34,8 +34,8 @@ class LogisticRegression:
     steps: int = 1
 
     def fit(self, task: Task, tick: Tick) -> Results:
-        """Yield one for every scale, evaluated with a sample of many training nodes."""
-        yield from task.limits.scales(self._candidates(task))
+        """Yield one for every scale, the best first, evaluated with a sample of many training nodes."""
+        yield from sorted(task.limits.scales(self._candidates(task)), key=lambda one: one.validation_loss)
         tick(self.name)
 
     def _candidates(self, task: Task) -> Results:

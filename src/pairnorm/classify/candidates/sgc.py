@@ -98,8 +98,9 @@ class SGCFamily:
             runs = [_sweep(fewer(one, ENOUGH), fill, norm, depths, scales) for one in task.tasks_by_features]
             states = (_evaluated(task, steps) for steps in zip(*runs, strict=True))
             for depth, results in task.limits.depths(depths, states, tick, name):
-                losses[depth] = min(losses[depth], *(one.validation_loss for one in results))
-                yield from results
+                ranked = sorted(results, key=lambda one: one.validation_loss)
+                losses[depth] = min(losses[depth], ranked[0].validation_loss)
+                yield from ranked  # the best first: the search may take no more than one when time is up
 
 
 def _refinement(

@@ -159,7 +159,7 @@ class Groups:
     def count(self, device: torch.device) -> Tensor:
         """Count the nodes of each graph, in integers: exact beyond 2²⁴ nodes."""
         if self.batch is None:
-            return torch.tensor([self.num_nodes], device=device)
+            return torch.full((1,), self.num_nodes, device=device)  # can be captured, unlike a copy
         return self.sum(torch.ones_like(self.batch).unsqueeze(1)).squeeze(1)
 
     def counts(self, statistic: Tensor) -> Tensor:
