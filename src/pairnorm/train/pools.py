@@ -235,7 +235,7 @@ def _end_with_parent() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory: returning it page by page takes up to a quarter of a training's time."""
+    """Make glibc keep freed memory, since returning it page by page takes time in every epoch."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(-1, 2**30)  # M_TRIM_THRESHOLD

@@ -28,6 +28,8 @@ class GraphNormV2(ParametricNorm):
     $$
 
     $\boldsymbol\tau$ starts at zero, where centering is exact and this is ``GraphNorm`` at its start.
+    Written from the abstract and two public implementations, which differ: this one has one direction per
+    feature.
 
     Args:
         in_channels: The width of a node's representation.
