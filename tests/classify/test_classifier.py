@@ -30,7 +30,7 @@ QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
 
 
 def test_blanked_cora_is_labeled_as_well_as_the_papers_protocol_does_it(blanked_cora: Graph) -> None:
-    classifier = NodeClassifier(**QUICK, fill="zero", simple=True, refit=False, metric="accuracy").fit(
+    classifier = NodeClassifier(**QUICK, impute="zero", simple=True, refit=False, metric="accuracy").fit(
         blanked_cora
     )
     assert classifier.held_out_ is not None
@@ -47,10 +47,10 @@ def test_blanked_citeseer_beats_two_layers() -> None:
     graph = load("citeseer", os.environ["PAIRNORM_DATA"])
     missing = missing_vectors(graph, 1.0)
     graph = graph.replace(features=features_after(graph, missing).trial(0), missing=missing.mask[:, 0])
-    plain = {"norm": "PN", "fill": "zero", "refit": False}
+    plain = {"norm": "PN", "impute": "zero", "refit": False}
     deep, flat = (NodeClassifier(depth=depth, **plain).fit(graph).score(graph) for depth in (20, 2))
     assert deep > flat + 0.1
-    filled = NodeClassifier(depth=2, norm="PN", fill="fp", refit=False).fit(graph).score(graph)
+    filled = NodeClassifier(depth=2, norm="PN", impute="fp", refit=False).fit(graph).score(graph)
     assert filled > flat + 0.1, "what stands in for a missing vector matters as much as depth"
 
 
@@ -286,7 +286,7 @@ def test_an_average_is_no_worse_on_validation_than_its_parts(small: Graph) -> No
     [
         ("metric", "f1", "unknown-choice"),
         ("class_weight", "heavy", "unknown-choice"),
-        ("fill", "median", "unknown-choice"),
+        ("impute", "median", "unknown-choice"),
         ("adjacency", "row", "unknown-choice"),
         ("directed", True, "unknown-choice"),
         ("random_state", None, "not-a-whole-number"),

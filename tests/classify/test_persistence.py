@@ -281,6 +281,13 @@ def test_parameters_load_as_they_were_given(tmp_path: Path, small: Graph) -> Non
     assert {name: loaded.get_params()[name] for name in given} == given
 
 
+def test_parameters_load_under_their_new_names(tmp_path: Path, small: Graph) -> None:
+    NodeClassifier("SGC", depth=2, scale=3.0, impute="fp").fit(small).save(tmp_path)
+    path = tmp_path / "model.json"
+    path.write_text(path.read_text().replace('"impute"', '"fill"'))
+    assert NodeClassifier.load(tmp_path).impute == "fp"
+
+
 def test_parts_that_share_statistics_are_saved(tmp_path: Path, small: Graph) -> None:
     classifier = NodeClassifier("SGC", depth=2, scale=(3.0, 10.0), norm="PN").fit(small)
     classifier.model_ = replace(classifier.model_, parts=[*classifier.model_.parts] * 2)

@@ -39,11 +39,13 @@ def test_by_default_sgc_at_all_depths_with_both_kinds_of_pair_norm(small: Graph)
     assert plan(NodeClassifier(adjacency="sym"), small)[0].norms == ["none", "PN", "PN-SI"]
 
 
-def test_where_features_are_missing_fills_are_tried(blanked_cora: Graph) -> None:
+def test_imputations_are_compared_where_features_are_missing(blanked_cora: Graph) -> None:
     sgc, *_ = plan(NodeClassifier(), blanked_cora)
     assert sgc.fills == ("zero", "fp", "mass")
-    (sgc,) = plan(NodeClassifier(fill="fp"), blanked_cora)
+    (sgc,) = plan(NodeClassifier(impute="fp"), blanked_cora)
     assert sgc.fills == ("fp",)
+    (sgc,) = plan(NodeClassifier(impute=["known_neighbor_mean", "zero"]), blanked_cora)
+    assert sgc.fills == ("mass", "zero")
 
 
 @pytest.mark.parametrize(("told", "mixed", "once"), [("auto", 2, 1), ("yes", 2, 2), ("no", 1, 1)])

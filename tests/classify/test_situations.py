@@ -18,7 +18,7 @@ CHEAP = {
     "depth": (1, 3),
     "scale": (3.0, 30.0),
     "norm": "PN",
-    "fill": "mass",
+    "impute": "mass",
 }
 
 

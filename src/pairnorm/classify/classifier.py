@@ -66,14 +66,14 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         model: ``"SGC"``, ``"label propagation"``, ``"logistic regression"``, ``"boosted trees"``, ``"most
             frequent class"``, ``"GCN"``, ``"GAT"``, ``"GCNII"``, ``"APPNP"``, several, or ``"auto"``: all but
-            the last four, networks, which need a time limit (only SGC where a depth, norm, scale or fill is
-            given).
+            the last four, networks, which need a time limit (only SGC where a depth, norm, scale or
+            imputation is given).
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: PN and
             PN-SI for SGC (which without a norm is one of another scale), none and PN-SI for GCN and GAT.
         scale: PairNorm's s, several, or ``"auto"``. For SGC it is also the strength of regularization.
-        fill: the imputation of missing features for SGC: ``"zero"``, ``"fp"`` (feature propagation),
-            ``"mass"`` (means of known values), several, or ``"auto"``: all.
+        impute: the imputation of missing features for SGC: ``"zero"``, ``"fp"`` (feature propagation),
+            ``"known_neighbor_mean"`` (also ``"mass"``), several, or ``"auto"``: all.
         metric: that selects the model: ``"loss"``, ``"accuracy"``, ``"balanced-accuracy"``,
             ``"macro-f1"``, ``"average-precision"`` or ``"auc"``. With balanced accuracy and macro F1, classes
             are predicted by probabilities that are weighted against their frequency.
@@ -117,7 +117,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         norm: str | Sequence[str] = "auto",
         scale: str | float | Sequence[float] = "auto",
         *,
-        fill: str | Sequence[str] = "auto",
+        impute: str | Sequence[str] = "auto",
         metric: str = "loss",
         class_weight: str = "auto",
         simple: bool = False,
@@ -137,7 +137,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         random_state: int = 0,
     ) -> None:
         self.model, self.depth, self.norm, self.scale = model, depth, norm, scale
-        self.fill, self.metric, self.class_weight = fill, metric, class_weight
+        self.impute, self.metric, self.class_weight = impute, metric, class_weight
         self.simple, self.refit, self.time, self.target = simple, refit, time, target
         self.scaling, self.adjacency, self.directed = scaling, adjacency, directed
         self.hidden, self.dropout, self.epochs, self.seeds = hidden, dropout, epochs, seeds

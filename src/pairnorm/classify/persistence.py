@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
 FORMAT = 7
+OLD_PARAMETERS = {"fill": "impute"}
 # A loaded model may differ by rounding.
 MAX_DEVIATION = 1e-4
 TENSORS, FACTS = "model.safetensors", "model.json"
@@ -211,7 +212,8 @@ def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[st
     try:
         state = _checked(facts, tensors)
         best = (facts.average or facts.parts[0].candidate).candidate()
-        classifier = cls(**{name: _decode(value) for name, value in facts.parameters.items()})
+        parameters = {OLD_PARAMETERS.get(name, name): value for name, value in facts.parameters.items()}
+        classifier = cls(**{name: _decode(value) for name, value in parameters.items()})
         classifier.model_ = Average(
             [_part(part, state, f"{number}.", facts) for number, part in enumerate(facts.parts)],
             KnownLabels.checked(tensors["known.names"], tensors["known.labels"], len(facts.classes)),

@@ -36,6 +36,8 @@ NETWORKS = {"GCN": (2, 4, 6, 8, 10), "GAT": (2, 4, 6, 8, 10), "GCNII": (8, 32), 
 SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
 MODELS = ("SGC", *NETWORKS, *SIMPLE)
 IMPUTATIONS = ("zero", "fp", "mass")
+IMPUTATION_ALIASES = {"known_neighbor_mean": "mass"}
+IMPUTATION_CHOICES = ("zero", "fp", "known_neighbor_mean", "mass")
 SGC_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
 DEEPEST = 10_000
 # Beyond these, float32 holds no logits, or no difference between them.
@@ -66,7 +68,7 @@ def parse_search_space(classifier: NodeClassifier) -> SearchSpace:
     """Validate the parameters of a classifier that may have several values."""
     space = SearchSpace(
         _several("model", classifier.model, _model),
-        _several("fill", classifier.fill, partial(_choice, IMPUTATIONS)),
+        _several("impute", classifier.impute, parse_imputation),
         _several("norm", classifier.norm, partial(_choice, NORMS)),
         _several("depth", classifier.depth, partial(whole_number, least=1, most=DEEPEST)),
         _several("scale", classifier.scale, partial(real_number, least=LEAST_SCALE, most=LARGEST_SCALE)),
@@ -231,6 +233,12 @@ def _granted(time_limit: float | str | None) -> float | None:
 
 def _choice(allowed: Sequence[str], what: str, value: Any) -> str:
     return one_of(what, value, ("auto", *allowed))
+
+
+def parse_imputation(what: str, value: Any) -> str:
+    """Return the name of an imputation in ``IMPUTATIONS``, which may be given by an alias."""
+    name = _choice(IMPUTATION_CHOICES, what, value)
+    return IMPUTATION_ALIASES.get(name, name)
 
 
 def _model(what: str, value: Any) -> str:

@@ -30,7 +30,7 @@ from pairnorm.classify.search_limits import (
     default_norms,
     subsample,
 )
-from pairnorm.classify.search_space import DEEPEST, IMPUTATIONS, LARGEST_SCALE, LEAST_SCALE
+from pairnorm.classify.search_space import DEEPEST, IMPUTATIONS, LARGEST_SCALE, LEAST_SCALE, parse_imputation
 from pairnorm.classify.target import MIN_DIFFERENCE
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.block_ops import BlockOps, Plan, make_plan
@@ -228,7 +228,7 @@ def _check_imputations(names: Sequence[str], norms: Sequence[str] | None, graph:
     vectors, single = graph.facts.missing
     for fill in names:
         alone = fill == "mass"  # the mass is propagated next to a state that no norm changes
-        if one_of("fill", fill, IMPUTATIONS) == "zero":
+        if fill == "zero":
             continue
         if single:
             problem = f"imputation {fill!r} of a packed graph needs nodes that have all features or none"
@@ -240,8 +240,8 @@ def _check_imputations(names: Sequence[str], norms: Sequence[str] | None, graph:
             problem,
             code="not-together",
             value=fill,
-            hint="Pass {fill}; or, where the graph fits memory, name several models: {model}",
-            fill="zero",
+            hint="Pass {impute}; or, where the graph fits memory, name several models: {model}",
+            impute="zero",
             model="SGC,label-propagation",
         )
 
@@ -266,8 +266,8 @@ class Streaming:
         depths: of SGC.
         norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``default_norms``.
         scales: PairNorm's s.
-        imputations: of missing vectors: ``"zero"``, ``"mass"``, ``"fp"``. Default: all that are possible; a
-            named one that is not is an error.
+        imputations: of missing vectors: ``"zero"``, ``"fp"``, ``"known_neighbor_mean"``. Default:
+            all that are possible; a named one that is not is an error.
         metric: that selects the model, one of ``METRICS``.
         label_propagation: whether to try it too; without features it is the only candidate.
         seed: of a split that is drawn.
@@ -310,9 +310,10 @@ class Streaming:
         workers_memory = None if self.cluster is None else self.cluster.memory
         self.plan = make_plan(graph, len(stored), len(depths), memory, device, workers_memory)
         whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
+        names = list(IMPUTATIONS)
         if imputations is not None:
-            _check_imputations(imputations, norms, graph)
-        names = IMPUTATIONS if imputations is None else imputations
+            names = [parse_imputation("impute", name) for name in imputations]
+            _check_imputations(names, norms, graph)
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
         self._limits = SearchLimits(many, numbers, one_of("metric", metric, METRICS))
         usual = norms or default_norms("rw", many)

@@ -90,7 +90,9 @@ def add(commands: Any) -> None:
         depth=option("NUMBERS", "Try these numbers of layers, such as 2,8, or auto.", "auto"),
         norm=option("NAMES", "Try these norms: PN, PN-SI, PN-SCS, none or auto.", "auto"),
         scale=option("NUMBERS", "Try these values of PairNorm's s, such as 1,10, or auto.", "auto"),
-        impute=option("NAMES", "Impute missing features by zero, fp, mass, several, or auto.", "auto"),
+        impute=option(
+            "NAMES", "Impute missing features by zero, fp, known_neighbor_mean, several, or auto.", "auto"
+        ),
         metric=option(
             "NAME",
             "Select models by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc. "
@@ -163,7 +165,7 @@ def run(options: Namespace) -> Result:
 def _classifier(options: Namespace) -> "NodeClassifier":
     """Return the classifier that the options describe, its parameters validated."""
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.search_space import IMPUTATIONS, MODELS
+    from pairnorm.classify.search_space import IMPUTATION_CHOICES, MODELS
     from pairnorm.train.engine import find_device
     from pairnorm.train.spec import NORMS
 
@@ -172,7 +174,7 @@ def _classifier(options: Namespace) -> "NodeClassifier":
         depth=_parse_list(options.depth, int),
         norm=_parse_list(options.norm, str, NORMS),
         scale=_parse_list(options.scale, float),
-        fill=_parse_list(options.impute, str, IMPUTATIONS),
+        impute=_parse_list(options.impute, str, IMPUTATION_CHOICES),
         metric=options.metric or "loss",
         class_weight=options.class_weight,
         simple=options.simple,
@@ -286,7 +288,7 @@ def _run_packed(options: Namespace) -> Result:
     from pairnorm.base.files import reserved
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.predictions import has_parquet
-    from pairnorm.classify.search_space import IMPUTATIONS
+    from pairnorm.classify.search_space import IMPUTATION_CHOICES
     from pairnorm.classify.streaming import Streaming
     from pairnorm.data import Graph
     from pairnorm.report.fit_report import result_folder, streamed_page, write_document
@@ -298,7 +300,7 @@ def _run_packed(options: Namespace) -> Result:
         "depths": _parse_list(options.depth, int),
         "norms": _parse_list(options.norm, str, NORMS),
         "scales": _parse_list(options.scale, float),
-        "imputations": _parse_list(options.impute, str, IMPUTATIONS),
+        "imputations": _parse_list(options.impute, str, IMPUTATION_CHOICES),
         "metric": options.metric or "auto",
     }
     # "auto" is the CPU: the adjacency may not fit on a GPU.

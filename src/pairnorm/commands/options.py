@@ -37,7 +37,8 @@ OLD_NAMES = {
     "--unknown-edges": "--on-unknown-node",
 }
 PYTHON_NAMES = {new[2:].replace("-", "_"): old[2:].replace("-", "_") for old, new in OLD_NAMES.items()} | {
-    "time_limit": "time_limit"
+    "impute": "impute",
+    "time_limit": "time_limit",
 }
 """Arguments in Python by the option that sets them, where the two have different names."""
 OUT_OF_SCOPE = {

@@ -237,7 +237,7 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
                 found[REFITTED] = classifier.probabilities_
             found |= {model: _alone(classifier, model) for model in protocol.evaluated if model in ALONE}
         elif cell.model == "Correct & Smooth":
-            classifier = NodeClassifier("SGC", norm="none", fill=cell.imputation, **alone).fit(graph)
+            classifier = NodeClassifier("SGC", norm="none", impute=cell.imputation, **alone).fit(graph)
             found = {
                 cell.model: _corrected(graph, torch.from_numpy(classifier.evaluation_probabilities_)).numpy()
             }

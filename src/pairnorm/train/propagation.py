@@ -87,8 +87,8 @@ class Propagation:
                 code="entries-missing",
                 value=self.imputation,
                 expected="nodes that lack all features or none",
-                hint="Pass {fill}.",
-                fill="zero",
+                hint="Pass {impute}.",
+                impute="zero",
             )
 
     @cached_property
