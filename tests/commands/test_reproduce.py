@@ -173,6 +173,25 @@ def test_nothing_named_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str
     assert "Usage: pairnorm reproduce" in capsys.readouterr().err
 
 
+def test_depth_takes_the_graphs_on_which_depth_matters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "reproduce",
+        "depth",
+        "--dataset",
+        "chains-2",
+        "--model",
+        "GCN",
+        "--method",
+        "none",
+        "--depth",
+        "2",
+    ]
+    assert cli.main([*words, "--time-limit", "0", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert "Time limit reached: 8 trials remain" in capsys.readouterr().out
+
+
 def test_depth_has_a_store_and_a_table_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["reproduce", "depth", *TINY[:-4], "--depth", "4", "--missing", "100", "--workers", "1"]
     words += ["--model", "GCN", "--method", "none,Skip", "--out", str(tmp_path)]

@@ -183,14 +183,14 @@ def write_depths(comparison: "DepthComparison", path: Path, out: Path, name: str
 def reproduce_depth(options: Namespace, path: Path) -> int | None:
     """Compare all methods by depth, with results in the store at ``path``."""
     from pairnorm.compare import depth
-    from pairnorm.paper.experiments import DATASETS
 
     refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
     command = command_line("reproduce", options, *options.what)
     given: dict[str, Any] = {
-        "datasets": names_in("dataset", options.dataset, DATASETS),
+        "datasets": names_in("dataset", options.dataset, depth.DATASETS),
         "models": names_in("model", options.model, MODELS),
         "methods": methods_in(options.method),
+        "root": options.root,
         "depths": numbers_in("depth", options.depth),
         "missing": numbers_in("missing", options.missing),
         "runs": options.runs,
