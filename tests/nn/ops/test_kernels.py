@@ -7,13 +7,12 @@ import torch
 
 from pairnorm.nn.ops import kernels
 
-ON_CUDA = ["attention", "dropout", "linear", "pair_norm", "sparse_product"]
-OPERATIONS = [*ON_CUDA, "gcn_layer"]
+OPERATIONS = ["convolution", "dropout", "linear", "pair_norm", "sparse_product"]
 needs_numba = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
 
 
 def find(operation, x):
-    others = {"linear": [torch.ones(1, 2, 2)], "gcn_layer": [None]}.get(operation, [])
+    others = [torch.ones(1, 2, 2)] if operation == "linear" else []
     return kernels.find_kernels(operation, x, *others)
 
 
@@ -80,7 +79,7 @@ def test_a_launch_is_on_the_device_of_its_tensors(monkeypatch):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
-@pytest.mark.parametrize("operation", ON_CUDA)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_launch_of_triton_is_guarded(operation):
     """Bug: with ``device="cuda:1"`` kernels went to device 0, the current one."""
     cuda = importlib.import_module(f"pairnorm.nn.ops._triton.{operation}")

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.norms.base import BaseNorm
-from pairnorm.nn.ops.moments import Groups, check_states, to_accumulation_dtype
+from pairnorm.nn.ops.moments import Groups
 
 # The largest number of similarities in memory where no fused attention kernel takes the input. A GPU takes
 # sixteen times that, so that it does not wait for launches.
@@ -53,9 +53,7 @@ class ContraNorm(BaseNorm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
-        check_states(x)
-        wide = to_accumulation_dtype(x)
-        groups = Groups.of(x, batch, batch_size)
+        wide, groups = self.prepare(x), Groups.of(x, batch, batch_size)
         if groups.batch is None:
             similar = self._mean_of_similar(wide)
         else:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, real_number
-from pairnorm.nn.norms.base import BaseNorm
+from pairnorm.nn.norms.base import BaseNorm, bound_to
 from pairnorm.nn.ops.moments import Groups, check_states
 from pairnorm.nn.ops.pair_norm import normalize
 from pairnorm.nn.propagate import degrees
@@ -85,13 +85,7 @@ class DegreePairNorm(BaseNorm):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
         check_states(x)
-        if self.degree is None or len(self.degree) != len(x):
-            known = "none" if self.degree is None else f"those of {len(self.degree)} nodes"
-            problem = f"x has {len(x)} nodes, and the degrees known are {known}"
-            expected = "the degree of each node"
-            hint = "Call .bind(degree) with those of this graph."
-            raise PairNormError(problem, code="not-fitted", value=len(x), expected=expected, hint=hint)
-        self.degree = self.degree.to(x.device)
+        self.degree = bound_to(self.degree, x, "degrees")
         one = Groups.of(x, batch, batch_size)
         groups = _Weighted(one.num_nodes, one.batch, one.size, degree=self.degree)
         return normalize(x, groups, self.scale, self.eps, self.mode)

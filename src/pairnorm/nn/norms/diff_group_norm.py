@@ -7,16 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError, real_number, whole_number
-from pairnorm.nn.norms.base import ParametricNorm
-from pairnorm.nn.norms.standardize import check_several
+from pairnorm.nn.norms.base import RunningNorm
 from pairnorm.nn.ops.linear import stacked_linear
-from pairnorm.nn.ops.moments import to_accumulation_dtype
 
 ROWS_OF_SUMS = 512
 """The number of nodes per partial sum: a GPU takes long for one sum over all of them."""
 
 
-class DiffGroupNorm(ParametricNorm):
+class DiffGroupNorm(RunningNorm):
     r"""Normalize soft groups of nodes separately.
 
     Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable Group Normalization").
@@ -43,9 +41,6 @@ class DiffGroupNorm(ParametricNorm):
         num_models: Train this many models side by side; None for an ordinary module.
     """
 
-    running_mean: Tensor
-    running_var: Tensor
-
     def __init__(
         self,
         in_channels: int,
@@ -55,15 +50,10 @@ class DiffGroupNorm(ParametricNorm):
         momentum: float = 0.1,
         num_models: int | None = None,
     ) -> None:
-        super().__init__(in_channels, eps, num_models)
         self.groups = whole_number("groups", groups, least=1)
+        super().__init__(in_channels, eps, momentum, num_models, groups)
         self.balance = real_number("balance", balance, least=0)
-        self.momentum = real_number("momentum", momentum, least=0, most=1)
-        shape = (*self.shape[:-1], self.groups, self.in_channels)
         self.assignment = nn.Parameter(torch.empty(*self.shape, self.groups))
-        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
-        self.register_buffer("running_mean", torch.zeros(shape))
-        self.register_buffer("running_var", torch.ones(shape))
         self.reset_parameters()
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
@@ -74,8 +64,6 @@ class DiffGroupNorm(ParametricNorm):
                 generator draws.
         """
         super().reset_parameters()
-        self.running_mean.zero_()
-        self.running_var.fill_(1)
         num_models = self.num_models or 1
         if seeds is not None and len(seeds) != num_models:
             problem = f"there are {len(seeds)} seeds"
@@ -92,16 +80,15 @@ class DiffGroupNorm(ParametricNorm):
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""
-        self.check(x)
+        num_models = self.num_models or 1
         with torch.autocast(x.device.type, enabled=False):
-            wide = to_accumulation_dtype(x).view(len(x), self.num_models or 1, self.in_channels)
+            wide = self.prepare(x).view(len(x), num_models, self.in_channels)
             assignment, weight, bias, running_mean, running_var = (
-                tensor.to(wide.dtype).view(self.num_models or 1, *tensor.shape[-2:])
+                tensor.to(wide.dtype).view(num_models, *tensor.shape[-2:])
                 for tensor in (self.assignment, self.weight, self.bias, self.running_mean, self.running_var)
             )
             share = stacked_linear(wide, assignment).softmax(-1)
             if self.training:
-                check_several(x)
                 normalized = self._in_training(wide, share, weight)
             else:
                 scale = weight * (running_var + self.eps).rsqrt()

@@ -37,13 +37,14 @@ def gcn_layer(
         return y if norm is None else norm(y)
     matrix = matrix.cast(accumulation_dtype(bias))
     settings = (matrix, activation, norm, rate, keys)
-    kernels = find_kernels("gcn_layer", x, weight) if norm is None or can_fuse(norm, x) else None
+    kernels = find_kernels("convolution", x, weight) if norm is None or can_fuse(norm, x) else None
     # The kernels have no gradient for values that are learned, and take one matrix for all models.
     values = matrix.values
     if kernels is None or values.requires_grad or values.dtype != bias.dtype or values.dim() == 2:
         return gcn_reference(x, weight, bias, *settings)
     matrix.pattern.check_unchanged()
-    return KernelFunction.apply(kernels, gcn_reference, settings, x, weight, bias)
+    functions = (kernels.gcn_forward, kernels.gcn_backward, gcn_reference)
+    return KernelFunction.apply(*functions, settings, x, weight, bias)
 
 
 def gcn_reference(
@@ -84,12 +85,13 @@ def attend(
         norm: The PairNorm that comes last, if any.
     """
     matrix.pattern.check_unchanged()
-    kernels = find_kernels("attention", z)
+    kernels = find_kernels("convolution", z)
     inside = norm if kernels is not None and norm is not None and can_fuse(norm, z) else None
     settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys, inside)
     y: Tensor
     if kernels is not None:
-        y = KernelFunction.apply(kernels, attention_reference, settings, scores, z, bias)
+        functions = (kernels.attention_forward, kernels.attention_backward, attention_reference)
+        y = KernelFunction.apply(*functions, settings, scores, z, bias)
     else:
         y = attention_reference(scores, z, bias, *settings)
     return y if norm is None or inside is not None else norm(y)

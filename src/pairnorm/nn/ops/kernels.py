@@ -101,21 +101,18 @@ def partition_nodes(nodes: int, columns: int, rows: int, max_programs: int) -> t
 class KernelFunction(torch.autograd.Function):
     """Run ``reference(*inputs, *settings)`` with kernels; a second derivative uses the reference.
 
-    The kernels have ``forward(*inputs, *settings, needs_backward)``, which returns outputs and saved tensors,
-    and ``backward(saved, inputs, settings, grads, needs_grad)``, which returns a gradient for every input.
+    Of the kernels, ``run_forward(*inputs, *settings, needs_backward)`` returns outputs and saved tensors, and
+    ``run_backward(saved, inputs, settings, grads, needs_grad)`` returns a gradient for every input.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        kernels: Any,
-        reference: Callable[..., Outputs],
-        settings: tuple[Any, ...],
-        *inputs: Tensor | None,
+        ctx: Any, run_forward: Any, run_backward: Any, reference: Any, settings: Saved, *inputs: Tensor | None
     ) -> Outputs:
         """Return one output or several."""
-        outputs, saved = kernels.forward(*inputs, *settings, any(ctx.needs_input_grad))
-        ctx.kernels, ctx.reference, ctx.settings, ctx.count = kernels, reference, settings, len(inputs)
+        outputs, saved = run_forward(*inputs, *settings, any(ctx.needs_input_grad))
+        ctx.run_backward, ctx.reference, ctx.settings = run_backward, reference, settings
+        ctx.count = len(inputs)
         ctx.save_for_backward(*inputs, *saved)
         ctx.set_materialize_grads(False)
         return outputs  # type: ignore[no-any-return]
@@ -125,37 +122,26 @@ class KernelFunction(torch.autograd.Function):
         """Return the gradients of the inputs."""
         tensors = ctx.saved_tensors  # activation checkpointing allows one access
         inputs, saved = tensors[: ctx.count], tensors[ctx.count :]
-        needs_grad = ctx.needs_input_grad[3:]
+        needs_grad = ctx.needs_input_grad[4:]
         gradients: Sequence[Tensor | None]
         if all(grad is None for grad in grads):
             gradients = [None] * ctx.count
         elif torch.is_grad_enabled():
-            gradients = reference_gradient(
-                lambda *given: ctx.reference(*given, *ctx.settings), inputs, needs_grad, *grads
-            )
+            gradients = _reference_gradients(ctx.reference, inputs, ctx.settings, needs_grad, grads)
         else:
-            gradients = ctx.kernels.backward(saved, inputs, ctx.settings, grads, needs_grad)
-        return None, None, None, *gradients
+            gradients = ctx.run_backward(saved, inputs, ctx.settings, grads, needs_grad)
+        return None, None, None, None, *gradients
 
 
-def reference_gradient(
-    reference: Callable[..., Outputs],
-    inputs: Sequence[Tensor | None],
-    needs_grad: Sequence[bool],
-    *grads: Tensor | None,
+def _reference_gradients(
+    reference: Callable[..., Outputs], inputs: Saved, settings: Saved, needs_grad: Saved, grads: Saved
 ) -> list[Tensor | None]:
-    """Return the gradients of ``reference(*inputs)``, which can be differentiated again."""
+    """Return the gradients of ``reference(*inputs, *settings)``, which can be differentiated again."""
     with torch.enable_grad():
-        outputs = reference(*inputs)
+        outputs = reference(*inputs, *settings)
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
     used = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None]
-    positions = [position for position, needed in enumerate(needs_grad) if needed]
-    gradients = torch.autograd.grad(
-        [output for output, _ in used],  # type: ignore[arg-type]
-        [inputs[position] for position in positions],  # type: ignore[arg-type]
-        [grad for _, grad in used],
-        create_graph=True,
-        allow_unused=True,
-    )
-    by_position = dict(zip(positions, gradients, strict=True))
-    return [by_position.get(position) for position in range(len(inputs))]
+    outputs, grads = zip(*used, strict=True)
+    needed = [x for x, is_needed in zip(inputs, needs_grad, strict=True) if is_needed]
+    gradients = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True, allow_unused=True))
+    return [next(gradients) if is_needed else None for is_needed in needs_grad]

@@ -17,7 +17,9 @@ def stacked_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | 
     kernels = find_kernels("linear", x, weight)
     result: Tensor
     if kernels is not None:
-        result = KernelFunction.apply(kernels, _reference, (rate, keys), x, weight, None)[0]
+        result = KernelFunction.apply(
+            kernels.forward, kernels.backward, _reference, (rate, keys), x, weight, None
+        )[0]
     elif in_transform_or_compile():
         result = _reference(x, weight, None, rate, keys)[0]
     else:
@@ -34,9 +36,16 @@ def stacked_linear_with_scores(
     kernels = find_kernels("linear", x, weight, att_vectors)
     if kernels is not None:
         x = x.expand(-1, weight.size(0), -1)
-        return KernelFunction.apply(kernels, _reference, (rate, keys), x, weight, att_vectors)
+        return KernelFunction.apply(
+            kernels.forward, kernels.backward, _reference, (rate, keys), x, weight, att_vectors
+        )
     z = stacked_linear(x, weight, rate, keys)
     return z, stacked_linear(z.to(torch.promote_types(z.dtype, att_vectors.dtype)), att_vectors)
+
+
+def _run(kernels: Any, *arguments: Any) -> Any:
+    *inputs, rate, keys = arguments
+    return KernelFunction.apply(kernels.forward, kernels.backward, _reference, (rate, keys), *inputs)
 
 
 def _reference(

@@ -70,7 +70,9 @@ def normalize(x: Tensor, groups: Groups, scale: float, eps: float, mode: str) ->
     if needs_reference(x):
         return _reference(x, *settings)
     kernels = find_kernels("pair_norm", x) if groups.has_kernels and mode != "PN-SCS" else None
-    return KernelFunction.apply(_TorchKernels if kernels is None else kernels, _reference, settings, x)
+    if kernels is None:
+        return KernelFunction.apply(_torch_forward, _torch_backward, _reference, settings, x)
+    return KernelFunction.apply(kernels.forward, kernels.backward, _reference, settings, x)
 
 
 def normalize_by(x: Tensor, mean: Tensor, mean_square: Tensor, scale: float, eps: float, mode: str) -> Tensor:
@@ -132,44 +134,41 @@ def _scaled(
     return y, norm.to(rows.dtype)
 
 
-class _TorchKernels:
-    """The interface of kernels by torch operations: one tensor of the input's size is saved, the input."""
+def _torch_forward(
+    x: Tensor, groups: Groups, scale: float, eps: float, mode: str, needs_backward: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Run the reference as kernels are run: of tensors of the input's size, only the input is saved."""
+    y, norm, moments = _forward(x, groups, scale, eps, mode)
+    # The ranks of a process group must all do the same.
+    if is_huge(norm) and x.dtype != torch.float64 and not isinstance(groups, RankGroups):
+        y = in_double(x, (groups, scale, eps, mode))
+    return y, (norm, moments.mean)
 
-    @staticmethod
-    def forward(
-        x: Tensor, groups: Groups, scale: float, eps: float, mode: str, needs_backward: bool
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        y, norm, moments = _forward(x, groups, scale, eps, mode)
-        # The ranks of a process group must all do the same.
-        if is_huge(norm) and x.dtype != torch.float64 and not isinstance(groups, RankGroups):
-            y = in_double(x, (groups, scale, eps, mode))
-        return y, (norm, moments.mean)
 
-    @staticmethod
-    def backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any) -> tuple[Tensor]:
-        """Return dL/dx.
+def _torch_backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any) -> tuple[Tensor]:
+    """Return dL/dx.
 
-        With u = c/r, dL/dc = (s/r)·(dL/dy - u·Σ dL/dy·u), where Σ averages over what shares one r; centering
-        is its own adjoint.
-        """
-        (norm, mean), (x,), (groups, scale, _, mode), (grad, *_) = saved, inputs, settings, grads
-        if is_huge(norm) and x.dtype != torch.float64 and not isinstance(groups, RankGroups):
-            return (in_double(x, settings, grad),)
-        with _without_autocast(x.device.type):
-            grad, wide = grad.to(norm.dtype), to_accumulation_dtype(x)
-            unit = (wide if mode == "PN-SCS" else groups.subtract(wide, mean)) / norm
-            dots, factor = (grad * unit).sum(-1, keepdim=True), scale / norm
-            if mode == "PN":
-                scaled = grad * factor
-                shift, dots = groups.gradient_means(scaled, dots)
-                result = torch.addcmul(scaled, unit, groups.to_nodes(dots) * factor, value=-1)
-                return ((result - groups.expand(shift)).to(x.dtype),)
-            result = torch.addcmul(grad, unit, dots, value=-1) * factor
-            through_mean = grad if mode == "PN-SCS" else result
-            if isinstance(groups, RankGroups):
-                result = result - groups.expand(groups.gradient_means(through_mean, dots)[0])
-            elif mode == "PN-SCS":
-                result = result - groups.expand(groups.project(grad))
-            else:
-                result = groups.center(result)
-            return (result.to(x.dtype),)
+    With u = c/r, dL/dc = (s/r)·(dL/dy - u·Σ dL/dy·u), where Σ averages over what shares one r; centering
+    is its own adjoint.
+    """
+    (norm, mean), (x,), (groups, scale, _, mode), (grad, *_) = saved, inputs, settings, grads
+    if is_huge(norm) and x.dtype != torch.float64 and not isinstance(groups, RankGroups):
+        return (in_double(x, settings, grad),)
+    with _without_autocast(x.device.type):
+        grad, wide = grad.to(norm.dtype), to_accumulation_dtype(x)
+        unit = (wide if mode == "PN-SCS" else groups.subtract(wide, mean)) / norm
+        dots, factor = (grad * unit).sum(-1, keepdim=True), scale / norm
+        if mode == "PN":
+            scaled = grad * factor
+            shift, dots = groups.gradient_means(scaled, dots)
+            result = torch.addcmul(scaled, unit, groups.to_nodes(dots) * factor, value=-1)
+            return ((result - groups.expand(shift)).to(x.dtype),)
+        result = torch.addcmul(grad, unit, dots, value=-1) * factor
+        through_mean = grad if mode == "PN-SCS" else result
+        if isinstance(groups, RankGroups):
+            result = result - groups.expand(groups.gradient_means(through_mean, dots)[0])
+        elif mode == "PN-SCS":
+            result = result - groups.expand(groups.project(grad))
+        else:
+            result = groups.center(result)
+        return (result.to(x.dtype),)

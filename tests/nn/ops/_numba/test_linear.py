@@ -8,7 +8,7 @@ from pairnorm.nn.ops.linear import _reference
 
 
 def by_kernels(x, weight, ends, rate, keys):
-    return KernelFunction.apply(cpu, _reference, (rate, keys), x, weight, ends)
+    return KernelFunction.apply(cpu.forward, cpu.backward, _reference, (rate, keys), x, weight, ends)
 
 
 def supports(weight, ends=None):

@@ -11,7 +11,7 @@ from pairnorm.nn.ops.linear import _reference
 
 
 def by_kernels(x, weight, ends, rate, keys):
-    return KernelFunction.apply(cuda, _reference, (rate, keys), x, weight, ends)
+    return KernelFunction.apply(cuda.forward, cuda.backward, _reference, (rate, keys), x, weight, ends)
 
 
 def supports(weight, ends=None):

@@ -12,9 +12,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from pairnorm.nn.ops._numba.sparse_product import activation_gradients
 from pairnorm.nn.ops._numba.vectors import LANES, empty, fill, kernel, load, share_out, store, total, widen
-from pairnorm.nn.ops.pair_norm import Norm, in_double, is_huge
+from pairnorm.nn.ops.pair_norm import in_double, is_huge
 
 BLOCK_ELEMENTS = 2**16
 BLOCKS_PER_TASK = 16
@@ -374,29 +373,3 @@ def gradient_block(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result
     center, sums = mean.reshape(1, features), np.zeros((1, features))
     dot = gradient_sums(grad, x, center, norm, scale, individually, result, sums)
     finish_gradient(grad, x, center, norm[0], scale, sums / nodes, dot / nodes, individually, result)
-
-
-def norm_settings(norm: Norm | None, models: int, nodes: int, features: int) -> Any:
-    """Return scale, eps, and memory for norms and means; memory for none where there is no PairNorm."""
-    if norm is None:
-        return 1.0, 1.0, empty(models, 0), torch.empty(models, 0, dtype=torch.float64)
-    norms = empty(models, nodes if norm.mode == "PN-SI" else 1)
-    return norm.scale, norm.eps, norms, torch.empty(models, features, dtype=torch.float64)
-
-
-@kernel
-def layer_end(h: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
-    """Write PairNorm of ``h`` to ``y``; without memory for norms there is none, and ``y`` is ``h`` itself."""
-    if len(norm):
-        normalize_block(h, scale, eps, y, norm, mean)
-
-
-@kernel
-def layer_end_backward(
-    grad: Any, h: Any, norm: Any, mean: Any, scale: float, activation: int, result: Any, grad_bias: Any
-) -> None:
-    """Write the gradient of what the bias was added to, and its sum over the nodes."""
-    if len(norm):
-        gradient_block(grad, h, mean, norm, scale, result)
-        grad = result
-    activation_gradients(grad, h, activation, result, grad_bias)

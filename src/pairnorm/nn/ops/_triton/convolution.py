@@ -1,8 +1,8 @@
-"""Attention over a pattern in Triton: weights ``[entries, models]`` are saved, never messages with features.
+"""Graph convolutions in Triton, by the kernels of their parts; backwards, PairNorm and activation are one.
 
-The weights are made first, so that averaging is a sparse product. Backwards, one sweep over the transpose
-gathers every gradient once, for the gradient of z and for the products from which the gradients of the scores
-follow.
+Attention saves its weights ``[entries, models]``, never messages with features. The weights are made first,
+so that averaging is a sparse product. Backwards, one sweep over the transpose gathers every gradient once,
+for the gradient of z and for the products from which the gradients of the scores follow.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops._triton import pair_norm, sparse_product
+from pairnorm.nn.ops._triton import linear, pair_norm, sparse_product
 from pairnorm.nn.ops._triton.dropout import keep_factor
 from pairnorm.nn.ops._triton.sparse_product import Schedule, groups, join, tile_of
 from pairnorm.nn.ops.dropout import dropped_levels
@@ -26,17 +26,48 @@ ENTRIES = 8
 MODELS = 64
 
 
-def supports(z: Tensor) -> bool:
-    """Return whether the kernels take this dtype."""
-    return z.dtype in STATE_DTYPES
+def supports(x: Tensor, weight: Tensor | None = None) -> bool:
+    """Return whether the kernels take this dtype and a weight of this size."""
+    return x.dtype in STATE_DTYPES and (weight is None or linear.supports(x, weight))
+
+
+def gcn_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor, matrix: Any, activation: str, norm: Norm | None,
+    rate: float, keys: Tensor | None, needs_backward: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """Return ``[nodes, models, out]`` and the tensors for the backward pass: x and the input of PairNorm."""
+    of_linear: tuple[Tensor, ...] = ()
+    if weight is not None:
+        x = x.expand(-1, len(weight), -1)
+        (x, _), of_linear = linear.forward(x, weight, None, rate, keys, needs_backward)
+    y = sparse_product.forward(matrix.pattern, matrix.values, x, bias, activation)
+    h, of_norm = _normalize(y, norm, needs_backward)
+    return h, (y, *of_norm, *of_linear)
+
+
+def gcn_backward(
+    saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of x, of the weight and of the bias."""
+    matrix, activation, norm, rate, keys = settings
+    count = 1 if norm is None else 3
+    grad, grad_bias = _layer_end_backward(grads[0].contiguous(), saved[:count], norm, activation)
+    transposed = matrix.transposed
+    grad_x: Tensor | None = sparse_product.forward(transposed.pattern, transposed.values, grad)
+    if len(saved) == count:
+        return grad_x, None, grad_bias
+    grad_x, grad_weight, _ = linear.backward(
+        saved[count:], inputs, (rate, keys), (grad_x, None), (needs_grad[0], needs_grad[1], False)
+    )
+    return grad_x, grad_weight, grad_bias
 
 
 @on_device
-def forward(
+def attention_forward(
     scores: Tensor, z: Tensor, bias: Tensor | None, matrix: Any, activation: str, negative_slope: float,
     rate: float, keys: Tensor | None, norm: Norm | None, needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """Return ``[nodes, models, features]`` and what the backward pass needs."""
+    """Return ``[nodes, models, features]`` and the tensors for the backward pass."""
     pattern, scores, z = matrix.pattern, scores.contiguous(), z.contiguous()
     dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
     weights = scores.new_empty(pattern.num_entries, z.size(1))
@@ -47,34 +78,31 @@ def forward(
         z.size(1), negative_slope, dropped, words, dropped > 0, ENTRIES, _block(z), num_warps=2,
     )  # fmt: skip
     y = sparse_product.forward(pattern, masked.t(), z, bias, activation)
-    if norm is None:
-        return y, (scores, z, weights, masked, y)
-    h, (norms, center) = pair_norm.forward(y, None, norm.scale, norm.eps, norm.mode, needs_backward)
-    return h, (scores, z, weights, masked, y, norms, center)
+    h, of_norm = _normalize(y, norm, needs_backward)
+    return h, (scores, z, weights, masked, y, *of_norm)
 
 
-def backward(
+def attention_backward(
     saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the gradients of the scores, of z and of the bias."""
-    return _backward(saved, settings, grads[0].contiguous(), needs_grad[2])
+    scores, z, weights, masked, *of_end = saved
+    matrix, activation, negative_slope, _, _, norm = settings
+    grad, grad_bias = grads[0].contiguous(), None
+    if norm is not None or needs_grad[2] or activation != "none":
+        grad, grad_bias = _layer_end_backward(grad, of_end, norm, activation)
+    grad_scores, grad_z = _attention_gradients(
+        scores, z, weights, masked, grad, matrix.pattern, negative_slope
+    )
+    return grad_scores, grad_z, grad_bias if needs_grad[2] else None
 
 
 @on_device
-def _backward(
-    saved: Saved, settings: Saved, grad: Tensor, learns_bias: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    scores, z, weights, masked, y, *of_norm = saved
-    matrix, activation, negative_slope, _, _, norm = settings
-    pattern = matrix.pattern
-    grad_bias = None
-    if norm is not None:
-        norms, center = of_norm
-        grad, grad_bias = pair_norm.backward_activated(
-            grad, y, norms, center, norm.scale, norm.mode == "PN-SI", activation
-        )
-    elif learns_bias or activation != "none":
-        grad, grad_bias = sparse_product.activation_backward(grad, y, activation)
+def _attention_gradients(
+    scores: Tensor, z: Tensor, weights: Tensor, masked: Tensor, grad: Tensor, pattern: Pattern,
+    negative_slope: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of the scores and of z."""
     transposed = pattern.transposed
     schedule = Schedule.of(transposed)
     nodes, models, features = z.shape
@@ -93,7 +121,24 @@ def _backward(
     _sum_rows[_grid(transposed, z)](
         transposed.crow, pattern.order, change, grad_scores, models, ENTRIES, _block(z), num_warps=2
     )
-    return grad_scores, grad_z[:nodes].view_as(z), grad_bias if learns_bias else None
+    return grad_scores, grad_z[:nodes].view_as(z)
+
+
+def _normalize(y: Tensor, norm: Norm | None, needs_backward: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return PairNorm of ``y``, if there is one, and the tensors for its backward pass."""
+    if norm is None:
+        return y, ()
+    return pair_norm.forward(y, None, norm.scale, norm.eps, norm.mode, needs_backward)
+
+
+def _layer_end_backward(
+    grad: Tensor, saved: Saved | list[Tensor], norm: Norm | None, activation: str
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of what the activation was given, and of the bias in it."""
+    if norm is None:
+        return sparse_product.activation_backward(grad, saved[0], activation)
+    y, norms, center = saved
+    return pair_norm.backward_activated(grad, y, norms, center, norm.scale, norm.mode == "PN-SI", activation)
 
 
 def _block(z: Tensor) -> int:

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pairnorm.nn.ops._triton import attention as cuda
+from pairnorm.nn.ops._triton import convolution as cuda
 from pairnorm.nn.ops._triton import sparse_product as sparse_product
-from pairnorm.nn.ops.convolution import NEGATIVE_SLOPE, attend, attention_reference
+from pairnorm.nn.ops.convolution import NEGATIVE_SLOPE, attend, attention_reference, gcn_reference
 from pairnorm.nn.ops.dropout import draw_keys
 from pairnorm.nn.ops.kernels import KernelFunction
 from pairnorm.nn.ops.sparse_product import Pattern
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:Runt
 
 def by_kernels(matrix, scores, z, bias, activation, rate=0.0, keys=None, norm=None):
     settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys, norm)
-    return KernelFunction.apply(cuda, attention_reference, settings, scores, z, bias)
+    functions = (cuda.attention_forward, cuda.attention_backward, attention_reference)
+    return KernelFunction.apply(*functions, settings, scores, z, bias)
 
 
 def assert_equal_with_gradients(matrix, tensors, activation, rate, keys, norm=None):
@@ -136,3 +137,44 @@ def test_states_in_half_precision(norm, few_nodes, device):
     )
     for ours, theirs in pairs:
         assert (ours.double() - theirs).norm() <= 0.03 * theirs.norm()
+
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
+@pytest.mark.parametrize(  # each type with each other value, though not with all of them
+    ("mode", "activation", "maps", "dtype"),
+    [
+        (mode, activation, maps, list(TOLERANCES)[(number + (activation == "relu") + maps) % 2])
+        for number, mode in enumerate([None, "PN", "PN-SI"])
+        for activation in ("none", "relu")
+        for maps in (True, False)
+    ],
+)
+def test_a_layer_of_gcn_equals_the_plain_form_in_double(mode, activation, maps, dtype, few_nodes, device):
+    norm = None if mode is None else PairNorm(2.0, mode)
+    x, weight, bias = (torch.randn(shape, device=device) for shape in ((8, 3, 6), (3, 6, 5), (3, 5)))
+    bias = bias if maps else torch.randn(3, 6, device=device)
+    x = x.to(dtype)
+    given = [tensor.requires_grad_() for tensor in ((x, weight, bias) if maps else (x, bias))]
+    wide = [tensor.detach().double().requires_grad_() for tensor in given]
+    keys = draw_keys(3, device=device) if maps else None
+    settings = (few_nodes.to(device), activation, norm, 0.5, keys)
+
+    def arguments(tensors):
+        return tensors if maps else (tensors[0], None, tensors[1])
+
+    functions = (cuda.gcn_forward, cuda.gcn_backward, gcn_reference)
+    y = KernelFunction.apply(*functions, settings, *arguments(given))
+    expected = gcn_reference(*arguments(wide), *settings)
+    assert y.dtype == dtype
+    _assert_near([y], [expected], TOLERANCES[dtype])
+    grad = torch.randn_like(y)
+    found = torch.autograd.grad(y, given, grad)
+    assert [gradient.dtype for gradient in found] == [tensor.dtype for tensor in given]
+    _assert_near(found, torch.autograd.grad(expected, wide, grad.double()), 2 * TOLERANCES[dtype])
+
+
+def _assert_near(found, expected, tolerance):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.double() - theirs).norm() <= tolerance * (theirs.norm() + 1)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pairnorm.nn import PairNorm
-from pairnorm.nn.ops._numba import attention as cpu
+from pairnorm.nn.ops._numba import convolution as cpu
 from pairnorm.nn.ops.convolution import NEGATIVE_SLOPE, attend, attention_reference
 from pairnorm.nn.ops.dropout import draw_keys
 from pairnorm.nn.ops.kernels import KernelFunction
@@ -10,7 +10,8 @@ from pairnorm.nn.ops.kernels import KernelFunction
 
 def by_kernels(matrix, scores, z, bias, activation, rate=0.0, keys=None, norm=None):
     settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys, norm)
-    return KernelFunction.apply(cpu, attention_reference, settings, scores, z, bias)
+    functions = (cpu.attention_forward, cpu.attention_backward, attention_reference)
+    return KernelFunction.apply(*functions, settings, scores, z, bias)
 
 
 @pytest.mark.parametrize(("trials", "features"), [(1, 1), (3, 7), (2, 32)])

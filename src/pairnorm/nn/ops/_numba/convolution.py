@@ -1,0 +1,283 @@
+"""Graph convolutions in numba, one model after the other, so that a model's states stay in the cache."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairnorm.nn.ops._numba import dropout, linear
+from pairnorm.nn.ops._numba.pair_norm import gradient_block, normalize_block
+from pairnorm.nn.ops._numba.sparse_product import activation_gradients, gather
+from pairnorm.nn.ops._numba.vectors import (
+    CODES,
+    LANES,
+    array,
+    by_model,
+    empty,
+    empty_by_model,
+    exp,
+    fill,
+    kernel,
+    load,
+    store,
+    total,
+)
+from pairnorm.nn.ops.kernels import Saved
+from pairnorm.nn.ops.pair_norm import Norm
+
+ZERO = np.float32(0)
+
+
+def supports(x: Tensor, weight: Tensor | None = None) -> bool:
+    """Return whether the kernels take this dtype and a weight of this size."""
+    return x.dtype == torch.float32 if weight is None else linear.supports(x, weight)
+
+
+def gcn_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor, matrix: Any, activation: str,
+    norm: Norm | None, rate: float, keys: Tensor | None, needs_backward: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """Return ``[nodes, models, out]`` and the tensors for the backward pass."""
+    own = by_model(x.expand(-1, len(bias), -1))
+    drops = dropout.settings(own, rate, keys)
+    x_dropped = own if drops is dropout.NONE else empty(own.shape)
+    result, end = _layer_end_memory(norm, len(bias), matrix.num_rows, bias.size(1), needs_backward)
+    _gcn_forward(
+        own.numpy(), *drops, _weights(weight), array(bias), *matrix.arrays, CODES[activation],
+        empty(own.size(1), bias.size(1)).numpy(), x_dropped.numpy(), *_scale_and_eps(norm), *_arrays(end),
+    )  # fmt: skip
+    h, _, norms, means = end
+    return result, (x_dropped, h, norms, means)
+
+
+def gcn_backward(
+    saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Return the gradients of x, weight and bias."""
+    (x_dropped, *end), (_, weight, bias) = saved, inputs
+    matrix, activation, norm, rate, keys = settings
+    (result, grad_x), grad_bias = empty_by_model(*x_dropped.shape), empty(bias.shape)
+    grad_weight = None if weight is None else empty(weight.shape)
+    nodes, width = x_dropped.size(1), bias.size(1)
+    _gcn_backward(
+        by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], CODES[activation],
+        *matrix.transposed.arrays, x_dropped.numpy(), *dropout.settings(x_dropped, rate, keys),
+        _weights(None if weight is None else weight.transpose(1, 2)), needs_grad[0],
+        empty(matrix.num_rows, width).numpy(), empty(nodes, width).numpy(), grad_x.numpy(),
+        _weights(grad_weight), grad_bias.numpy(),
+    )  # fmt: skip
+    return result if needs_grad[0] else None, grad_weight, grad_bias
+
+
+def attention_forward(
+    scores: Tensor, z: Tensor, bias: Tensor | None, matrix: Any, activation: str, negative_slope: float,
+    rate: float, keys: Tensor | None, norm: Norm | None, needs_backward: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
+    """Return ``[nodes, models, features]`` and the tensors for the backward pass: weights, never messages."""
+    pattern, own, att_scores = matrix.pattern, by_model(z), by_model(scores)
+    models, _, features = own.shape
+    offset = np.zeros((models, features), np.float32) if bias is None else array(bias)
+    weights = empty(models, 1, pattern.num_entries)
+    drops = dropout.settings(weights, rate, keys)
+    masked = weights if drops is dropout.NONE else empty(weights.shape)
+    result, end = _layer_end_memory(norm, models, matrix.num_rows, features, needs_backward)
+    _attention_forward(
+        pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), own.numpy(), offset,
+        np.float32(negative_slope), *drops, CODES[activation], weights.numpy(), masked.numpy(),
+        *_scale_and_eps(norm), *_arrays(end),
+    )  # fmt: skip
+    h, _, norms, means = end
+    return result, (att_scores, own, weights, masked, h, norms, means)
+
+
+def attention_backward(
+    saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of the scores, of z and of the bias."""
+    att_scores, z, weights, masked, *end = saved
+    matrix, activation, negative_slope, _, _, norm = settings
+    pattern = matrix.pattern
+    grad_bias = empty(len(z), z.size(2))
+    (to_scores, grad_scores), (to_z, grad_z) = empty_by_model(*att_scores.shape), empty_by_model(*z.shape)
+    to_scores.zero_()
+    to_z.zero_()
+    _attention_backward(
+        by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], CODES[activation],
+        pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z.numpy(), weights.numpy(),
+        masked.numpy(), np.float32(negative_slope), empty(matrix.num_rows, z.size(2)).numpy(),
+        grad_scores.numpy(), grad_z.numpy(), grad_bias.numpy(),
+    )  # fmt: skip
+    return to_scores, to_z, grad_bias if needs_grad[2] else None
+
+
+def _weights(weight: Tensor | None) -> Any:
+    """Return the array of a weight; an empty one stands for none."""
+    return np.empty((0, 0, 0), np.float32) if weight is None else array(weight)
+
+
+def _arrays(tensors: Any) -> list[Any]:
+    return [tensor.numpy() for tensor in tensors]
+
+
+def _scale_and_eps(norm: Norm | None) -> tuple[float, float]:
+    return (1.0, 1.0) if norm is None else (norm.scale, norm.eps)
+
+
+def _layer_end_memory(
+    norm: Norm | None, models: int, nodes: int, features: int, needs_backward: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the result, and memory for h, y, norms and means; y = PairNorm(h), or h itself without one."""
+    result, y = empty_by_model(models, nodes, features)
+    if norm is None:
+        return result, (y, y, empty(models, 0), torch.empty(models, 0, dtype=torch.float64))
+    h = empty(y.shape) if needs_backward else y
+    norms = empty(models, nodes if norm.mode == "PN-SI" else 1)
+    return result, (h, y, norms, torch.empty(models, features, dtype=torch.float64))
+
+
+@kernel
+def _layer_end(h: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
+    if len(norm):
+        normalize_block(h, scale, eps, y, norm, mean)
+
+
+@kernel
+def _layer_end_backward(
+    grad: Any, h: Any, norm: Any, mean: Any, scale: float, activation: int, result: Any, grad_bias: Any
+) -> None:
+    """Write the gradient of what the bias was added to, and its sum over the nodes."""
+    if len(norm):
+        gradient_block(grad, h, mean, norm, scale, result)
+        grad = result
+    activation_gradients(grad, h, activation, result, grad_bias)
+
+
+@kernel
+def _gcn_forward(
+    x: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any, bias: Any, crow: Any,
+    column: Any, values: Any, activation: int, z: Any, x_dropped: Any, scale: float, eps: float,
+    h: Any, y: Any, norms: Any, means: Any,
+) -> None:  # fmt: skip
+    for model in range(len(h)):
+        if dropped:
+            dropout.drop(x[model], positions, keys[model], dropped, factor, x_dropped[model])
+        if len(weight):
+            linear.product(x_dropped[model], weight[model], z)
+        own = z if len(weight) else x[model]
+        gather(crow, column, values, own, bias[model : model + 1], activation, h[model])
+        _layer_end(h[model], scale, eps, y[model], norms[model], means[model])
+
+
+@kernel
+def _gcn_backward(
+    grad: Any, h: Any, norms: Any, means: Any, scale: float, activation: int, crow: Any, column: Any,
+    values: Any, x_dropped: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any,
+    needs_grad_x: bool, inner: Any, grad_z: Any, grad_x: Any, grad_weight: Any, grad_bias: Any,
+) -> None:  # fmt: skip
+    none = np.zeros((1, h.shape[2]), np.float32)
+    for model in range(len(h)):
+        _layer_end_backward(
+            grad[model], h[model], norms[model], means[model], scale, activation, inner,
+            grad_bias[model : model + 1],
+        )  # fmt: skip
+        gather(crow, column, values, inner, none, 0, grad_z if len(weight) else grad_x[model])
+        if len(weight):
+            linear.transposed_product(x_dropped[model], grad_z, grad_weight[model])
+        if len(weight) and needs_grad_x:
+            linear.product(grad_z, weight[model], grad_x[model])
+            if dropped:
+                dropout.drop(grad_x[model], positions, keys[model], dropped, factor, grad_x[model])
+
+
+@kernel
+def _attention_forward(
+    crow: Any, column: Any, att_scores: Any, z: Any, bias: Any, negative_slope: Any, positions: Any,
+    keys: Any, dropped: Any, factor: Any, activation: int, weights: Any, masked: Any, scale: float,
+    eps: float, h: Any, y: Any, norms: Any, means: Any,
+) -> None:  # fmt: skip
+    for model in range(len(z)):
+        _softmax(crow, column, att_scores[model], negative_slope, weights[model])
+        if dropped:
+            dropout.drop(weights[model], positions, keys[model], dropped, factor, masked[model])
+        gather(crow, column, masked[model, 0], z[model], bias[model : model + 1], activation, h[model])
+        _layer_end(h[model], scale, eps, y[model], norms[model], means[model])
+
+
+@kernel
+def _softmax(crow: Any, column: Any, att_scores: Any, negative_slope: Any, weights: Any) -> None:
+    """Write the softmax of the scores within every row to ``weights`` ``[1, entries]``."""
+    for row in range(len(crow) - 1):
+        largest = np.float32(-np.inf)
+        for entry in range(crow[row], crow[row + 1]):
+            score = att_scores[column[entry], 0] + att_scores[row, 1]
+            score = score if score > 0 else score * negative_slope
+            weights[0, entry] = score
+            largest = score if score > largest else largest
+        for entry in range(crow[row], crow[row + 1]):
+            weights[0, entry] -= largest
+    for start in range(0, weights.shape[1], LANES):
+        store(weights, 0, start, exp(load(weights, 0, start)))
+    for row in range(len(crow) - 1):
+        total_weight = ZERO
+        for entry in range(crow[row], crow[row + 1]):
+            total_weight += weights[0, entry]
+        share = np.float32(1) / total_weight
+        for entry in range(crow[row], crow[row + 1]):
+            weights[0, entry] *= share
+
+
+@kernel
+def _attention_backward(
+    grad: Any, h: Any, norms: Any, means: Any, scale: float, activation: int, crow: Any, column: Any,
+    att_scores: Any, z: Any, weights: Any, masked: Any, negative_slope: Any, inner: Any, grad_scores: Any,
+    grad_z: Any, grad_bias: Any,
+) -> None:  # fmt: skip
+    grad_dots = np.empty(len(column), np.float32)
+    for model in range(len(z)):
+        _layer_end_backward(
+            grad[model], h[model], norms[model], means[model], scale, activation, inner,
+            grad_bias[model : model + 1],
+        )  # fmt: skip
+        _through_average(crow, column, masked[model, 0], z[model], inner, grad_dots, grad_z[model])
+        _through_softmax(
+            crow, column, att_scores[model], weights[model, 0], negative_slope, grad_dots, grad_scores[model]
+        )
+
+
+@kernel
+def _through_average(
+    crow: Any, column: Any, masked: Any, z: Any, grad: Any, grad_dots: Any, grad_z: Any
+) -> None:
+    """Add to the gradient of z; write dL/dweight times the weight, after dropout, to ``grad_dots``."""
+    for row in range(len(grad)):
+        for entry in range(crow[row], crow[row + 1]):
+            value, other = masked[entry], column[entry]
+            grad_dots[entry] = ZERO
+            if value != 0:
+                product = fill(ZERO)
+                for start in range(0, grad.shape[1], LANES):
+                    gradient = load(grad, row, start)
+                    product = product + gradient * load(z, other, start)
+                    store(grad_z, other, start, load(grad_z, other, start) + gradient * value)
+                grad_dots[entry] = total(product) * value
+
+
+@kernel
+def _through_softmax(
+    crow: Any, column: Any, att_scores: Any, weights: Any, negative_slope: Any, grad_dots: Any,
+    grad_scores: Any,
+) -> None:  # fmt: skip
+    """Add to the gradients of the scores."""
+    for row in range(len(crow) - 1):
+        mean = ZERO
+        for entry in range(crow[row], crow[row + 1]):
+            mean += grad_dots[entry]
+        total_weight = ZERO
+        for entry in range(crow[row], crow[row + 1]):
+            other = column[entry]
+            change = grad_dots[entry] - weights[entry] * mean
+            change = change if att_scores[other, 0] + att_scores[row, 1] > 0 else change * negative_slope
+            grad_scores[other, 0] += change
+            total_weight += change
+        grad_scores[row, 1] += total_weight
