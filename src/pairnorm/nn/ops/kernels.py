@@ -134,7 +134,7 @@ class KernelFunction(torch.autograd.Function):
 
 
 def _reference_gradients(
-    reference: Callable[..., Outputs], inputs: Saved, settings: Saved, needs_grad: Saved, grads: Saved
+    reference: Callable[..., Any], inputs: Saved, settings: Saved, needs_grad: Saved, grads: Saved
 ) -> list[Tensor | None]:
     """Return the gradients of ``reference(*inputs, *settings)``, which can be differentiated again."""
     with torch.enable_grad():
