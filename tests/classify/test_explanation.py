@@ -19,7 +19,7 @@ from pairnorm.classify.candidates import (
     SGCFamily,
 )
 from pairnorm.classify.candidates.label_propagation import PropagatedLabels
-from pairnorm.classify.candidates.logistic_regression import Linear
+from pairnorm.classify.candidates.sgc import Linear
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.explanation import explain_member, explain_predictions
 from pairnorm.data import Graph, csbm
@@ -61,7 +61,7 @@ def test_linear_contributions_are_products_of_feature_and_weight() -> None:
 def test_contributions_sum_to_the_margin(three_classes: Task, family: Family) -> None:
     task = three_classes
     [result] = family.fit(task, lambda done: None)
-    fitted = result.learn(task)
+    fitted = result.fit(task)
     nodes, classes = np.arange(0, 200, 3), np.arange(67) % 3
     member = explain_member(fitted, task.prepared, "abc")
     values, rest = member.explain(nodes, classes)
@@ -77,9 +77,9 @@ def test_contributions_of_trees_are_those_of_lightgbm(small: Graph) -> None:
     graph = small.replace(features=small.features.to_dense()[:, :5])
     task = Task(graph, PreparedGraph(graph, graph.features, CPU))
     [result] = BoostedTrees([1], [4]).fit(task, lambda done: None)
-    trees = result.learn(task)
+    trees = result.fit(task)
     nodes = np.arange(20)
-    rows = trees.columns(task.prepared).rows(torch.from_numpy(nodes))
+    rows = trees.columns.table(task.prepared).take(torch.from_numpy(nodes)).rows()
     expected = lightgbm.Booster(model_str=trees.ensemble.text).predict(rows, pred_contrib=True)
     member = explain_member(trees, task.prepared, "ab")
     for number, sign in ((0, -1), (1, 1)):
@@ -180,6 +180,6 @@ def test_prediction_sets_need_held_out_nodes(aged: Graph) -> None:
 
 def test_label_propagation_has_no_features_to_explain(three_classes: Task) -> None:
     result, *_ = LabelPropagation().fit(three_classes, lambda done: None)
-    member = explain_member(result.learn(three_classes), three_classes.prepared, "abc")
+    member = explain_member(result.fit(three_classes), three_classes.prepared, "abc")
     assert member.keys == []
     assert member.sent.shape == (200, 3)

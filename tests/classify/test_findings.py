@@ -9,7 +9,7 @@ import torch
 from pairnorm.classify import Candidate, NodeClassifier, Scores
 from pairnorm.classify import findings as findings_module
 from pairnorm.classify import search_space as search_module
-from pairnorm.classify.candidates.network import Network
+from pairnorm.classify.candidates.networks import Network
 from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Baseline, Findings
 from pairnorm.classify.holdout import without
 from pairnorm.classify.search_space import baselines

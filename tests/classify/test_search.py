@@ -41,11 +41,11 @@ def test_by_default_sgc_at_all_depths_with_both_kinds_of_pair_norm(small: Graph)
 
 def test_imputations_are_compared_where_features_are_missing(blanked_cora: Graph) -> None:
     sgc, *_ = plan(NodeClassifier(), blanked_cora)
-    assert sgc.fills == ("zero", "fp", "mass")
+    assert sgc.imputations == ("zero", "fp", "mass")
     (sgc,) = plan(NodeClassifier(impute="fp"), blanked_cora)
-    assert sgc.fills == ("fp",)
+    assert sgc.imputations == ("fp",)
     (sgc,) = plan(NodeClassifier(impute=["known_neighbor_mean", "zero"]), blanked_cora)
-    assert sgc.fills == ("mass", "zero")
+    assert sgc.imputations == ("mass", "zero")
 
 
 @pytest.mark.parametrize(("told", "mixed", "once"), [("auto", 2, 1), ("yes", 2, 2), ("no", 1, 1)])

@@ -14,8 +14,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.classify.candidates.average import Average
 from pairnorm.classify.candidates.candidate import Candidate
+from pairnorm.classify.candidates.ensemble import Average
 from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.conformal import Calibration
@@ -210,10 +210,10 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tick("averaged")
         self.best_, self.search_ = choice.best, [one.candidate for one in choice.results]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
-        self.model_ = choice.learn(task.learnable)
+        self.model_ = choice.learn(task.with_all_folds)
         if task.shards is not None:  # the remaining work is small, and a rank does it faster by itself
             task = replace(task, shards=None)
-        self.task_ = replace(task, prepared=task.prepared.emptied())
+        self.task_ = replace(task, prepared=task.prepared.without_cache())
         self.graph_, self.target_ = graph, target
         self.split_, self.choice_ = split, choice
         logits = choice.probabilities.clamp(min=1e-30).log().unsqueeze(1)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from pairnorm.classify.candidates import Average, Fitted
 from pairnorm.classify.candidates.boosted_trees import Trees
+from pairnorm.classify.candidates.ensemble import smooth
 from pairnorm.classify.candidates.label_propagation import ROUNDS, PropagatedLabels
-from pairnorm.classify.candidates.logistic_regression import Linear
-from pairnorm.classify.candidates.network import Network
+from pairnorm.classify.candidates.networks import Network
 from pairnorm.classify.candidates.prepared import PreparedGraph
-from pairnorm.classify.candidates.smooth import smoothed
-from pairnorm.nn import SGC, Normalization
+from pairnorm.classify.candidates.sgc import FittedSGC, Linear
+from pairnorm.nn import Normalization
 from pairnorm.nn.propagate import propagate_with_restart
 
 if TYPE_CHECKING:
@@ -89,22 +89,21 @@ def explain_member(fitted: Fitted, prepared: PreparedGraph, classes: Sequence[st
     if isinstance(fitted, Linear):
         state = prepared.dense
         return Member([("node", name) for name in names], _linear(state, None, fitted.weight, fitted.bias))
-    if isinstance(fitted, Network) and isinstance(fitted.module, SGC):
+    if isinstance(fitted, FittedSGC):
         module = fitted.module
-        basis, states, scale = fitted.sgc_states(prepared, last=2)
+        basis, states, scale = fitted.states(prepared, last=2)
         weight = module.weight[0].detach()
         explain = _linear(states[-1], basis, scale * weight, module.bias[0].detach())
         slopes = _margins(weight).to(device)
         sent = states[0] @ (slopes if basis is None else basis.T @ slopes) if len(states) > 1 else None
         return Member([("neighborhood", name) for name in names], explain, module.adjacency, sent)
     if isinstance(fitted, PropagatedLabels):
-        labels = fitted.known.labels_in(prepared).to(device)
-        start = torch.nn.functional.one_hot(labels.clamp(min=0), fitted.classes) * (labels >= 0)[:, None]
+        start = fitted.known.one_hot(prepared, fitted.classes)
         matrix = prepared.adjacency("sym")
-        sent = propagate_with_restart(matrix, start.float(), [fitted.alpha], ROUNDS)[:, 0]
+        sent = propagate_with_restart(matrix, start, [fitted.alpha], ROUNDS)[:, 0]
         return Member([], _nothing, "sym", sent)
     if isinstance(fitted, Trees):
-        return Member(_tree_keys(fitted, names, classes), _trees(fitted, prepared))
+        return Member(fitted.columns.keys(names, classes), _trees(fitted, prepared))
     return None
 
 
@@ -132,14 +131,14 @@ def _linear(state: Tensor, basis: Tensor | None, weight: Tensor, bias: Tensor) -
 def _trees(fitted: Trees, prepared: PreparedGraph) -> Explainer:
     import lightgbm
 
-    table, known = fitted.columns(prepared), fitted.ensemble.classes
+    table, known = fitted.columns.table(prepared), fitted.ensemble.classes
     booster = lightgbm.Booster(model_str=fitted.ensemble.text)
     numbers = torch.zeros(fitted.columns.classes, dtype=torch.int64).index_put(
         (known,), torch.arange(len(known))
     )
 
     def explain(nodes: Integers, classes: Integers) -> tuple[Floats, Floats]:
-        rows = table.rows(torch.from_numpy(nodes))
+        rows = table.take(torch.from_numpy(nodes)).rows()
         raw = np.asarray(booster.predict(rows, pred_contrib=True)).reshape(len(rows), -1, rows.shape[1] + 1)
         parts = torch.from_numpy(raw).float()
         parts = torch.cat([-parts / 2, parts / 2], 1) if parts.shape[1] == 1 else parts
@@ -148,30 +147,6 @@ def _trees(fitted: Trees, prepared: PreparedGraph) -> Explainer:
         return own[:, :-1], own[:, -1]
 
     return explain
-
-
-def _tree_keys(fitted: Trees, features: Sequence[str], classes: Sequence[str]) -> list[Key]:
-    """Return source and name of each column of trees, in the order of ``candidates.columns``."""
-    columns = fitted.columns
-    if columns.axes is not None:
-        leading = columns.axes.abs().topk(min(2, len(features)), 0).indices.T.tolist()
-        features = [
-            f"principal component {number} ({', '.join(features[one] for one in pair)}, …)"
-            for number, pair in enumerate(leading)
-        ]
-    keys = [("node", name) for name in features]
-    keys += [("neighborhood", name) for _ in range(columns.hops) for name in features]
-    keys += [("node", "number of neighbors"), *(("labels", f"neighbors labeled {name}") for name in classes)]
-    keys += [
-        ("labels", "number of labeled neighbors"),
-        *(("labels", f"{name} around it") for name in classes),
-    ]
-    for direction in ("out-neighbors", "in-neighbors") if columns.directed else ():
-        keys += [("neighborhood", f"{name} of {direction}") for name in features]
-        keys += [("node", f"number of {direction}")]
-        keys += [("labels", f"{direction} labeled {name}") for name in classes]
-        keys += [("labels", f"number of labeled {direction}")]
-    return keys
 
 
 def explain_predictions(
@@ -254,7 +229,7 @@ def _evidence(
     if model.smooth is not None:
         labels = model.known.labels_in(prepared).to(prepared.device)
         mean = replace(model, smooth=None).logits(prepared).exp()[:, 0]
-        yield smoothing, "sym", smoothed(prepared, mean, labels, [smoothing])[:, 0]
+        yield smoothing, "sym", smooth(prepared, mean, labels, [smoothing])[:, 0]
 
 
 def _neighbor_rows(

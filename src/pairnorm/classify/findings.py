@@ -16,7 +16,7 @@ from torch import Tensor
 from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify.candidates.candidate import Candidate, Family, Tick
-from pairnorm.classify.candidates.gnn import GNNFamily
+from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.classifier import NodeClassifier
@@ -269,7 +269,7 @@ class Findings:
         target, test = self.classifier.target_, self.test
         if target is None or not target.nodes.any() or not test.any():
             return None
-        learnable = self.classifier.task_.learnable.graph
+        learnable = self.classifier.task_.with_all_folds.graph
         labels = self.graph.labels.cpu().numpy()
         known = self.graph.labeled & ~target.nodes
         return standardize(
@@ -300,7 +300,7 @@ def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
     else:
         for _ in range(family.steps):
             tick(family.name)
-    logits = choice.learn(task.learnable).logits(task.prepared)
+    logits = choice.learn(task.with_all_folds).logits(task.prepared)
     probabilities = mean_probabilities(logits).cpu().numpy()
     tilt = classifier.tilt_
     if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
@@ -324,10 +324,10 @@ def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
         drawn = Stream(classifier.random_state, "classify later").order(len(test))
         later = torch.zeros_like(graph.test)
         later[test[drawn[: max(1, int(MAX_LATER_SHARE * graph.num_nodes))]]] = True
-        before = without(task.learnable.graph, later)
+        before = without(task.with_all_folds.graph, later)
         scaling = classifier.scaling_.fitted_to(before)
         prepared = PreparedGraph(before, scaling(before), task.device)
-        model = choice.learn(replace(task.learnable, graph=before, prepared=prepared))
+        model = choice.learn(replace(task.with_all_folds, graph=before, prepared=prepared))
         logits = model.logits(PreparedGraph(graph, scaling(graph), task.device))
         checks[LATER] = _evaluate(classifier, logits, later)
     if classifier.time is not None:

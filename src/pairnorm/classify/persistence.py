@@ -15,8 +15,8 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.files import check_not_file, locked_folder
 from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
-from pairnorm.classify.candidates.candidate import Saved
-from pairnorm.classify.candidates.smooth import Smooth
+from pairnorm.classify.candidates.candidate import SavedState
+from pairnorm.classify.candidates.ensemble import Smoothing
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.conformal import Calibration
 from pairnorm.classify.evaluation import Scores
@@ -63,11 +63,13 @@ class SavedCandidate(_Schema):
     def of(cls, candidate: Candidate) -> SavedCandidate:
         """Take up a candidate."""
         facts = {name: None if value != value else value for name, value in asdict(candidate).items()}
+        facts["fill"] = facts.pop("imputation")  # its name in files
         return cls.model_validate(facts)
 
     def candidate(self) -> Candidate:
         """Return the candidate."""
-        return Candidate(**{name: value for name, value in self if value is not None})
+        facts = {name: value for name, value in self if value is not None}
+        return Candidate(imputation=facts.pop("fill"), **facts)
 
 
 class SavedPart(_Schema):
@@ -79,7 +81,7 @@ class SavedPart(_Schema):
 
 
 class SavedSmooth(_Schema):
-    """What is done with the average: see ``Smooth``."""
+    """What is done with the average: see ``Smoothing``."""
 
     alpha: Annotated[FiniteFloat, Field(ge=0, lt=1)]
     power: Annotated[FiniteFloat, Field(gt=0, le=100)]
@@ -216,9 +218,9 @@ def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[st
         classifier = cls(**{name: _decode(value) for name, value in parameters.items()})
         classifier.model_ = Average(
             [_part(part, state, f"{number}.", facts) for number, part in enumerate(facts.parts)],
-            KnownLabels.checked(tensors["known.names"], tensors["known.labels"], len(facts.classes)),
+            KnownLabels.restore(tensors, len(facts.classes), "known."),
             _fallback(facts, tensors["fallback"]),
-            None if facts.smooth is None else Smooth(facts.smooth.alpha, facts.smooth.power),
+            None if facts.smooth is None else Smoothing(facts.smooth.alpha, facts.smooth.power),
         )
         classifier.held_out_ = _scores(facts)
         mean, deviation, words = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation", "words"))
@@ -243,7 +245,7 @@ def _part(
 ) -> tuple[int, Candidate, Fitted]:
     candidate = part.candidate.candidate()
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    saved = Saved(candidate, part.settings, own, facts.features, len(facts.classes))
+    saved = SavedState(candidate, part.settings, own, facts.features, len(facts.classes))
     return part.weight, candidate, KINDS[candidate.model].restore(saved)
 
 

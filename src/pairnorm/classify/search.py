@@ -12,17 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.average import (
-    Average,
-    beats_prior,
-    choose,
-    choose_smooth,
-    gains,
-    one_per_model,
-)
 from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Family, Tick
+from pairnorm.classify.candidates.ensemble import (
+    Average,
+    Smoothing,
+    beats_prior,
+    best_per_model,
+    improves,
+    select_members,
+    select_smoothing,
+)
 from pairnorm.classify.candidates.prepared import has_many_nodes
-from pairnorm.classify.candidates.smooth import Smooth
 from pairnorm.classify.candidates.task import KnownLabels, PseudoLabels, Task
 from pairnorm.classify.evaluation import mean_probabilities
 from pairnorm.classify.holdout import ClassifierWarning
@@ -50,7 +50,7 @@ class Choice(NamedTuple):
     parts: Sequence[tuple[int, CandidateResult]]
     best: Candidate
     probabilities: Tensor
-    smooths: tuple[Smooth | None, ...] = (None,)
+    smooths: tuple[Smoothing | None, ...] = (None,)
     by_family: Sequence[tuple[Family, Sequence[CandidateResult]]] = ()
 
     def of(self, family: Family) -> Choice | None:
@@ -63,7 +63,7 @@ class Choice(NamedTuple):
 
     def learn(self, task: Task) -> Average:
         """Learn what was chosen from a task's training nodes."""
-        parts = [(weight, one.candidate, one.learn(task)) for weight, one in self.parts]
+        parts = [(weight, one.candidate, one.fit(task)) for weight, one in self.parts]
         average = Average(parts, KnownLabels.of(task), task.prior, self.smooths[0])
         for smooth in self.smooths[1:]:
             average = replace(self.self_train(task, average), smooth=smooth)
@@ -74,7 +74,7 @@ class Choice(NamedTuple):
         pseudo_labels = PseudoLabels.of(task, mean_probabilities(ensemble.logits(task.prepared)))
         augmented = replace(task, pseudo_labels=pseudo_labels)
         parts = [
-            (weight, candidate, one.learn(augmented) if candidate.model in SELF_TRAINING_MODELS else fitted)
+            (weight, candidate, one.fit(augmented) if candidate.model in SELF_TRAINING_MODELS else fitted)
             for (weight, candidate, fitted), (_, one) in zip(ensemble.parts, self.parts, strict=True)
         ]
         return replace(ensemble, parts=parts, smooth=None)
@@ -96,10 +96,10 @@ def search(
     tried = [one for _, some in by_family for one in some]
     first = max(range(len(tried)), key=lambda place: tried[place].rank)
     several = not simple and len(task.held_out_labels) > 0
-    choice = _chosen(task, by_family, choose(task, tried) if several else Counter([first]))
+    choice = _chosen(task, by_family, select_members(task, tried) if several else Counter([first]))
     distinguishable = not several or len(families) == 1 or beats_prior(task, choice.probabilities)
     if not distinguishable:
-        choice = _chosen(task, by_family, one_per_model(tried))
+        choice = _chosen(task, by_family, best_per_model(tried))
     elif several and len(families) > 1:
         choice = _refined(task, choice)
     parts = choice.parts
@@ -113,7 +113,7 @@ def search(
         one_per_model=not distinguishable,
     )
     logits = choice.probabilities.log().unsqueeze(1)
-    best = task.evaluate(ensemble, logits, parts[0][1].learn)
+    best = task.evaluate(ensemble, logits, parts[0][1].fit)
     return choice._replace(best=best.candidate)
 
 
@@ -157,7 +157,7 @@ def _refined(task: Task, choice: Choice) -> Choice:
     Later lessons gained nothing more on Cora and Citeseer.
     """
     fitted = [choice.learn(fold) for fold in task.folds]
-    smooth, probabilities = choose_smooth(task, fitted)
+    smooth, probabilities = select_smoothing(task, fitted)
     fitted = [replace(one, smooth=smooth) for one in fitted]
     choice = choice._replace(smooths=(smooth,), probabilities=probabilities)
     models = {one.candidate.model for _, one in choice.parts}
@@ -165,7 +165,7 @@ def _refined(task: Task, choice: Choice) -> Choice:
     if few or not models.intersection(SELF_TRAINING_MODELS):
         return choice
     retrained = [choice.self_train(fold, one) for fold, one in zip(task.folds, fitted, strict=True)]
-    later, probabilities = choose_smooth(task, retrained)
-    if not gains(task, probabilities, choice.probabilities):
+    later, probabilities = select_smoothing(task, retrained)
+    if not improves(task, probabilities, choice.probabilities):
         return choice
     return choice._replace(smooths=(smooth, later), probabilities=probabilities)

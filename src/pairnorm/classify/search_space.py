@@ -14,12 +14,10 @@ import numpy as np
 from pairnorm.base.errors import PairNormError, one_of, parse_duration, real_number, whole_number
 from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.candidate import Family
-from pairnorm.classify.candidates.gnn import GNNFamily
-from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation
-from pairnorm.classify.candidates.logistic_regression import LogisticRegression
-from pairnorm.classify.candidates.most_frequent import MostFrequent
+from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation, MostFrequent
+from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.prepared import has_many_nodes
-from pairnorm.classify.candidates.sgc import SGCFamily
+from pairnorm.classify.candidates.sgc import LogisticRegression, SGCFamily
 from pairnorm.classify.diagnosis import suggest_depth
 from pairnorm.classify.search_limits import SCALES, default_norms
 from pairnorm.data import Graph

@@ -280,7 +280,7 @@ def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     choice, task = classifier.choice_, classifier.task_
     candidates = [one for one in choice.results if one.candidate.model == model.removesuffix(" alone")]
     best = max(candidates, key=lambda one: one.rank)
-    alone = choice._replace(parts=[(1, best)], smooths=(None,)).learn(task.learnable)
+    alone = choice._replace(parts=[(1, best)], smooths=(None,)).learn(task.with_all_folds)
     temperature = fit_temperature(
         best.probabilities.clamp(min=1e-30).log().unsqueeze(1), task.held_out_labels
     )

@@ -8,7 +8,8 @@ import torch
 from pairnorm.classify import Scaling
 from pairnorm.classify.candidates import BoostedTrees, Candidate, PreparedGraph, Task
 from pairnorm.classify.candidates import boosted_trees as module
-from pairnorm.classify.candidates.candidate import Saved
+from pairnorm.classify.candidates.candidate import SavedState
+from pairnorm.classify.candidates.columns import NodeColumns
 from pairnorm.data import Graph, csbm
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def test_compact_text_predicts_what_lightgbm_predicts(table: Task, classes: int)
     if classes == 2:
         graph = table.graph.replace(labels=table.graph.labels.clamp(max=1), class_names=("a", "b"))
         task = Task(graph, PreparedGraph(graph, table.features, CPU), "rw")
-    rows = module._Columns.of(task, 2)(task.prepared).rows(slice(None))
+    rows = NodeColumns.of(task, 2).table(task.prepared).rows()
     target = {"objective": "binary"} if classes == 2 else {"objective": "multiclass", "num_class": 3}
     data = lightgbm.Dataset(rows, task.graph.labels.numpy())
     model = lightgbm.train({**target, "num_leaves": 4, "verbose": -1, "num_threads": 1}, data, 20)
@@ -60,10 +61,10 @@ def test_neighbors_columns_are_worth_more_than_a_nodes_own(table: Task) -> None:
 
 
 def test_many_features_become_principal_components(small: Graph, task: Task) -> None:
-    columns = module._Columns.of(task, 1)
+    columns = NodeColumns.of(task, 1)
     assert columns.axes is not None
     torch.testing.assert_close(columns.axes.T @ columns.axes, torch.eye(64), atol=1e-4, rtol=0)
-    assert columns(task.prepared).rows(slice(None)).shape == (300, 2 * 64 + 1 + 2 * 2 + 1)
+    assert columns.table(task.prepared).rows().shape == (300, 2 * 64 + 1 + 2 * 2 + 1)
 
 
 def test_damaged_trees_are_refused(table: Task) -> None:
@@ -72,7 +73,7 @@ def test_damaged_trees_are_refused(table: Task) -> None:
     text = tensors["trees"].numpy().tobytes().decode()
 
     def restore(**changed: torch.Tensor) -> module.Trees:
-        return module.Trees.restore(Saved(Candidate("boosted trees"), settings, tensors | changed, 3, 3))
+        return module.Trees.restore(SavedState(Candidate("boosted trees"), settings, tensors | changed, 3, 3))
 
     assert restore().ensemble.text == text
     with pytest.raises(ValueError, match="3 classes"):
@@ -116,7 +117,7 @@ def test_directed_trees_are_saved_and_meet_other_edges(flow: Graph) -> None:
     task = Task(flow, PreparedGraph(flow, Scaling.of(flow)(flow), CPU), "rw")
     ((candidate, *_, learn),) = BoostedTrees((1,), (4,), (True,)).fit(task, lambda done: None)
     fitted = learn(task)
-    again = module.Trees.restore(Saved(candidate, *fitted.state(), 1, 2))
+    again = module.Trees.restore(SavedState(candidate, *fitted.state(), 1, 2))
     assert flow.directed is not None
     changed = Graph.from_edges(flow.edge_index[:, flow.directed][:, 50:], flow.features, flow.labels)
     for graph in (flow, changed, flow.replace(directed=None)):
@@ -132,5 +133,5 @@ def test_undirected_graphs_have_the_candidates_they_had(table: Task) -> None:
     other = Task(other, PreparedGraph(other, table.features, CPU))
     first, second = (list(BoostedTrees((1, 3), (4,)).fit(one, lambda done: None)) for one in (table, other))
     assert [one.candidate for one in first] == [one.candidate for one in second]
-    settings, _ = first[0].learn(table).state()
+    settings, _ = first[0].fit(table).state()
     assert settings == {"hops": 1}

@@ -68,7 +68,7 @@ def test_depth_pays_with_pair_norm_where_vectors_are_missing(blanked_cora: Graph
 
 def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: Task, monkeypatch) -> None:
     monkeypatch.setattr(module, "ENOUGH", 10)
-    few = task_module.fewer(task, module.ENOUGH)
+    few = task_module.limit_training_nodes(task, module.ENOUGH)
     counts = torch.bincount(task.graph.labels[few.graph.train])
     assert counts.tolist() == [5, 6]  # ten, and the first of each class
     assert not (few.graph.train & ~task.graph.train).any()
@@ -90,7 +90,7 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
         train=rare, validation=task.graph.validation & ~rare, test=task.graph.test & ~rare
     )
     monkeypatch.setattr(module, "ENOUGH", 5)
-    few = task_module.fewer(replace(task, graph=graph), module.ENOUGH).graph
+    few = task_module.limit_training_nodes(replace(task, graph=graph), module.ENOUGH).graph
     assert few.train[first]
     assert int(few.train.sum()) <= 7
 
@@ -122,8 +122,8 @@ def test_features_are_imputed_once(blanked_cora: Graph, monkeypatch) -> None:
     monkeypatch.setattr(prepared, "impute", counted)
     task = on(blanked_cora)
     results = list(SGCFamily(["none", "PN"], (1, 2), (10.0,), ("zero", "mass")).fit(task, nothing))
-    results[-1].learn(task)
+    results[-1].fit(task)
     assert calls == ["mass"]
     graph = task.graph.replace(adjacency=task.graph.adjacency.clone())
-    results[-1].learn(replace(task, graph=graph, prepared=PreparedGraph(graph, task.features, CPU)))
+    results[-1].fit(replace(task, graph=graph, prepared=PreparedGraph(graph, task.features, CPU)))
     assert calls == ["mass", "mass"]

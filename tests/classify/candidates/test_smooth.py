@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from pairnorm.classify.candidates import Average, LabelPropagation, LogisticRegression, Task
-from pairnorm.classify.candidates.smooth import sharpened, smoothed
+from pairnorm.classify.candidates.ensemble import sharpen, smooth
 from pairnorm.classify.search import search
 
 CPU = torch.device("cpu")
@@ -19,9 +19,9 @@ def test_what_is_spread_solves_its_equation(task: Task) -> None:
     start[graph.train] = torch.nn.functional.one_hot(labels[graph.train], 2).double()
     matrix = torch.eye(300) - alpha * root[:, None] * adjacency * root
     expected = torch.linalg.solve(matrix, (1 - alpha) * start)
-    found = smoothed(task.prepared, probabilities, labels, [0.9, alpha])[:, 1]
+    found = smooth(task.prepared, probabilities, labels, [0.9, alpha])[:, 1]
     torch.testing.assert_close(found.double(), expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
-    assert torch.equal(found.argmax(1), sharpened(found, 3.0).argmax(1))
+    assert torch.equal(found.argmax(1), sharpen(found, 3.0).argmax(1))
 
 
 def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task) -> None:

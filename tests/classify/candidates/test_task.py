@@ -17,7 +17,7 @@ from pairnorm.classify.candidates import (
     SGCFamily,
     Task,
 )
-from pairnorm.classify.candidates.candidate import CandidateResult, Family, Saved
+from pairnorm.classify.candidates.candidate import CandidateResult, Family, SavedState
 from pairnorm.classify.evaluation import METRICS
 from pairnorm.classify.scaling import check_size
 from pairnorm.data import Graph
@@ -52,7 +52,9 @@ def test_the_score_decides_then_loss_then_depth() -> None:
 def test_what_has_no_layers_is_called_by_its_name() -> None:
     assert Candidate("label propagation").name == "label propagation"
     assert Candidate("GCN", "none", 2).name == "GCN without PairNorm, depth 2"
-    assert Candidate("SGC", "PN", 2, fill="fp").name == "SGC-PN over feature propagation, depth 2, scale 1"
+    assert (
+        Candidate("SGC", "PN", 2, imputation="fp").name == "SGC-PN over feature propagation, depth 2, scale 1"
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -96,7 +98,7 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
         assert candidate.validation_loss == pytest.approx(float(loss), rel=1e-3)
         torch.testing.assert_close(logits[validation, 0].softmax(-1), probabilities, atol=1e-2, rtol=0)
         settings, tensors = fitted.state()
-        saved = Saved(candidate, json.loads(json.dumps(settings)), tensors, 500, 2)
+        saved = SavedState(candidate, json.loads(json.dumps(settings)), tensors, 500, 2)
         again = KINDS[candidate.model].restore(saved)
         assert torch.equal(again.logits(task.prepared), logits)
         with pytest.raises((ValueError, RuntimeError)):
@@ -125,7 +127,7 @@ def test_a_hidden_node_is_judged_as_if_it_never_had_features(
         columns = columns if dense else columns.to_sparse_csr()
         prepared = PreparedGraph(task.graph, columns, CPU)
         one = replace(task, prepared=prepared, hidden=hidden, fold_masks=held_out)
-        assert torch.equal(one.learnable.features.to_dense(), columns.to_dense())
+        assert torch.equal(one.with_all_folds.features.to_dense(), columns.to_dense())
         assert len(one.folds) == len(held_out or [0])
         found.append([tried.probabilities for tried in family.fit(one, lambda done: None)])
     if folded and family.name == "boosted trees":  # whose number of rounds is chosen by all that is held out
@@ -152,7 +154,7 @@ def test_in_every_fold_a_node_is_judged_by_what_has_not_seen_it(task: Task, fami
     every = graph.train | graph.validation
     held_out = [every & (torch.arange(300) % 3 == number) for number in range(3)]
     folded = replace(task, fold_masks=held_out)
-    assert torch.equal(folded.learnable.graph.train, every)
+    assert torch.equal(folded.with_all_folds.graph.train, every)
     labels = graph.labels.clone()
     labels[held_out[0]] = 1 - labels[held_out[0]]
     lied = replace(folded, graph=graph.replace(labels=labels))
@@ -170,7 +172,7 @@ def test_in_every_fold_a_node_is_judged_by_what_has_not_seen_it(task: Task, fami
         parts = []
         for held in held_out:
             alone = replace(task, graph=graph.replace(train=every & ~held, validation=held))
-            logits = one.learn(alone).logits(PreparedGraph(graph, task.features, CPU))
+            logits = one.fit(alone).logits(PreparedGraph(graph, task.features, CPU))
             parts.append(logits[held, 0].softmax(-1))
         # Candidates are compared with a looser tolerance than the delivered model is solved with.
         torch.testing.assert_close(one.probabilities, torch.cat(parts), atol=5e-3, rtol=0)

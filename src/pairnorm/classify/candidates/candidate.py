@@ -1,4 +1,4 @@
-"""A candidate and its evaluation, and the interfaces of a family and of a fitted model."""
+"""The settings of a candidate, its evaluation, and the protocols of a family and of a fitted model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
 IMPUTATION_NAMES = {"fp": "feature propagation", "mass": "means of known values"}
-# Models whose norm is part of them.
+# Models that have no PairNorm, so that their names do not mention it.
 WITHOUT_PAIR_NORM = ("GCNII", "APPNP")
 
 
@@ -35,7 +35,7 @@ class Candidate:
         validation_accuracy: share of correct predictions.
         validation_loss: mean cross-entropy.
         setting: other settings, as text for people.
-        fill: how missing features are imputed, one of ``IMPUTATIONS``.
+        imputation: of missing features, one of ``IMPUTATIONS``.
         directed: whether in-neighbors and out-neighbors are separate columns.
         parts: of an ensemble, the names of its members.
         smoothed: of an ensemble, whether its probabilities are smoothed over the graph.
@@ -51,7 +51,7 @@ class Candidate:
     validation_accuracy: float = nan
     validation_loss: float = nan
     setting: str = ""
-    fill: str = "zero"
+    imputation: str = "zero"
     directed: bool = False
     parts: tuple[str, ...] = ()
     smoothed: bool = False
@@ -62,26 +62,23 @@ class Candidate:
     def name(self) -> str:
         """Its name in reports: ``'SGC-PN, depth 35, scale 100'``, ``'GCN without PairNorm, depth 2'``."""
         if self.model == "average":
-            steps = self._ensemble_steps
-            many = f"The average of {len(self.parts)} models"
-            return f"{self.parts[0] if len(self.parts) == 1 else many}{steps}"
+            steps = {
+                ", smoothed over the graph": self.smoothed,
+                ", one per model": self.one_per_model,
+                ", self-trained": self.self_trained,
+            }
+            members = self.parts[0] if len(self.parts) == 1 else f"The average of {len(self.parts)} models"
+            return members + "".join(text for text, taken in steps.items() if taken)
         if self.depth == 0:
             return self.model
-        imputed = "" if self.fill == "zero" else f" over {IMPUTATION_NAMES.get(self.fill, self.fill)}"
         if self.model in WITHOUT_PAIR_NORM:
             return f"{self.model}, depth {self.depth}"
+        imputed = ""
+        if self.imputation != "zero":
+            imputed = f" over {IMPUTATION_NAMES.get(self.imputation, self.imputation)}"
         if self.norm == "none":
             return f"{self.model} without PairNorm{imputed}, depth {self.depth}"
         return f"{self.model}-{self.norm}{imputed}, depth {self.depth}, scale {self.scale:g}"
-
-    @property
-    def _ensemble_steps(self) -> str:
-        steps = {
-            "smoothed over the graph": self.smoothed,
-            "one per model": self.one_per_model,
-            "self-trained": self.self_trained,
-        }
-        return "".join(f", {text}" for text, taken in steps.items() if taken)
 
     @property
     def mode(self) -> Mode | None:
@@ -104,26 +101,8 @@ def best_by_depth(candidates: Sequence[Candidate]) -> dict[tuple[str, Norm], dic
     return best
 
 
-class Fitted(Protocol):
-    """A fitted candidate."""
-
-    def logits(self, prepared: PreparedGraph) -> Tensor:
-        """Return the logits of every node, [n, models, classes].
-
-        Args:
-            prepared: the graph fitted on, or another one with the same columns.
-        """
-
-    def state(self) -> State:
-        """Return settings that JSON can hold, and tensors, from which ``restore`` builds it again."""
-
-    @classmethod
-    def restore(cls, saved: Saved) -> Self:
-        """Build one from the result of ``state``; raise ValueError, LookupError or RuntimeError otherwise."""
-
-
-class Saved(NamedTuple):
-    """A fitted candidate as read from a file; nothing that is built from it is larger than its tensors."""
+class SavedState(NamedTuple):
+    """The state of a fitted candidate as read from a file, and the sizes of the problem it was fitted to."""
 
     candidate: Candidate
     settings: Mapping[str, Any]
@@ -138,20 +117,38 @@ class Saved(NamedTuple):
         return self.tensors[name]
 
 
+class Fitted(Protocol):
+    """A fitted candidate."""
+
+    def logits(self, prepared: PreparedGraph) -> Tensor:
+        """Return the logits of every node, [n, models, classes].
+
+        Args:
+            prepared: the graph fitted on, or another one with the same columns.
+        """
+
+    def state(self) -> State:
+        """Return settings that JSON can hold, and tensors, from which ``restore`` builds it again."""
+
+    @classmethod
+    def restore(cls, saved: SavedState) -> Self:
+        """Build one from the result of ``state``; raise ValueError, LookupError or RuntimeError otherwise."""
+
+
 class CandidateResult(NamedTuple):
-    """A candidate that was evaluated.
+    """An evaluated candidate.
 
     Args:
         candidate: its settings and its evaluation.
-        probabilities: its probabilities for the held-out nodes, [m, classes].
+        probabilities: of the held-out nodes, [m, classes].
         score: by the task's metric, larger is better; NaN without held-out nodes.
-        learn: fits it to a task's training nodes, which may be more than those of the evaluation.
+        fit: fits it to a task's training nodes, which may be more than those of the evaluation.
     """
 
     candidate: Candidate
     probabilities: Tensor
     score: float
-    learn: Callable[[Task], Fitted]
+    fit: Callable[[Task], Fitted]
 
     @property
     def validation_loss(self) -> float:

@@ -1,4 +1,4 @@
-"""Label propagation, which uses no features."""
+"""Candidates that use labels only: label propagation, and the most frequent class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import real_number
-from pairnorm.classify.candidates.candidate import Candidate, Results, Saved, State, Tick
+from pairnorm.classify.candidates.candidate import Candidate, Results, SavedState, State, Tick
 from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.candidates.task import KnownLabels, Task
 from pairnorm.nn.propagate import propagate_with_restart
@@ -34,20 +34,20 @@ class LabelPropagation:
     steps: int = 1
 
     def fit(self, task: Task, tick: Tick) -> Results:
-        """Yield one for every α."""
-        by_fold = [self._held_out(fold) for fold in task.folds]
+        """Yield one candidate per α; all share one propagation."""
+        by_fold = [
+            _propagate(fold.prepared, KnownLabels.of(fold), self.alphas, fold.classes)[
+                fold.graph.validation.to(fold.device)
+            ]
+            for fold in task.folds
+        ]
         for alpha, logits in zip(self.alphas, torch.cat(by_fold).split(1, 1), strict=True):
             candidate = Candidate(self.name, setting=f"α = {alpha:g}")
-            yield task.evaluate(candidate, logits, partial(_learn, alpha=alpha))
+            yield task.evaluate(candidate, logits, partial(_fit, alpha=alpha))
         tick(self.name)
 
-    def _held_out(self, fold: Task) -> Tensor:
-        """Return the logits of the nodes that a fold holds out, [m, alphas, classes]."""
-        logits = _propagate(fold.prepared, KnownLabels.of(fold), self.alphas, fold.classes)
-        return logits[fold.graph.validation.to(fold.device)]
 
-
-def _learn(task: Task, alpha: float) -> PropagatedLabels:
+def _fit(task: Task, alpha: float) -> PropagatedLabels:
     return PropagatedLabels(alpha, KnownLabels.of(task), task.classes)
 
 
@@ -66,7 +66,7 @@ class PropagatedLabels:
     classes: int
 
     def logits(self, prepared: PreparedGraph) -> Tensor:
-        """Return the logarithm of what arrived of every class, [n, 1, classes]."""
+        """Return the logarithms of the propagated labels, [n, 1, classes]."""
         return _propagate(prepared, self.known, [self.alpha], self.classes)
 
     def state(self) -> State:
@@ -74,16 +74,54 @@ class PropagatedLabels:
         return {"alpha": self.alpha}, {"names": self.known.names, "labels": self.known.labels}
 
     @classmethod
-    def restore(cls, saved: Saved) -> Self:
+    def restore(cls, saved: SavedState) -> Self:
         """Read α and the labels."""
         alpha = real_number("alpha", saved.settings["alpha"], least=0, below=1)
-        return cls(alpha, KnownLabels.restore(saved), saved.classes)
+        return cls(alpha, KnownLabels.restore(saved.tensors, saved.classes), saved.classes)
 
 
 def _propagate(prepared: PreparedGraph, known: KnownLabels, alphas: Sequence[float], classes: int) -> Tensor:
     """Return the logits for every α, [n, alphas, classes]."""
-    labels = known.labels_in(prepared).to(prepared.device)
-    one_hot = torch.nn.functional.one_hot(labels.clamp(min=0), classes) * (labels >= 0)[:, None].float()
-    state = propagate_with_restart(prepared.adjacency("sym"), one_hot, alphas, ROUNDS)
+    start = known.one_hot(prepared, classes)
+    state = propagate_with_restart(prepared.adjacency("sym"), start, alphas, ROUNDS)
     # Where no label arrives, the most frequent class is the best answer.
-    return (state + 1e-12 * one_hot.sum(0) + 1e-30).log()
+    return (state + 1e-12 * start.sum(0) + 1e-30).log()
+
+
+@dataclass(frozen=True)
+class MostFrequent:
+    """Gives every node the frequencies of the classes among the training nodes."""
+
+    name: str = "most frequent class"
+    steps: int = 0
+
+    def fit(self, task: Task, tick: Tick) -> Results:
+        """Yield the only candidate."""
+        yield task.evaluate(Candidate(self.name), task.held_out_logits(Frequencies.of), Frequencies.of)
+
+
+@dataclass(frozen=True, eq=False)
+class Frequencies:
+    """The share of every class."""
+
+    frequencies: Tensor
+
+    @classmethod
+    def of(cls, task: Task) -> Self:
+        """Count the training labels."""
+        counts = torch.bincount(task.graph.labels[task.graph.train].cpu(), minlength=task.classes)
+        return cls(counts.float() / counts.sum())
+
+    def logits(self, prepared: PreparedGraph) -> Tensor:
+        """Return their logarithms for every node, [n, 1, classes]."""
+        logarithms = (self.frequencies + 1e-30).log().to(prepared.device)
+        return logarithms.expand(prepared.graph.num_nodes, 1, -1)
+
+    def state(self) -> State:
+        """Return the frequencies."""
+        return {}, {"frequencies": self.frequencies}
+
+    @classmethod
+    def restore(cls, saved: SavedState) -> Self:
+        """Read the frequencies."""
+        return cls(saved.tensor("frequencies", saved.classes))

@@ -1,4 +1,4 @@
-"""A graph with its scaled features, and what candidates compute from them, each once."""
+"""A graph with its scaled features, and a cache of what candidates compute from them."""
 
 from __future__ import annotations
 
@@ -32,25 +32,6 @@ def has_many_nodes(graph: Graph) -> bool:
     return graph.num_nodes >= MANY_NODES
 
 
-class _Cache:
-    """Values by key; the least recently used go once they take more than ``MAX_CACHE_BYTES``."""
-
-    def __init__(self) -> None:
-        self.values: dict[Any, Any] = {}
-
-    def put(self, key: Any, value: Value) -> Value:
-        self.values.pop(key, None)
-        self.values[key] = value
-        sizes = {key: size for key, one in self.values.items() if (size := _num_bytes(one)) > SMALL_BYTES}
-        excess = sum(sizes.values()) - MAX_CACHE_BYTES
-        for oldest, size in sizes.items():
-            if excess <= 0 or oldest == key:
-                break
-            excess -= size
-            del self.values[oldest]
-        return value
-
-
 def _num_bytes(value: Any) -> int:
     if isinstance(value, Tensor | np.ndarray):
         return value.nbytes
@@ -60,24 +41,25 @@ def _num_bytes(value: Any) -> int:
 class PreparedGraph:
     """A graph with its scaled features on a device, and a cache of what candidates compute from them.
 
-    Each call to fit or predict makes its own; the cache goes with it, and is never pickled or copied. The
-    split and the labels of the graph are not used.
+    Each call to fit or predict makes its own. The cache is never pickled or copied. The split and the labels
+    of the graph are not used.
 
     Args:
-        graph: whose edges, names, and missing features.
+        graph: with edges, names, and missing features.
         features: [n, d], scaled, dense or ``torch.sparse_csr``; zero where missing.
         device: where to compute.
-        same_edges: another one of a graph with the same nodes and edges, to share a cache with.
+        same_edges: another graph with the same nodes and edges, whose cache it shares.
     """
 
     def __init__(
         self, graph: Graph, features: Tensor, device: torch.device, same_edges: PreparedGraph | None = None
     ) -> None:
         self.graph, self.features, self.device = graph, features, device
-        # Keys of the cache: objects and not numbers, which could be used again.
+        # Parts of cache keys: objects, because an id could be used again.
         self._own: object = object()
         self._edges: object = object() if same_edges is None else same_edges._edges
-        self._cache: _Cache = _Cache() if same_edges is None else same_edges._cache
+        # Values by key, the least recently used first.
+        self._cache: dict[Any, Any] = {} if same_edges is None else same_edges._cache
 
     def __getstate__(self) -> dict[str, Any]:
         return {"graph": self.graph, "features": self.features, "device": self.device}
@@ -86,9 +68,9 @@ class PreparedGraph:
         self.__init__(**state)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: object) -> PreparedGraph:
-        return self.emptied()  # a graph never changes, and torch cannot copy sparse tensors
+        return self.without_cache()  # a graph never changes, and torch cannot copy sparse tensors
 
-    def emptied(self) -> PreparedGraph:
+    def without_cache(self) -> PreparedGraph:
         """Return the same graph and features with an empty cache."""
         return PreparedGraph(self.graph, self.features, self.device)
 
@@ -104,22 +86,29 @@ class PreparedGraph:
         missing = self.graph.missing_vectors
         graph = self.graph.replace(features=features, missing=missing, feature_names=None)
         projected = PreparedGraph(graph, features, self.device, self)
-        projected._own = self._own, key  # the next one finds what this one caches
+        projected._own = self._own, key  # another projection on these axes shares cached values
         return projected
 
     def cached(self, key: Any, compute: Callable[[], Value], edges_only: bool = False) -> Value:
-        """Return a value that depends on graph and features, or on the edges only; compute it once."""
-        key = self._edges if edges_only else self._own, key
-        values = self._cache.values
-        return self._cache.put(key, values[key] if key in values else compute())
+        """Return a value that depends on graph and features, or on the edges only; compute it once.
 
-    def keep(self, key: Any, value: Value) -> Value:
-        """Cache a value of graph and features, and return it."""
-        return self._cache.put((self._own, key), value)
+        The least recently used values go once all take more than ``MAX_CACHE_BYTES``.
+        """
+        key = self._edges if edges_only else self._own, key
+        value: Value = self._cache.pop(key) if key in self._cache else compute()
+        self._cache[key] = value
+        sizes = {key: size for key, one in self._cache.items() if (size := _num_bytes(one)) > SMALL_BYTES}
+        excess = sum(sizes.values()) - MAX_CACHE_BYTES
+        for oldest, size in sizes.items():
+            if excess <= 0 or oldest == key:
+                break
+            excess -= size
+            del self._cache[oldest]
+        return value
 
     def peek(self, key: Any) -> Any:
         """Return a cached value of graph and features, or None."""
-        return self._cache.values.get((self._own, key))
+        return self._cache.get((self._own, key))
 
     @property
     def dense(self) -> Tensor:
@@ -180,7 +169,7 @@ class PreparedGraph:
 
 
 def random_walk(adjacency: Tensor, device: torch.device) -> tuple[SparseMatrix, Tensor]:
-    """Return D⁻¹A, without self-loops, and the degrees: of a node without edges both are zero."""
+    """Return D⁻¹A, without self-loops, and the degrees; both are zero for a node without edges."""
     adjacency = adjacency.to(device)
     row, weight = stored_rows(adjacency), adjacency.values()
     degree = weight.new_zeros(len(adjacency)).index_add_(0, row, weight)

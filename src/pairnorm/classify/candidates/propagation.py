@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.candidate import Saved
+from pairnorm.classify.candidates.candidate import SavedState
 from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.regression import span
 from pairnorm.nn import Mode, Normalization
@@ -24,9 +24,9 @@ MIN_SHARE_PRESENT = 0.9
 class NormStatistics(NamedTuple):
     """The statistics of every normalization of an SGC, of the input and after every step, or of a network.
 
-    A graph that still holds the fitted nodes is normalized by what these are in it, so that a shift that all
-    nodes share cancels; deep propagation would amplify it. Other graphs are normalized by the stored values.
-    Either way the prediction of a node does not depend on which new nodes come with it.
+    In a graph that still holds the fitted nodes, the statistics are measured on these nodes again, so that a
+    shift that all nodes share cancels; deep propagation would amplify it. Other graphs are normalized by the
+    stored values. Either way the prediction of a node does not depend on which new nodes come with it.
 
     Args:
         centers: [depth + 1, d], the means that are subtracted; [depth - 1, models, hidden] of a network.
@@ -40,7 +40,7 @@ class NormStatistics(NamedTuple):
     nodes: Tensor
 
     @classmethod
-    def restore(cls, saved: Saved, length: int, width: int, *models: int) -> Self:
+    def restore(cls, saved: SavedState, length: int, width: int, *models: int) -> Self:
         """Read the tensors ``centers``, ``mean_squares`` and ``nodes`` of a saved model, of these shapes."""
         squares = saved.tensor("mean_squares", length, *models, *(1 for _ in models))
         if not (squares >= 0).all():
@@ -50,15 +50,24 @@ class NormStatistics(NamedTuple):
             raise ValueError("nodes are not fingerprints")
         return cls(saved.tensor("centers", length, *models, width), squares, nodes)
 
+    def fitted_rows(self, prepared: PreparedGraph) -> tuple[Tensor, bool]:
+        """Return which nodes of a graph were fitted on, bool [n], and whether these are all its nodes."""
+        fitted = torch.from_numpy(np.isin(prepared.node_fingerprints, self.nodes.numpy()))
+        return fitted, bool(fitted.all()) and len(fitted) == len(self.nodes)
+
+    def are_measurable(self, fitted: Tensor) -> bool:
+        """Return whether enough of the fitted nodes are in a graph to measure the statistics in it."""
+        return int(fitted.sum()) >= MIN_SHARE_PRESENT * len(self.nodes)
+
 
 class Propagation(NamedTuple):
     """How an SGC propagates features: imputed, then averaged over neighbors and normalized in every step.
 
     Args:
-        method: how missing features are imputed.
+        method: of the imputation of missing features.
         normalization: of the adjacency.
         mode: of PairNorm, None without a norm.
-        scale: of PairNorm: one for all modes but PN-SCS, with which the others commute.
+        scale: of PairNorm: one for all modes that commute with it, which are all but PN-SCS.
     """
 
     method: str
@@ -69,7 +78,7 @@ class Propagation(NamedTuple):
     def state(self, prepared: PreparedGraph, depth: int) -> Tensor:
         """Return the reduced features after some propagation steps: [n, r].
 
-        It continues from the deepest state in the cache, and leaves the statistics of every step there.
+        It continues from the deepest state in the cache, and caches the statistics of every step.
         """
         done = (number for number in range(depth, -1, -1) if prepared.peek((self, number)) is not None)
         if (start := next(done, None)) == depth:
@@ -79,10 +88,10 @@ class Propagation(NamedTuple):
         for number in range(0 if start is None else start + 1, depth + 1):
             if self.mode is not None:
                 statistics = _measure(state, slice(None))
-                prepared.keep((self, number, "statistics"), statistics)
+                prepared.cached((self, number, "statistics"), lambda: statistics)  # noqa: B023
                 state = normalize_by(state, *statistics, self.scale, EPS, self.mode)
             state = state if number == depth else matrix @ state
-        return prepared.keep((self, depth), state)
+        return prepared.cached((self, depth), lambda: state)
 
     def statistics(self, prepared: PreparedGraph, depth: int) -> NormStatistics | None:
         """Return the statistics of every step of a graph; None without a norm."""
@@ -109,16 +118,15 @@ class Propagation(NamedTuple):
         Returns:
             A basis [d, r] and states in its coordinates, [n, r]; None and the states where r would be d.
         """
-        if statistics is not None:
-            fitted = torch.from_numpy(np.isin(prepared.node_fingerprints, statistics.nodes.numpy()))
-        if statistics is None or self.mode is None or (fitted.all() and len(fitted) == len(statistics.nodes)):
+        fitted, same_nodes = (None, True) if statistics is None else statistics.fitted_rows(prepared)
+        if same_nodes or statistics is None or fitted is None or self.mode is None:
             first = max(0, depth + 1 - last)
             return prepared.reduced[0], [self.state(prepared, step) for step in range(first, depth + 1)]
         features, basis, centers = prepared.dense, None, statistics.centers.to(prepared.device)
         if prepared.graph.missing.dim() == 1:
             basis, both = span(torch.cat([features, centers]))
             features, centers = both[: len(features)], both[len(features) :]
-        measured = int(fitted.sum()) >= MIN_SHARE_PRESENT * len(statistics.nodes)
+        measured = statistics.are_measurable(fitted)
         matrix, state = prepared.adjacency(self.normalization), prepared.imputed(self.method, features)
         states: deque[Tensor] = deque(maxlen=last)
         for number in range(depth + 1):

@@ -1,22 +1,22 @@
-"""SGC: all depths from one propagation, each with logistic regressions over a path of scales."""
+"""SGC, all depths from one propagation and all scales from one path; logistic regression is its depth 0."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import inf
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pairnorm.classify.candidates.candidate import Candidate, Results, Tick
-from pairnorm.classify.candidates.network import Network
-from pairnorm.classify.candidates.prepared import has_many_nodes
-from pairnorm.classify.candidates.propagation import Propagation, sgc_scale
-from pairnorm.classify.candidates.task import Task, fewer
+from pairnorm.classify.candidates.candidate import Candidate, Results, SavedState, State, Tick
+from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.propagation import EPS, NormStatistics, Propagation, sgc_scale
+from pairnorm.classify.candidates.task import Task, limit_training_nodes
 from pairnorm.classify.regression import (
     DRAFT_TOLERANCE,
     LOOSE_TOLERANCE,
@@ -31,8 +31,9 @@ from pairnorm.nn import SGC
 from pairnorm.train.spec import Norm
 
 # The depths to evaluate first, as shares of the list of depths; how many imputations and norms to refine.
-FIRST_DEPTHS, REFINED = (0.1, 0.5, 0.8), 2
-Step = tuple[Tensor, Iterator[tuple[Candidate, Tensor, Tensor]]]
+FIRST_DEPTHS, NUM_REFINED = (0.1, 0.5, 0.8), 2
+Losses = dict[tuple[str, Norm], dict[int, float]]
+Path = Iterator[tuple[float, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,23 @@ class SGCFamily:
 
     Args:
         norms: ``"none"``, ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``.
-        depths: numbers of propagations.
-        scales: PairNorm's s; without a norm, what the features are multiplied by.
-        fills: how missing features are imputed, of ``IMPUTATIONS``.
+        depths: numbers of propagation steps.
+        scales: PairNorm's s; without a norm, the factor of the features.
+        imputations: of missing features, of ``IMPUTATIONS``.
         name: of the family.
     """
 
     norms: Sequence[Norm]
     depths: Sequence[int]
     scales: Sequence[float] = SCALES
-    fills: Sequence[str] = ("zero",)
+    imputations: Sequence[str] = ("zero",)
     name: str = "SGC"
 
     @property
     def steps(self) -> int:
         """One for every imputation, norm and depth; for PN-SCS, for every scale too."""
         runs = sum(len(self.scales) if norm == "PN-SCS" else 1 for norm in self.norms)
-        return runs * len(self.depths) * len(self.fills)
+        return runs * len(self.depths) * len(self.imputations)
 
     def fit(self, task: Task, tick: Tick) -> Results:
         """Yield one SGC per imputation, norm, depth and scale, within the search limits.
@@ -68,14 +69,12 @@ class SGCFamily:
         check_size(task.graph)
         depths, done = sorted(self.depths), 0
 
-        def count(what: str) -> None:
+        def count(step: str) -> None:
             nonlocal done
             done += 1
-            tick(what)
+            tick(step)
 
-        losses: dict[tuple[str, Norm], dict[int, float]] = {
-            pair: {} for pair in product(self.fills, self.norms)
-        }
+        losses: Losses = {pair: {} for pair in product(self.imputations, self.norms)}
         exhaustive = task.limits.exhaustive or len(depths) <= len(FIRST_DEPTHS) + 1
         first = depths if exhaustive else [depths[int(share * (len(depths) - 1))] for share in FIRST_DEPTHS]
         for pair, by_depth in losses.items():
@@ -90,107 +89,101 @@ class SGCFamily:
         self, task: Task, pair: tuple[str, Norm], depths: Sequence[int], losses: dict[int, float], tick: Tick
     ) -> Results:
         """Yield one SGC per depth and scale, and record the smallest loss of each depth."""
-        fill, norm = pair
+        imputation, norm = pair
         name = f"SGC{'' if norm == 'none' else '-' + norm}"
         losses |= dict.fromkeys(depths, inf)  # also those that the limits leave out
-        # PairNorm commutes with its scale, except for PN-SCS: one propagation serves all scales.
+        candidate = Candidate("SGC", norm, imputation=imputation)
+        # All norms but PN-SCS commute with their scale: one propagation is enough for all scales.
         for scales in [[scale] for scale in self.scales] if norm == "PN-SCS" else [self.scales]:
-            runs = [_sweep(fewer(one, ENOUGH), fill, norm, depths, scales) for one in task.tasks_by_features]
-            states = (_evaluated(task, steps) for steps in zip(*runs, strict=True))
-            for depth, results in task.limits.depths(depths, states, tick, name):
+            by_depth = _evaluate(task, candidate, depths, scales)
+            for depth, results in task.limits.depths(depths, by_depth, tick, name):
                 ranked = sorted(results, key=lambda one: one.validation_loss)
                 losses[depth] = min(losses[depth], ranked[0].validation_loss)
                 yield from ranked  # the best first: the search may take no more than one when time is up
 
 
-def _refinement(
-    losses: dict[tuple[str, Norm], dict[int, float]], depths: Sequence[int]
-) -> tuple[tuple[str, Norm], list[int]] | None:
+def _refinement(losses: Losses, depths: Sequence[int]) -> tuple[tuple[str, Norm], list[int]] | None:
     """Return an imputation and norm, and the depths to evaluate next, halfway from its best to others.
 
     None once the best depths of the best two imputations and norms have evaluated depths on both sides.
     """
     ranked = sorted(losses, key=lambda pair: min(losses[pair].values()))
-    for pair in ranked[:REFINED]:
+    for pair in ranked[:NUM_REFINED]:
         done = [number for number, depth in enumerate(depths) if depth in losses[pair]]
         best = min(done, key=lambda number: losses[pair][depths[number]])
         below = max((number for number in done if number < best), default=-1)
         above = min((number for number in done if number > best), default=len(depths))
-        between = sorted(
-            {(below + best) // 2, (best + above + 1) // 2} & set(range(below + 1, above)) - {best}
-        )
-        if between:
-            return pair, [depths[number] for number in between]
+        halfway = {(below + best) // 2, (best + above + 1) // 2} & set(range(below + 1, above)) - {best}
+        if halfway:
+            return pair, [depths[number] for number in sorted(halfway)]
     return None
 
 
-def _evaluated(task: Task, steps: Sequence[Step]) -> Results:
-    """Evaluate the regressions of one depth, a scale after the other."""
-    for solutions in zip(*(solutions for _, solutions in steps), strict=True):
-        candidate = solutions[0][0]
-        logits = [
-            held_out_products(one, state, weight, bias)
-            for one, (state, _), (_, weight, bias) in zip(
-                task.tasks_by_features, steps, solutions, strict=True
-            )
-        ]
-        yield task.evaluate(candidate, torch.cat(logits), partial(_learn, candidate=candidate))
-
-
-def _propagation(task: Task, fill: str, norm: Norm, scale: float) -> Propagation:
-    mode = None if norm == "none" else norm
-    return Propagation(fill, task.adjacency, mode, sgc_scale(mode, scale))
-
-
-def _sweep(
-    task: Task, fill: str, norm: Norm, depths: Sequence[int], scales: Sequence[float]
-) -> Iterator[Step]:
-    """Yield, for every depth, its state, and (candidate, weights of every fold, biases) of every scale."""
-    propagation = _propagation(task, fill, norm, scales[0])
-    own = propagation.scale
-    for depth in depths:
-        state = propagation.state(task.prepared, depth)
-        solutions = fold_weights(task, state, [scale / own for scale in scales], (propagation, depth))
-        yield (
-            state,
-            (
-                (Candidate("SGC", norm, depth, own * factor, fill=fill), factor * weight, bias)
-                for factor, weight, bias in solutions
-            ),
-        )
-
-
-def _learn(task: Task, candidate: Candidate) -> Network:
-    """Fit one SGC to all training nodes."""
-    depth, norm, scale = candidate.depth, candidate.norm, candidate.scale
-    if has_many_nodes(task.graph):
-        task = fewer(task, MAX_TRAINING_ROWS)
-    propagation = _propagation(task, candidate.fill, norm, scale)
-    factor = scale / propagation.scale
-    state = propagation.state(task.prepared, depth)
-    ((_, weight, bias),) = fold_weights(task, state, [factor], (propagation, depth))
-    # Without a norm an SGC has no scale of its own, and its weights contain it.
-    weight = factor * weight if norm == "none" else weight
-    basis, _ = task.prepared.reduced
-    weight = weight if basis is None else basis @ weight
-    settings = {"norm": candidate.mode, "scale": scale, "adjacency": task.adjacency}
-    statistics = propagation.statistics(task.prepared, depth)
-    return Network(SGC.from_weights(weight, bias, num_layers=depth, **settings), candidate.fill, statistics)
-
-
-def fold_weights(
-    task: Task, state: Tensor, scales: Sequence[float], key: Hashable
-) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on some columns.
+@dataclass(frozen=True)
+class LogisticRegression:
+    """Logistic regression, which sees no edges: an SGC-PN of depth 0.
 
     Args:
-        task: whose folds or pseudo-labels. Expensive regressions of a draft are solved loosely, on axes that
-            all folds and variants of the graph share.
-        state: [n, d], the columns of every node.
-        scales: from small to large.
-        key: identifies the state in the cache.
+        scales: PairNorm's s, the strength of regularization.
+        name: of the family.
     """
-    train = task.learnable.graph.train.to(state.device)
+
+    scales: Sequence[float] = SCALES
+    name: str = "logistic regression"
+    steps: int = 1
+
+    def fit(self, task: Task, tick: Tick) -> Results:
+        """Yield one candidate per scale, the best first."""
+        check_size(task.graph)
+        (by_scale,) = _evaluate(task, Candidate(self.name), [0], self.scales)
+        yield from sorted(task.limits.scales(by_scale), key=lambda one: one.validation_loss)
+        tick(self.name)
+
+
+def _evaluate(
+    task: Task, candidate: Candidate, depths: Sequence[int], scales: Sequence[float]
+) -> Iterator[Results]:
+    """Yield the candidates of each depth, evaluated with a sample of many training nodes."""
+    tasks = [limit_training_nodes(one, ENOUGH) for one in task.tasks_by_features]
+    for depth in depths:
+        settings = replace(candidate, depth=depth, scale=scales[0])
+        propagation = _propagation(task, settings)
+        factors = [scale / propagation.scale for scale in scales]
+        states = [propagation.state(one.prepared, depth) for one in tasks]
+        paths = [
+            _fold_weights(one, state, factors, (propagation, depth))
+            for one, state in zip(tasks, states, strict=True)
+        ]
+        yield _evaluate_scales(task, settings, propagation.scale, states, paths)
+
+
+def _evaluate_scales(
+    task: Task, candidate: Candidate, own_scale: float, states: Sequence[Tensor], paths: Sequence[Path]
+) -> Results:
+    for solutions in zip(*paths, strict=True):
+        factor = solutions[0][0]
+        logits = [
+            factor * state[fold.graph.validation.to(state.device)] @ own + constant
+            for one, state, (_, weight, bias) in zip(task.tasks_by_features, states, solutions, strict=True)
+            for fold, own, constant in zip(one.folds, weight, bias, strict=True)
+        ]
+        scale = own_scale * factor
+        one = replace(candidate, scale=scale, setting="" if candidate.depth else f"scale {scale:g}")
+        yield task.evaluate(one, torch.cat(logits).unsqueeze(1), partial(_fit, candidate=one))
+
+
+def _propagation(task: Task, candidate: Candidate) -> Propagation:
+    mode = candidate.mode if candidate.depth else "PN"
+    return Propagation(candidate.imputation, task.adjacency, mode, sgc_scale(mode, candidate.scale))
+
+
+def _fold_weights(task: Task, state: Tensor, scales: Sequence[float], key: Hashable) -> Path:
+    """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on a state, [n, d].
+
+    Expensive regressions of a draft are solved loosely, on axes that all folds and variants of the graph
+    share; ``key`` identifies the state in the cache.
+    """
+    train = task.with_all_folds.graph.train.to(state.device)
     tolerance, axes = TOLERANCE, None
     if task.is_draft or has_many_nodes(task.graph):
         tolerance = LOOSE_TOLERANCE
@@ -202,18 +195,104 @@ def fold_weights(
         )
     if task.pseudo_labels is not None:
         rows, target, counts = task.pseudo_labels.training_rows(state)
-        return fold_regressions(
-            rows, target, scales, counts.unsqueeze(0), max(tolerance, LOOSE_TOLERANCE), axes
-        )
+        tolerance = max(tolerance, LOOSE_TOLERANCE)
+        return fold_regressions(rows, target, scales, counts.unsqueeze(0), tolerance, axes)
     folds = torch.stack([fold.graph.train.to(state.device)[train] for fold in task.folds])
     target = one_hot(task.graph.labels.to(state.device)[train], task.classes)
     return fold_regressions(state[train], target, scales, folds, tolerance, axes)
 
 
-def held_out_products(task: Task, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the logits by the weights of every fold for the nodes it holds out, [m, 1, classes]."""
-    logits = [
-        state[fold.graph.validation.to(state.device)] @ own + constant
-        for fold, own, constant in zip(task.folds, weight, bias, strict=True)
-    ]
-    return torch.cat(logits).unsqueeze(1)
+def _fit(task: Task, candidate: Candidate) -> FittedSGC | Linear:
+    """Fit one SGC or logistic regression to all training nodes."""
+    depth, scale = candidate.depth, candidate.scale
+    if has_many_nodes(task.graph):
+        task = limit_training_nodes(task, MAX_TRAINING_ROWS)
+    propagation = _propagation(task, candidate)
+    factor = scale / propagation.scale
+    state = propagation.state(task.prepared, depth)
+    ((_, weight, bias),) = _fold_weights(task, state, [factor], (propagation, depth))
+    basis, _ = task.prepared.reduced
+    weight = weight if basis is None else basis @ weight
+    statistics = propagation.statistics(task.prepared, depth)
+    if depth == 0 and statistics is not None:
+        return Linear.from_normalized(factor * weight[0], bias[0], statistics)
+    # Without a norm an SGC has no scale of its own, and its weights contain it.
+    weight = factor * weight if candidate.norm == "none" else weight
+    settings: dict[str, Any] = {"norm": candidate.mode, "scale": scale, "adjacency": task.adjacency}
+    module = SGC.from_weights(weight, bias, num_layers=depth, **settings)
+    return FittedSGC(module, candidate.imputation, statistics)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedSGC:
+    """A fitted SGC, its imputation, and PairNorm's statistics of the graph that it was fitted on, if any."""
+
+    module: SGC
+    imputation: str
+    statistics: NormStatistics | None
+
+    @torch.no_grad()
+    def logits(self, prepared: PreparedGraph) -> Tensor:
+        """Return the logits of every node, [n, 1, classes]."""
+        basis, (state,), scale = self.states(prepared)
+        weight = self.module.weight if basis is None else basis.T @ self.module.weight
+        logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * weight) + self.module.bias
+        return logits
+
+    def states(self, prepared: PreparedGraph, last: int = 1) -> tuple[Tensor | None, Sequence[Tensor], float]:
+        """Return a basis [d, r] or None, the last states of a graph in it, and the factor of the weights."""
+        module = self.module.to(prepared.device)
+        norm: Any = module.norm
+        mode, scale = (None, 1.0) if norm is None else (norm.mode, norm.scale)
+        propagation = Propagation(self.imputation, module.adjacency, mode, sgc_scale(mode, scale))
+        basis, states = propagation.fitted_states(prepared, module.num_layers, self.statistics, last)
+        return basis, states, scale / propagation.scale
+
+    def state(self) -> State:
+        """Return the normalization of the adjacency, and the weights."""
+        tensors = dict(self.module.state_dict())
+        tensors |= {} if self.statistics is None else self.statistics._asdict()
+        return {"adjacency": self.module.adjacency}, tensors
+
+    @classmethod
+    def restore(cls, saved: SavedState) -> Self:
+        """Build an SGC from validated weights."""
+        candidate, features = saved.candidate, saved.features
+        adjacency: Any = saved.settings["adjacency"]
+        settings = {"norm": candidate.mode, "scale": candidate.scale, "adjacency": adjacency}
+        weight = saved.tensor("weight", 1, features, saved.classes)
+        bias = saved.tensor("bias", 1, saved.classes)
+        module = SGC.from_weights(weight, bias, num_layers=candidate.depth, **settings)
+        statistics = None
+        if candidate.mode is not None:
+            statistics = NormStatistics.restore(saved, candidate.depth + 1, features)
+        return cls(module, candidate.imputation, statistics)
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A linear map of a node's own features: weight [d, classes], bias [classes]."""
+
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def from_normalized(cls, weight: Tensor, bias: Tensor, statistics: NormStatistics) -> Self:
+        """Return the map of rows x that equals one of PairNorm's rows (x - center) / length."""
+        slope = weight.double() / (statistics.mean_squares[0].double() + EPS).sqrt()
+        return cls(slope.float(), (bias - statistics.centers[0].double() @ slope).float())
+
+    def logits(self, prepared: PreparedGraph) -> Tensor:
+        """Return the logits of every node, [n, 1, classes]."""
+        weight, bias = (one.to(prepared.device) for one in (self.weight, self.bias))
+        return (prepared.dense @ weight + bias).unsqueeze(1)
+
+    def state(self) -> State:
+        """Return weight and bias."""
+        return {}, {"weight": self.weight, "bias": self.bias}
+
+    @classmethod
+    def restore(cls, saved: SavedState) -> Self:
+        """Read weight and bias."""
+        weight = saved.tensor("weight", saved.features, saved.classes)
+        return cls(weight, saved.tensor("bias", saved.classes))

@@ -1,9 +1,9 @@
-"""The task that candidates learn: a graph with its split, folds, masked features and pseudo-labels."""
+"""The prepared problem: a graph with its split, folds, masked features and pseudo-labels."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import inf
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Fitted, Saved
+from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Fitted
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.search_limits import SearchLimits, subsample
@@ -33,20 +33,20 @@ WIDE_COLUMNS, MAX_PSEUDO_LABELS_WIDE = 2000, 1000
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What candidates learn: a graph with its split, its prepared features, and how they are evaluated.
+    """The problem that candidates are fitted to: a graph with its split, and how they are evaluated.
 
     Args:
         graph: with its split.
         prepared: the same graph with its scaled features.
         adjacency: ``"rw"`` or ``"sym"``.
-        began: when the search began, which the time limit counts from.
+        began: start of the search, from which the time limit counts.
         time_limit: seconds for the whole fit; infinite for an exhaustive search.
-        metric: what candidates are compared by, one of ``METRICS``.
-        fold_masks: bool [n] for every fold, the training and validation nodes that it holds out; where it is
-            empty, the validation nodes are the only fold.
-        pseudo_labels: what regressions learn from in addition to the training labels.
+        metric: compares candidates, one of ``METRICS``.
+        fold_masks: bool [n] for every fold, the training and validation nodes that it holds out; without any,
+            the validation nodes are the only fold.
+        pseudo_labels: training targets of regressions, in addition to the training labels.
         hidden: bool [n] or [n, d], features that are masked while a node is held out; None for none.
-        shards: how ranks share its nodes, where they train each GCN and GAT together.
+        shards: division of the nodes among ranks that train each GCN and GAT together.
         is_draft: whether regressions are solved loosely, to compare candidates.
     """
 
@@ -91,8 +91,8 @@ class Task:
 
     @property
     def limits(self) -> SearchLimits:
-        """What the search leaves out because of the task's size."""
-        numbers = int(self.learnable.graph.train.sum()) * self.graph.num_features * len(self.folds)
+        """The search limits that follow from the task's size."""
+        numbers = int(self.with_all_folds.graph.train.sum()) * self.graph.num_features * len(self.folds)
         return SearchLimits(has_many_nodes(self.graph), numbers, self.metric, self.time_limit == inf)
 
     def has_used(self, share: float) -> bool:
@@ -100,7 +100,7 @@ class Task:
         return time.perf_counter() - self.began > share * self.time_limit
 
     @cached_property
-    def learnable(self) -> Task:
+    def with_all_folds(self) -> Task:
         """The task whose training nodes are those of all folds, without validation nodes."""
         if not self.fold_masks:
             return self if self.hidden is None else replace(self, hidden=None)
@@ -112,7 +112,7 @@ class Task:
     @cached_property
     def folds(self) -> Sequence[Task]:
         """A task for every fold, whose validation nodes are those held out."""
-        draft, every = replace(self, is_draft=True), self.learnable.graph.train
+        draft, every = replace(self, is_draft=True), self.with_all_folds.graph.train
         return [
             replace(
                 draft, graph=self.graph.replace(train=every & ~held_out, validation=held_out), fold_masks=()
@@ -152,25 +152,25 @@ class Task:
         folds = [(fold, int(fold.graph.validation.sum())) for fold in self.folds]
         return torch.cat([fold.prior.expand(count, -1) for fold, count in folds])
 
-    def held_out_logits(self, learn: Learn) -> Tensor:
+    def held_out_logits(self, fit: FitTask) -> Tensor:
         """Fit a candidate in every fold, and return the logits of the nodes that each holds out."""
-        logits = [learn(fold).logits(fold.prepared) for fold in self.folds]
+        logits = [fit(fold).logits(fold.prepared) for fold in self.folds]
         held_out = (fold.graph.validation for fold in self.folds)
         return torch.cat([one[mask.to(one.device)] for one, mask in zip(logits, held_out, strict=True)])
 
-    def evaluate(self, candidate: Candidate, logits: Tensor, learn: Learn) -> CandidateResult:
+    def evaluate(self, candidate: Candidate, logits: Tensor, fit: FitTask) -> CandidateResult:
         """Evaluate a candidate on held-out nodes: accuracy and mean cross-entropy are means over models.
 
         Args:
             candidate: its settings.
             logits: of the held-out nodes, fold after fold, [m, models, classes].
-            learn: fits it to a task.
+            fit: fits it to a task.
         """
         # All candidates share the fallback for unreachable nodes: otherwise chance would choose among them.
         logits, nodes = logits.clone(), self.held_out_unreachable
         logits[nodes.to(logits.device)] = self.held_out_fallback[nodes].log().unsqueeze(1).to(logits)
         return CandidateResult(
-            *evaluate_logits(candidate, logits, self.held_out_labels, self.metric, self.prior), learn
+            *evaluate_logits(candidate, logits, self.held_out_labels, self.metric, self.prior), fit
         )
 
 
@@ -185,11 +185,11 @@ def evaluate_logits(
     return evaluated, probabilities, decide(metric, labels, probabilities, prior)[0]
 
 
-Learn = Callable[[Task], Fitted]
+FitTask = Callable[[Task], Fitted]
 
 
 class PseudoLabels(NamedTuple):
-    """What a regression learns from: known labels, and the predicted probabilities of other nodes.
+    """The targets of self-training: known labels, and the predicted probabilities of other nodes.
 
     Args:
         nodes: int64 [m].
@@ -231,7 +231,7 @@ class PseudoLabels(NamedTuple):
 
 
 class KnownLabels(NamedTuple):
-    """The labels of some nodes, which are matched by name in any graph.
+    """Labels of nodes, which are matched by name in any graph.
 
     Args:
         names: int64 [m], fingerprints of their names.
@@ -243,18 +243,14 @@ class KnownLabels(NamedTuple):
 
     @classmethod
     def of(cls, task: Task) -> Self:
-        """Take those of the training nodes."""
+        """Return those of the training nodes."""
         names = task.prepared.node_fingerprints[task.graph.train.cpu().numpy()]
         return cls(torch.from_numpy(names), task.graph.labels[task.graph.train].cpu())
 
     @classmethod
-    def restore(cls, saved: Saved) -> Self:
-        """Read the tensors ``names`` and ``labels``."""
-        return cls.checked(saved.tensors["names"], saved.tensors["labels"], saved.classes)
-
-    @classmethod
-    def checked(cls, names: Tensor, labels: Tensor, classes: int) -> Self:
-        """Validate tensors from a file."""
+    def restore(cls, tensors: Mapping[str, Tensor], classes: int, prefix: str = "") -> Self:
+        """Read and validate the tensors ``names`` and ``labels`` of a file."""
+        names, labels = tensors[f"{prefix}names"], tensors[f"{prefix}labels"]
         if labels.shape != names.shape or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
             raise ValueError(f"the labels are not those of {classes} classes, one for each name")
         return cls(names, labels)
@@ -266,9 +262,14 @@ class KnownLabels(NamedTuple):
         position = order[np.searchsorted(names, nodes, sorter=order).clip(max=len(names) - 1)]
         return torch.from_numpy(np.where(names[position] == nodes, self.labels.numpy()[position], -1))
 
+    def one_hot(self, prepared: PreparedGraph, classes: int) -> Tensor:
+        """Return the labels of a graph's nodes as float [n, classes] on its device, zero where not known."""
+        labels = self.labels_in(prepared).to(prepared.device)
+        return torch.nn.functional.one_hot(labels.clamp(min=0), classes).float() * (labels >= 0)[:, None]
 
-def fewer(task: Task, most: int) -> Task:
-    """Return the task with some of its training nodes, as ``subsample`` takes them."""
+
+def limit_training_nodes(task: Task, most: int) -> Task:
+    """Return the task with at most this many training nodes, a ``subsample`` of them."""
     nodes = task.graph.train.nonzero().squeeze(1)
     if len(nodes) <= most:
         return task
@@ -280,7 +281,7 @@ def fewer(task: Task, most: int) -> Task:
 def unreachable(graph: Graph, labeled: Tensor) -> Tensor:
     """Return bool [n], on the CPU: nodes that no path connects with a known feature or a known label.
 
-    Nothing distinguishes them: all get the same fallback probabilities.
+    All of them get the same fallback probabilities.
     """
     if not graph.missing.any():
         return torch.zeros(graph.num_nodes, dtype=torch.bool)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pairnorm.classify.candidates import Average, Candidate, CandidateResult, PreparedGraph, SGCFamily, Task
-from pairnorm.classify.candidates.average import beats_prior, choose, gains, one_per_model
+from pairnorm.classify.candidates.ensemble import beats_prior, best_per_model, improves, select_members
 from pairnorm.classify.candidates.task import KnownLabels, unreachable
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
@@ -24,8 +24,8 @@ def test_what_gains_nothing_is_left_out_and_what_differs_is_taken(task: Task) ->
     good, bad = 0.9 * truth + 0.05, 0.3 * truth + 0.35
     halves = [evaluate(task, torch.where(half[:, None], good, bad)) for half in (first, second)]
     uniform = evaluate(task, torch.full_like(truth, 0.5))
-    assert dict(choose(task, [uniform, *halves])).keys() == {1, 2}
-    assert dict(choose(task, [evaluate(task, good), *halves, uniform])) == {0: 1}
+    assert dict(select_members(task, [uniform, *halves])).keys() == {1, 2}
+    assert dict(select_members(task, [evaluate(task, good), *halves, uniform])) == {0: 1}
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy", "balanced-accuracy", "auc"])
@@ -37,10 +37,10 @@ def test_a_gain_counts_where_it_exceeds_its_paired_standard_error(task: Task, me
     swapped = (nodes == 0) | (nodes == 3) | (nodes == 6) | (nodes == 1) | (nodes == 2)
     one_better = torch.where(swapped, before.flip(1), before)  # three better, two worse
     much_better = torch.where(nodes % 6 == 0, 0.2 * truth + 0.4, before)
-    assert gains(now, much_better, before)
-    assert not gains(now, one_better, before), "one node is less than a standard error"
-    assert not gains(now, before, much_better)
-    assert not gains(now, before, before)
+    assert improves(now, much_better, before)
+    assert not improves(now, one_better, before), "one node is less than a standard error"
+    assert not improves(now, before, much_better)
+    assert not improves(now, before, before)
 
 
 def test_a_loss_gain_is_compared_with_the_textbook_standard_error(task: Task) -> None:
@@ -53,7 +53,7 @@ def test_a_loss_gain_is_compared_with_the_textbook_standard_error(task: Task) ->
         both = [torch.where(truth > 0, one[:, None], 1 - one[:, None]) for one in (after, before)]
         difference = (after.double().log() - before.double().log()).numpy()
         expected = difference.mean() > difference.std() / len(difference) ** 0.5
-        assert gains(task, *both) == expected
+        assert improves(task, *both) == expected
         found.add(bool(expected))
     assert found == {False, True}
 
@@ -61,7 +61,7 @@ def test_a_loss_gain_is_compared_with_the_textbook_standard_error(task: Task) ->
 def test_it_is_the_weighted_mean_of_probabilities(task: Task) -> None:
     choice = search(task, [SGCFamily(["PN"], (1, 3), (3.0,))])
     parts = [
-        (weight, one.candidate, one.learn(task)) for weight, one in zip((1, 3), choice.results, strict=True)
+        (weight, one.candidate, one.fit(task)) for weight, one in zip((1, 3), choice.results, strict=True)
     ]
     found = Average(parts, KnownLabels.of(task), task.prior).logits(task.prepared).softmax(-1)[:, 0]
     one, three = (part.logits(task.prepared).softmax(-1)[:, 0] for *_, part in parts)
@@ -75,7 +75,9 @@ def test_the_metric_decides_who_is_taken(task: Task) -> None:
     sure[:5] = torch.tensor([0.4, 0.6]).where(task.held_out_labels[:5, None] == 0, torch.tensor([0.6, 0.4]))
     for metric, expected in (("accuracy", 0), ("loss", 1)):
         now = replace(task, metric=metric)
-        assert choose(now, [evaluate(now, unsure), evaluate(now, sure)]).most_common(1)[0][0] == expected
+        assert (
+            select_members(now, [evaluate(now, unsure), evaluate(now, sure)]).most_common(1)[0][0] == expected
+        )
 
 
 def test_what_is_held_out_tells_what_gains_more_than_two_standard_errors(task: Task) -> None:
@@ -103,7 +105,7 @@ def test_one_of_every_kind_is_the_best_of_each_but_the_constant(task: Task) -> N
             ("SGC", 0.2), ("most frequent class", 0.9), ("SGC", 0.4), ("boosted trees", 0.1), ("SGC", 0.3)
         ]
     ]  # fmt: skip
-    assert dict(one_per_model(some)) == {2: 1, 3: 1}
+    assert dict(best_per_model(some)) == {2: 1, 3: 1}
 
 
 def test_unreachable_nodes_get_the_class_shares_of_the_training_labels(task: Task) -> None:

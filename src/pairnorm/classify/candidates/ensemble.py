@@ -1,0 +1,225 @@
+"""Ensembles: greedy selection (Caruana et al., 2004), and smoothing over the graph (Huang et al., 2021)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Fitted
+from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.task import KnownLabels, Task, unreachable
+from pairnorm.classify.evaluation import (
+    NORMAL_95,
+    decide,
+    mean_probabilities,
+    metric_difference,
+    paired_difference,
+    tilted,
+)
+from pairnorm.nn.propagate import propagate_with_restart
+
+MAX_ROUNDS, SHORTLIST = 20, 100
+# Another member must improve the score by more than this.
+MIN_GAIN = 1e-4
+# An ensemble must beat the class frequencies by this many standard errors.
+PRIOR_Z = 2.0
+# Settings of smoothing, and its propagation steps.
+ALPHAS, POWERS, SMOOTHING_STEPS = (0.3, 0.5, 0.8, 0.9), (1.0, 1.5, 2.0, 3.0), 50
+
+
+def select_members(task: Task, results: Sequence[CandidateResult]) -> Counter[int]:
+    """Return the weights of the ensemble's members, by their number: each round adds the best candidate.
+
+    Args:
+        task: with validation nodes and the metric.
+        results: to select from.
+    """
+    order = sorted(range(len(results)), key=lambda number: results[number].rank, reverse=True)
+    kinds = [(one.candidate.model, one.candidate.norm, one.candidate.imputation) for one in results]
+    # The best of all, and the best of each kind: an average gains by members that differ.
+    best_of_kind = {kinds[number]: number for number in order[::-1]}.values()
+    shortlist = dict.fromkeys([*order[:SHORTLIST], *best_of_kind])
+    members: Counter[int] = Counter(order[:1])
+    total = results[order[0]].probabilities.double()
+    before = _score(task, total)
+    for count in range(2, MAX_ROUNDS + 1):
+        scores = {
+            number: _score(task, (total + results[number].probabilities) / count) for number in shortlist
+        }
+        number = max(scores, key=lambda number: scores[number])
+        if scores[number] <= (before[0] + MIN_GAIN, before[1]):
+            break
+        members[number] += 1
+        total, before = total + results[number].probabilities, scores[number]
+    return members
+
+
+def best_per_model(results: Sequence[CandidateResult]) -> Counter[int]:
+    """Select the best candidate of every model with equal weights, except the most frequent class."""
+    order = sorted(range(len(results)), key=lambda number: results[number].rank)
+    best = {results[number].candidate.model: number for number in order}
+    best.pop("most frequent class", None)
+    return Counter(best.values())
+
+
+def _score(task: Task, probabilities: Tensor) -> tuple[float, float]:
+    """Return the score by the task's metric, and by the loss, which decides between equals."""
+    score, loss = (
+        decide(metric, task.held_out_labels, probabilities, task.prior)[0] for metric in (task.metric, "loss")
+    )
+    return (loss if score != score else score), loss
+
+
+def beats_prior(task: Task, probabilities: Tensor) -> bool:
+    """Return whether probabilities are significantly better than the class frequencies.
+
+    With few labels, the best of hundreds of candidates is often best by chance, and gives all nodes the same
+    probabilities.
+
+    Args:
+        task: with validation nodes or folds.
+        probabilities: [m, classes], of the held-out nodes, which also selected the candidates.
+    """
+    gain = (probabilities.clamp(min=1e-30) / task.prior).log().gather(1, task.held_out_labels.unsqueeze(1))
+    return bool(gain.mean() > PRIOR_Z * gain.std() / len(gain) ** 0.5)
+
+
+def improves(task: Task, probabilities: Tensor, before: Tensor) -> bool:
+    """Return whether probabilities of held-out nodes gain more than the paired standard error.
+
+    The standard error is that of the mean difference per node; for metrics that are not means over nodes,
+    that of a paired bootstrap.
+
+    Args:
+        task: with validation nodes or folds, and the metric.
+        probabilities: [m, classes].
+        before: [m, classes], what they are compared with.
+    """
+    labels = task.held_out_labels
+    if task.metric == "loss":
+        logs = [one.double().clamp(min=1e-30).log() for one in (probabilities, before)]
+        new, old = (one.gather(1, labels.unsqueeze(1)).squeeze(1).numpy() for one in logs)
+        gain, low, _ = paired_difference(new, old)
+    else:
+        decided = [_decided(task, one.double()) for one in (probabilities, before)]
+        gain, low, _ = metric_difference(task.metric, labels.numpy(), *decided)
+    return gain > (gain - low) / NORMAL_95
+
+
+def _decided(task: Task, probabilities: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the classes that the metric's decision rule predicts, and the probabilities."""
+    tilt = decide(task.metric, task.held_out_labels, probabilities, task.prior)[1]
+    return tilted(probabilities.numpy(), task.prior.numpy(), tilt).argmax(1), probabilities.numpy()
+
+
+class Smoothing(NamedTuple):
+    r"""Propagates probabilities and known labels over the graph, and sharpens the result.
+
+    $$\mathbf{Z} \leftarrow \alpha \mathbf{S} \mathbf{Z} + (1 - \alpha) \mathbf{Z}_0 \qquad
+    p_{ic} \propto z_{ic}^{\gamma}$$
+
+    This is the second half of Correct & Smooth. The first half, which propagates the errors on training
+    nodes, gained nothing over an ensemble.
+
+    Args:
+        alpha: α, the weight of the neighbors.
+        power: γ, which changes no node's most probable class.
+    """
+
+    alpha: float
+    power: float
+
+    def __call__(self, prepared: PreparedGraph, probabilities: Tensor, labels: Tensor) -> Tensor:
+        """Smooth the probabilities of every node, [n, classes], given the known labels (-1 for none)."""
+        return sharpen(smooth(prepared, probabilities, labels, [self.alpha])[:, 0], self.power)
+
+
+def smooth(prepared: PreparedGraph, probabilities: Tensor, labels: Tensor, alphas: Sequence[float]) -> Tensor:
+    """Return the smoothed probabilities for each α, [n, alphas, classes].
+
+    Args:
+        prepared: the graph.
+        probabilities: [n, classes].
+        labels: int64 [n], -1 where not known.
+        alphas: α.
+    """
+    certain = torch.nn.functional.one_hot(labels.clamp(min=0), probabilities.shape[1]).to(probabilities)
+    start = torch.where((labels >= 0)[:, None], certain, probabilities)
+    return sharpen(propagate_with_restart(prepared.adjacency("sym"), start, alphas, SMOOTHING_STEPS), 1.0)
+
+
+def sharpen(probabilities: Tensor, power: float) -> Tensor:
+    """Raise probabilities to a power and normalize them."""
+    raised = probabilities.clamp(min=1e-12) ** power
+    return raised / raised.sum(-1, keepdim=True)
+
+
+def select_smoothing(task: Task, averages: Sequence[Average]) -> tuple[Smoothing | None, Tensor]:
+    """Return the smoothing that improves an ensemble most, or None, and the probabilities of held-out nodes.
+
+    Args:
+        task: with validation nodes or folds.
+        averages: the ensemble, fitted in each fold.
+    """
+    unsmoothed: list[Tensor] = []
+    by_alpha: list[Tensor] = []
+    for fold, average in zip(task.folds, averages, strict=True):
+        before = average.logits(fold.prepared).softmax(-1)[:, 0]
+        labels = fold.graph.labels.where(fold.graph.train, -1).to(before.device)
+        held_out = fold.graph.validation.to(before.device)
+        unsmoothed.append(before[held_out].cpu())
+        by_alpha.append(smooth(fold.prepared, before, labels, ALPHAS)[held_out].cpu())
+    probabilities, setting = torch.cat(unsmoothed), None
+    best_score, best = _score(task, probabilities), probabilities
+    for (alpha, smoothed), power in product(zip(ALPHAS, torch.cat(by_alpha).unbind(1), strict=True), POWERS):
+        after = sharpen(smoothed, power)
+        after[task.held_out_unreachable] = task.held_out_fallback[task.held_out_unreachable]
+        if (score := _score(task, after)) > best_score:
+            best_score, setting, best = score, Smoothing(alpha, power), after
+    return (setting, best) if improves(task, best, probabilities) else (None, probabilities)
+
+
+@dataclass(frozen=True, eq=False)
+class Average:
+    """A weighted mean of the probabilities of fitted candidates.
+
+    Args:
+        parts: (weight, settings, fitted) of each member; one is enough.
+        known: the training labels.
+        fallback_probabilities: [classes], the class shares of the training labels, for ``unreachable`` nodes.
+        smooth: applied to the mean.
+    """
+
+    parts: Sequence[tuple[int, Candidate, Fitted]]
+    known: KnownLabels
+    fallback_probabilities: Tensor
+    smooth: Smoothing | None = None
+
+    def __deepcopy__(self, memo: object) -> Average:
+        return self  # it never changes
+
+    def logits(self, prepared: PreparedGraph) -> Tensor:
+        """Return the logarithm of the mean probabilities of every node, [n, 1, classes]."""
+        # Shared with a smoothed copy. The cache holds the members, so that no other object gets their id.
+        _, mean = prepared.cached(("mean", id(self.parts)), lambda: (self.parts, self._mean(prepared)))
+        probabilities, labels = mean.clone(), self.known.labels_in(prepared)
+        if self.smooth is not None:
+            probabilities = self.smooth(prepared, probabilities, labels.to(probabilities.device))
+        without_evidence = unreachable(prepared.graph, labels >= 0).to(probabilities.device)
+        probabilities[without_evidence] = self.fallback_probabilities.to(probabilities)
+        return probabilities.clamp(min=1e-30).log().unsqueeze(1)
+
+    def _mean(self, prepared: PreparedGraph) -> Tensor:
+        total = sum(weight for weight, _, _ in self.parts)
+        members = [
+            weight / total * mean_probabilities(fitted.logits(prepared)) for weight, _, fitted in self.parts
+        ]
+        return torch.stack(members).sum(0)

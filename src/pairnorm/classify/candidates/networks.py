@@ -1,0 +1,292 @@
+"""GCN, GAT, GCNII and APPNP, trained epoch by epoch while time allows."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from pairnorm.classify.candidates.candidate import (
+    Candidate,
+    CandidateResult,
+    Results,
+    SavedState,
+    State,
+    Tick,
+)
+from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.propagation import NormStatistics
+from pairnorm.classify.candidates.task import Task
+from pairnorm.classify.holdout import ClassifierWarning
+from pairnorm.nn import APPNP, GAT, GCN, GCNII, PairNorm
+from pairnorm.nn.ops.pair_norm import normalize_by
+from pairnorm.train.distributed import Shards
+from pairnorm.train.methods import Model
+from pairnorm.train.spec import Spec
+from pairnorm.train.trainers import GNNTrainer, build
+
+
+class OutOfTime(Exception):
+    """Raised from inside an epoch loop once time is up."""
+
+
+@dataclass(frozen=True)
+class GNNFamily:
+    """Networks, each evaluated by the mean over its seeds.
+
+    Args:
+        specs: architectures and training settings, in the order of training.
+        seeds: one for each network of an architecture.
+        seconds: time limit of the whole search, after which training stops.
+        required: train the first however long it takes, since there is no other candidate.
+        name: of the family.
+        checkpoints: folder in which training is saved every few epochs, and resumed from.
+        cross_fit: train one network per fold, whose early stopping uses the nodes of the next fold and whose
+            evaluation uses its own; the candidate averages all of them. Otherwise train once per seed on the
+            training nodes, with validation nodes for both.
+    """
+
+    specs: Sequence[Spec]
+    seeds: Sequence[int]
+    seconds: float = inf
+    required: bool = False
+    name: str = "GCN, GAT, GCNII and APPNP"
+    checkpoints: Path | None = None
+    cross_fit: bool = False
+
+    @property
+    def steps(self) -> int:
+        """One for every architecture."""
+        return len(self.specs)
+
+    def fit(self, task: Task, tick: Tick) -> Results:
+        """Yield one candidate per spec until time is up; warn about specs that were not trained."""
+        num_untrained = 0
+        for number, spec in enumerate(self.specs):
+            try:
+                yield self._fit_spec(task, spec, inf if self.required and number == 0 else self.seconds)
+            except OutOfTime:
+                num_untrained += 1
+            tick(f"{_model_name(spec)}, depth {spec.depth}")
+        if num_untrained:
+            warnings.warn(
+                f"the time limit of {self.seconds:.0f} s was reached when {num_untrained} of "
+                f"{len(self.specs)} networks were not trained, the deepest among them. Allow more time, or "
+                "name a model and depths.",
+                ClassifierWarning,
+                stacklevel=4,
+            )
+
+    def _fit_spec(self, task: Task, spec: Spec, seconds: float) -> CandidateResult:
+        """Train the networks of a spec, and evaluate their average, or each network in its fold."""
+        models, logits, seeds = [], [], []
+        for fold, held_out, own in self._splits(task):
+            model, of_all = _train(fold, spec, own, seconds, self.checkpoints)
+            models.append(model)
+            logits.append(of_all[held_out.to(of_all.device)])
+            seeds += own
+        spec = spec.replace(scaling="none")
+        whole = build(spec, task.graph.num_features, task.classes, seeds, task.device)
+        network = Network(_merge(whole, [model.state_dict() for model in models]).eval())
+        if len(models) == 1:  # the validation nodes evaluate
+            (task,) = replace(task, fold_masks=()).folds
+        return task.evaluate(_candidate(spec), torch.cat(logits), partial(_as_trained, network=network))
+
+    def _splits(self, task: Task) -> Iterator[tuple[Task, Tensor, list[int]]]:
+        """Yield tasks, whose validation nodes decide when to stop, with the nodes to evaluate, and seeds."""
+        if not self.cross_fit or not task.fold_masks:
+            (task,) = replace(task, fold_masks=()).folds
+            yield task, task.graph.validation, list(self.seeds)
+            return
+        count = len(task.fold_masks)
+        each = -(-len(self.seeds) // count)
+        for number, held_out in enumerate(task.fold_masks):
+            stopping = task.fold_masks[(number + 1) % count]
+            train = task.with_all_folds.graph.train & ~held_out & ~stopping
+            graph = task.graph.replace(train=train, validation=held_out | stopping)
+            fold = replace(task, graph=graph, fold_masks=()).masked
+            first = self.seeds[0] + number * each
+            graph = fold.graph.replace(validation=stopping)
+            yield replace(fold, graph=graph), held_out, list(range(first, first + each))
+
+
+def _merge(model: Model, states: Sequence[dict[str, Tensor]]) -> Model:
+    """Load the weights of several models into one with as many trials."""
+    model.load_state_dict({name: torch.cat([state[name] for state in states]) for name in model.state_dict()})
+    return model
+
+
+def _as_trained(task: Task, network: Network) -> Network:
+    """Return the network as it was trained: training on all labels would leave none to stop by."""
+    return network.fitted_to(task.prepared)
+
+
+def _candidate(spec: Spec) -> Candidate:
+    scale = 1.0 if spec.norm == "none" else spec.scale
+    setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
+    setting += f", initial share {spec.strength:g}" if spec.strength else ""
+    return Candidate(_model_name(spec), spec.norm, spec.depth, scale, setting=setting)
+
+
+def _model_name(spec: Spec) -> str:
+    return spec.model if spec.method == "none" else spec.method
+
+
+def _train(
+    task: Task, spec: Spec, seeds: Sequence[int], seconds: float, checkpoints: Path | None
+) -> tuple[Model, Tensor]:
+    """Return a model with a network per seed, trained on a task, and the logits of all nodes."""
+    graph, shards = task.graph.replace(features=task.features), task.shards
+    spec = spec.replace(scaling="none")
+
+    def fit(seeds: Sequence[int], shards: Shards | None) -> tuple[Model, Tensor]:
+        def check_time(_: int) -> None:
+            late = time.perf_counter() - task.began > seconds
+            if late if shards is None else shards.any(late):
+                raise OutOfTime
+
+        check_time(0)
+        trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=shards)
+        checkpoint = None
+        if checkpoints is not None:
+            name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
+            checkpoint = checkpoints / f"{name}.pt"
+        trainer.fit(check_time, checkpoint)
+        return trainer.model, trainer.evaluate()[1]
+
+    # Ranks share trials where possible, which needs no communication; some models cannot share nodes.
+    if shards is not None and (len(seeds) >= shards.process_group.size() or spec.method != "none"):
+        whole = build(spec, graph.num_features, task.classes, seeds, torch.device("cpu"))
+        model, logits = _train_per_rank(shards, seeds, fit, whole)
+        model, logits = model.to(task.device), logits.to(task.device)
+    else:
+        model, logits = fit(seeds, shards)
+    if shards is not None:
+        shards.leave(model)
+    return model, logits
+
+
+def _train_per_rank(
+    shards: Shards,
+    seeds: Sequence[int],
+    fit: Callable[[Sequence[int], None], tuple[Model, Tensor]],
+    whole: Model,
+) -> tuple[Model, Tensor]:
+    """Let every rank train its share of the trials; return the model of all, and its logits."""
+    own, trained, late = shards.among(seeds), None, False
+    try:
+        if own:
+            model, logits = fit(own, None)
+            trained = dict(model.cpu().state_dict()), logits.cpu()
+    except OutOfTime:
+        late = True
+    if shards.any(late):
+        raise OutOfTime
+    parts = [part for part in shards.of_all(trained) if part is not None]
+    return _merge(whole, [state for state, _ in parts]), torch.cat([logits for _, logits in parts], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A fitted GCN, GAT, GCNII or APPNP, and PairNorm's statistics of the graph that it was fitted on."""
+
+    module: Any
+    statistics: NormStatistics | None = None
+    KINDS: ClassVar[dict[str, Any]] = {"GCN": GCN, "GAT": GAT, "GCNII": GCNII, "APPNP": APPNP}
+
+    @torch.no_grad()
+    def logits(self, prepared: PreparedGraph) -> Tensor:
+        """Return the logits of every node, [n, models, classes]."""
+        module = self.module.to(prepared.device).eval()
+        if self.statistics is not None:
+            fitted, same_nodes = self.statistics.fitted_rows(prepared)
+            if not same_nodes:
+                norm = _FittedNorm(module.norm, fitted.to(prepared.device), self.statistics)
+                module = _with_norm(module, norm)
+        logits: Tensor = module(prepared.features.to(prepared.device), prepared.adjacency(module.adjacency))
+        return logits
+
+    @torch.no_grad()
+    def fitted_to(self, prepared: PreparedGraph) -> Network:
+        """Return the network with PairNorm's statistics of a graph, which new nodes do not change."""
+        module = self.module.to(prepared.device).eval()
+        if not isinstance(getattr(module, "norm", None), PairNorm) or module.num_layers == 1:
+            return self
+        norm = _FittedNorm(module.norm, slice(None))
+        _with_norm(module, norm)(prepared.features.to(prepared.device), prepared.adjacency(module.adjacency))
+        centers, squares = map(torch.stack, zip(*norm.steps, strict=True))
+        nodes = torch.from_numpy(prepared.node_fingerprints)
+        return replace(self, statistics=NormStatistics(centers, squares, nodes))
+
+    def state(self) -> State:
+        """Return the normalization, an initial share, and the weights, whose shapes give the rest."""
+        settings = {"adjacency": self.module.adjacency}
+        if isinstance(self.module, GCNII | APPNP):
+            settings["alpha"] = self.module.alpha
+        tensors = dict(self.module.state_dict())
+        return settings, tensors if self.statistics is None else {**tensors, **self.statistics._asdict()}
+
+    @classmethod
+    def restore(cls, saved: SavedState) -> Self:
+        """Build a network whose size follows from its weights, not from the settings."""
+        candidate, tensors = saved.candidate, dict(saved.tensors)
+        kind = cls.KINDS[candidate.model]
+        has_initial_share = kind in (GCNII, APPNP)
+        first = tensors["first.weight" if has_initial_share else "convolutions.0.weight"]
+        models, width, hidden = first.shape
+        depth = candidate.depth
+        if kind is not APPNP:  # whose weights do not depend on its depth
+            depth = len({name.split(".")[1] for name in tensors if name.startswith("convolutions.")})
+        if (width, depth) != (saved.features, candidate.depth):
+            raise ValueError(f"the weights are those of {width} features and {depth} layers")
+        options: dict[str, Any] = {"norm": candidate.mode, "scale": candidate.scale}
+        if has_initial_share:
+            options = {"alpha": saved.settings["alpha"]}
+        options |= {"adjacency": saved.settings["adjacency"], "num_models": models, "hidden_channels": hidden}
+        module = kind(saved.features, saved.classes, depth, **options)
+        statistics = None
+        if candidate.mode is not None and depth > 1:
+            statistics = NormStatistics.restore(saved, depth - 1, hidden, models)
+            tensors = {name: one for name, one in tensors.items() if name not in NormStatistics._fields}
+        module.load_state_dict(tensors)
+        return cls(module.eval(), statistics)
+
+
+class _FittedNorm(nn.Module):
+    """PairNorm by the statistics of some nodes, or by stored ones where most of these nodes are absent."""
+
+    def __init__(self, norm: PairNorm, rows: Tensor | slice, stored: NormStatistics | None = None) -> None:
+        super().__init__()
+        self.norm, self.rows = norm, rows
+        measurable = stored is None or (isinstance(rows, Tensor) and stored.are_measurable(rows))
+        self.stored = None if measurable else stored
+        self.steps: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the states of the next layer, [n, models, hidden]."""
+        if self.stored is not None:
+            number = len(self.steps)
+            step = self.stored.centers[number].to(x), self.stored.mean_squares[number].to(x)
+        else:
+            some = x[self.rows].double()
+            center = some.mean(0)
+            step = center.float(), (some - center).square().sum(-1, keepdim=True).mean(0).float()
+        self.steps.append(step)
+        return normalize_by(x, *step, self.norm.scale, self.norm.eps, self.norm.mode)
+
+
+def _with_norm(module: Any, norm: nn.Module) -> Any:
+    """Return a module that shares all but its norm with another."""
+    other = copy(module)
+    other._modules = {**module._modules, "norm": norm}
+    return other
