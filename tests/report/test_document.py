@@ -90,7 +90,7 @@ def test_an_anchor_is_what_github_makes_of_a_title() -> None:
 def test_without_its_libraries_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, raises: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("pairnorm.report.html.find_spec", lambda name: None if name == "plotly" else True)
+    monkeypatch.setattr("pairnorm.report.document.find_spec", lambda name: None if name == "plotly" else True)
     with raises("library-missing", value=["plotly"]):
         page()
 

@@ -18,8 +18,8 @@ from pairnorm.classify.findings import Baseline, Findings
 from pairnorm.classify.target import lacks_most
 from pairnorm.data import csbm
 from pairnorm.report import Document, Nodes, Threshold, render_html, render_markdown
-from pairnorm.report import node_table as module
-from pairnorm.report.fit_page import diagnosis_page, fit_page
+from pairnorm.report import fit_tables as module
+from pairnorm.report.fit_report import diagnosis_page, fit_page
 
 NODES = 600
 NAMES = ("<script>alert(1)</script>", "=cmd|'/c calc'!A1", "**bold** [x](javascript:alert(1))", "<img src=x>")

@@ -46,8 +46,8 @@ def run(options: Namespace) -> None:
     from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
     from pairnorm.classify.scaling import KINDS, check_features, check_size
     from pairnorm.report import Chart, render_html
-    from pairnorm.report.figures import save_charts
-    from pairnorm.report.fit_page import diagnosis_page
+    from pairnorm.report.charts import save_charts
+    from pairnorm.report.fit_report import diagnosis_page
 
     out, step = options.out, count(1)
     form = one_of("ending of --out", out.suffix.lower(), FIGURE_SUFFIXES).removeprefix(".")

@@ -13,9 +13,10 @@ from pairnorm.report.document import (
     Table,
     Text,
     Threshold,
+    can_render_html,
+    render_html,
     render_markdown,
 )
-from pairnorm.report.html import can_render_html, render_html
 
 __all__ = [
     "Chart",

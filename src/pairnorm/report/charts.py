@@ -1,26 +1,49 @@
-"""Describe charts as Plotly traces; colors are names of the stylesheet, for light and dark."""
+"""Describe charts as Plotly traces for pages, and draw them with matplotlib for Markdown and image files.
+
+Colors are names of the stylesheet, which has a light and a dark version of each.
+"""
 
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor
-from typing import Any, ClassVar, NamedTuple
+from math import floor, isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pairnorm.base import plotting
 from pairnorm.base.escaping import terminal
+from pairnorm.sweep.significance import Difference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE, VERMILLION, GREEN, PURPLE, GRAY, INK = (
     "--blue", "--vermillion", "--green", "--purple", "--gray", "--ink"
 )  # fmt: skip
 COLORS = {"train": BLUE, "validation": PURPLE, "test": VERMILLION}
-NORMS = {"none": VERMILLION, "PN": BLUE, "PN-SI": GREEN, "PN-SCS": PURPLE}
 SYMBOLS = {"train": "square", "validation": "triangle-up", "test": "circle"}
+NORMS = {"none": VERMILLION, "PN": BLUE, "PN-SI": GREEN, "PN-SCS": PURPLE}
+PRINTED_COLORS = {
+    BLUE: plotting.BLUE,
+    VERMILLION: plotting.VERMILLION,
+    GREEN: plotting.GREEN,
+    PURPLE: plotting.PURPLE,
+    GRAY: plotting.GRAY,
+    INK: "#000000",
+}
+PRINTED_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "cross": "P", "x": "X",
+                   "star": "*", "diamond-open": "d"}  # fmt: skip
+PIXELS_PER_INCH = 125
 MAX_NAME_LENGTH, MAX_ANNOTATED_CLASSES = 22, 15
-# Characters that fit under a chart side by side on a narrow screen.
-MIN_WIDTH = 40
+MAX_UNROTATED_CHARACTERS = 40
+"""Names of classes that are longer together do not fit side by side under a chart on a narrow screen."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +114,7 @@ def lines(
             "name": line.name,
             "showlegend": line.listed,
             "x": list(line.x),
-            "y": _finite(line.y),
+            "y": [round(value, 6) if isfinite(value) else None for value in map(float, line.y)],
             "line": {"color": line.color, "dash": "dash" if line.dashed else "solid", "width": 2},
             "marker": {"color": line.color, "symbol": line.symbol, "size": 6},
             "hovertemplate": f"%{{y:{form}}}",
@@ -117,52 +140,69 @@ def lines(
     }
     if vertical is not None:
         x_value, name = vertical
-        layout["shapes"] = [
-            {"type": "line", "x0": x_value, "x1": x_value, "y0": 0, "y1": 1, "yref": "paper",
-             "line": {"color": INK, "dash": "dot", "width": 1}}
-        ]  # fmt: skip
-        layout["annotations"] = [
-            {"x": x_value, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "left", "text": name,
-             "showarrow": False}
-        ]  # fmt: skip
+        note = {"x": x_value, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "left", "text": name}
+        layout["shapes"] = [_vertical(x_value, {"color": INK, "dash": "dot", "width": 1})]
+        layout["annotations"] = [{**note, "showarrow": False}]
     return Chart(title, traces, layout, name=file_name)
+
+
+def _vertical(x: float, line: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def _intervals(
+    ends: Sequence[tuple[float, float, float]], styles: Sequence[tuple[str, str]], size: int
+) -> dict[str, Any]:
+    """Return a trace of values and ends of their intervals, one below the other; a style is color and symbol.
+
+    Without an interval, of a single run, the ends are infinite.
+    """
+    lengths = [(value - low, high - value) for value, low, high in ends]
+    below, above = zip(
+        *([round(one, 4) if isfinite(one) else 0 for one in both] for both in lengths), strict=True
+    )
+    colors, symbols = zip(*styles, strict=True)
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [round(value, 4) for value, _, _ in ends],
+        "y": list(range(len(ends))),
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": list(above),
+            "arrayminus": list(below),
+            "color": GRAY,
+        },
+        "marker": {"color": list(colors), "symbol": list(symbols), "size": size},
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
 
 
 def intervals(
     title: str, names: Sequence[str], values: Sequence[tuple[float, float, float]], x: str
 ) -> Chart:
     """Return a chart of values and intervals in percent, the first on top and in color."""
-    rows = list(range(len(names)))
-    start = max(0, 10 * floor(min(low for _, low, _ in values) / 10 - 0.5))
-    trace = {
-        "type": "scatter",
+    trace = _intervals(values, [(BLUE, "circle"), *[(GRAY, "square")] * (len(names) - 1)], 10)
+    trace |= {
         "mode": "markers+text",
-        "x": [value for value, _, _ in values],
-        "y": rows,
         "text": [f"{value:.1f}" for value, _, _ in values],
         "textposition": "bottom center",
-        "error_x": {
-            "type": "data",
-            "symmetric": False,
-            "array": [high - value for value, _, high in values],
-            "arrayminus": [value - low for value, low, _ in values],
-            "color": GRAY,
-        },
-        "marker": {
-            "color": [BLUE if row == 0 else GRAY for row in rows],
-            "symbol": ["circle" if row == 0 else "square" for row in rows],
-            "size": 10,
-        },
         "customdata": [
             f"{plain(name)}: {value:.1f}%<br>95% interval {low:.1f} to {high:.1f}%"
             for name, (value, low, high) in zip(names, values, strict=True)
         ],
-        "hovertemplate": "%{customdata}<extra></extra>",
     }
+    # Names above the intervals leave the full width to the plot, also on a phone.
+    left = {"x": 0, "xref": "paper", "xanchor": "left", "showarrow": False}
     layout = {
-        "xaxis": {"title": {"text": x}, "range": [start, 101.5], "showgrid": True},
+        "xaxis": {
+            "title": {"text": x},
+            "range": [_axis_start(min(low for _, low, _ in values)), 101.5],
+            "showgrid": True,
+        },
         "yaxis": {
-            "tickvals": rows,
+            "tickvals": trace["y"],
             "ticktext": [plain(name, 30) for name in names],
             "showticklabels": False,
             "range": [len(names) - 0.5, -0.7],
@@ -170,27 +210,45 @@ def intervals(
             "zeroline": False,
         },
         "showlegend": False,
-        # Names above the intervals leave the full width to the plot, also on a phone.
-        "annotations": [
-            {
-                "x": 0,
-                "xref": "paper",
-                "xanchor": "left",
-                "y": row - 0.34,
-                "text": plain(name, 45),
-                "showarrow": False,
-            }
-            for row, name in enumerate(names)
-        ],
+        "annotations": [{**left, "y": row - 0.34, "text": plain(name, 45)} for row, name in enumerate(names)],
     }
     return Chart(title, [trace], layout, height=110 + 56 * len(names), name="comparison")
+
+
+def _axis_start(smallest: float) -> float:
+    """Return a multiple of 10 below the smallest percentage, for an axis that ends at 100."""
+    return max(0, 10 * floor(smallest / 10 - 0.5))
+
+
+def differences(
+    title: str,
+    names: Sequence[str],
+    values: Sequence[Difference],
+    styles: Sequence[tuple[str, str]],
+    x: str,
+    file_name: str,
+) -> Chart:
+    """Return a chart of differences with intervals around a line at zero; a style is color and symbol."""
+    trace = _intervals([(one.mean, one.low, one.high) for one in values], styles, 9)
+    trace["customdata"] = [f"{name}: {one}" for name, one in zip(names, values, strict=True)]
+    layout = {
+        "xaxis": {"title": {"text": x}, "showgrid": True},
+        "yaxis": {
+            "tickvals": trace["y"],
+            "ticktext": list(names),
+            "range": [len(names) - 0.5, -0.5],
+            "showgrid": False,
+        },
+        "shapes": [_vertical(0, {"color": GRAY, "width": 1})],
+        "showlegend": False,
+    }
+    return Chart(title, [trace], layout, height=90 + 24 * len(names), name=file_name)
 
 
 def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart:
     """Return a confusion matrix, a row for each true class; the shade is the share of that class."""
     share = counts / counts.sum(1, keepdims=True).clip(1)
     rows = range(len(classes))
-    names = {"tickvals": list(rows), "ticktext": [plain(name, MAX_NAME_LENGTH) for name in classes]}
     trace = {
         "type": "heatmap",
         "z": share.round(4).tolist(),
@@ -212,29 +270,30 @@ def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart
     }
     if len(classes) <= MAX_ANNOTATED_CLASSES:
         trace |= {"text": [[f"{count:,}" for count in row] for row in counts], "texttemplate": "%{text}"}
+    axis = {
+        "tickvals": list(rows),
+        "ticktext": [plain(name, MAX_NAME_LENGTH) for name in classes],
+        "showgrid": False,
+        "zeroline": False,
+    }
+    fits = len(classes) * max(map(len, classes), default=0) <= MAX_UNROTATED_CHARACTERS
+    below = {"tickangle": 0 if fits else -40, "ticklabeloverflow": "allow"}
     layout = {
-        "xaxis": {"title": {"text": "predicted"}, "showgrid": False, "zeroline": False,
-                  "tickangle": _angle(classes), "ticklabeloverflow": "allow", **names},
-        "yaxis": {"title": {"text": "true"}, "showgrid": False, "zeroline": False,
-                  "autorange": "reversed", **names},
-    }  # fmt: skip
+        "xaxis": {"title": {"text": "predicted"}, **axis, **below},
+        "yaxis": {"title": {"text": "true"}, **axis, "autorange": "reversed"},
+    }
     return Chart(title, [trace], layout, height=min(900, 200 + 34 * len(classes)), name="confusion")
-
-
-def _angle(names: Sequence[str]) -> int:
-    """Return 0 if names fit side by side under a chart, else the angle of rotation."""
-    return 0 if len(names) * max(map(len, names), default=0) <= MIN_WIDTH else -40
 
 
 def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int = 10) -> Chart:
     """Return a reliability diagram: accuracy against confidence; the diagonal is ideal."""
-    import numpy as np
-
     sure, hits = np.asarray(confidence, dtype=float), np.asarray(right, dtype=float)
     number = np.minimum((sure * bins).astype(int), bins - 1)
     counts = np.bincount(number, minlength=bins)
     filled = np.flatnonzero(counts)
     x, y = (100 * np.bincount(number, part, bins)[filled] / counts[filled] for part in (sure, hits))
+    # The area of a point shows the number of nodes.
+    sizes = (6 + 20 * np.sqrt(counts[filled] / counts.max())).round(1).tolist()
     diagonal = {
         "type": "scatter",
         "mode": "lines",
@@ -252,16 +311,12 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
         "x": x.round(2).tolist(),
         "y": y.round(2).tolist(),
         "line": {"color": BLUE, "width": 2},
-        # The area of a point shows the number of nodes.
-        "marker": {
-            "color": BLUE,
-            "size": (6 + 20 * np.sqrt(counts[filled] / counts.max())).round(1).tolist(),
-        },
+        "marker": {"color": BLUE, "size": sizes},
         "customdata": counts[filled].tolist(),
         "hovertemplate": "%{customdata:,} nodes, on average %{x:.1f}% confident: "
         "%{y:.1f}% are right<extra></extra>",
     }
-    start = max(0, 10 * floor(min(x.min(), y.min(), 90) / 10 - 0.5)) if len(filled) else 0
+    start = _axis_start(min(x.min(), y.min(), 90)) if len(filled) else 0
     layout = {
         "xaxis": {"title": {"text": "confidence (%)"}, "range": [start, 103]},
         "yaxis": {"title": {"text": "right (%)"}, "range": [start, 103]},
@@ -269,6 +324,93 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
     return Chart(title, [diagonal, trace], layout, height=300)
 
 
-def _finite(values: Sequence[float]) -> list[float | None]:
-    """Return numbers for JSON; None, a gap, for values that are not finite."""
-    return [round(value, 6) if abs(value) < float("inf") else None for value in map(float, values)]
+@plotting.style()
+def draw_charts(charts: Sequence[Chart]) -> Figure:
+    """Draw charts of lines, intervals or a matrix side by side with matplotlib."""
+    rows = -(-len(charts) // 2)
+    height = max(2.4, charts[0].height / PIXELS_PER_INCH)
+    figure = plotting.new_figure(plotting.TWO_COLUMNS, rows * height)
+    axes = figure.subplots(rows, min(2, len(charts)), squeeze=False).flat
+    for axis, chart in zip(axes, charts, strict=False):
+        _draw(axis, chart, titled=len(charts) > 1)
+    for axis in figure.axes[len(charts) :]:
+        axis.remove()
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    names = [name.replace("$", "\\$") for name in names]
+    if names and len(charts) > 1:
+        figure.legend(handles, names, loc="outside lower center", ncols=3)
+    elif names and charts[0].layout.get("showlegend", True):
+        figure.axes[0].legend()
+    return figure
+
+
+def save_charts(charts: Sequence[Chart], path: Path, **options: Any) -> None:
+    """Draw charts side by side and write them to a file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may have any letters
+        draw_charts(charts).savefig(path, dpi=150, **options)
+
+
+def _draw(axis: Axes, chart: Chart, titled: bool) -> None:
+    for trace in chart.traces:
+        if trace["type"] == "heatmap":
+            _draw_matrix(axis, trace)
+        elif "error_x" in trace:
+            _draw_intervals(axis, trace)
+        else:
+            _draw_line(axis, trace)
+    if titled:
+        axis.set_title(chart.title, loc="left")
+    for name, settings in (("x", chart.layout["xaxis"]), ("y", chart.layout["yaxis"])):
+        if text := settings.get("title", {}).get("text"):
+            axis.set(**{f"{name}label": text})
+        if "range" in settings:
+            axis.set(**{f"{name}lim": settings["range"]})
+        elif settings.get("rangemode") == "tozero":
+            axis.set(**{f"{name}lim": (0, None)})
+        if "ticktext" in settings:
+            names = [html.unescape(one) for one in settings["ticktext"]]
+            turned = {"rotation": 40, "ha": "right"} if settings.get("tickangle") else {}
+            ticks: Any = axis.set_xticks if name == "x" else axis.set_yticks
+            ticks(settings["tickvals"], names, parse_math=False, **turned)
+    notes = [note["text"] for note in chart.layout.get("annotations", ())]
+    for shape in chart.layout.get("shapes", ()):
+        dash = ":" if shape["line"].get("dash") else "-"
+        color = PRINTED_COLORS[shape["line"]["color"]]
+        axis.axvline(shape["x0"], color=color, linewidth=1, linestyle=dash, label=next(iter(notes), None))
+
+
+def _draw_intervals(axis: Axes, trace: dict[str, Any]) -> None:
+    errors = [trace["error_x"]["arrayminus"], trace["error_x"]["array"]]
+    axis.errorbar(trace["x"], trace["y"], xerr=errors, fmt="none", color=PRINTED_COLORS[GRAY], linewidth=1.2)
+    looks = zip(trace["marker"]["color"], trace["marker"]["symbol"], strict=True)
+    texts = trace.get("text", [""] * len(trace["x"]))
+    for x, y, (color, symbol), text in zip(trace["x"], trace["y"], looks, texts, strict=True):
+        axis.plot(x, y, PRINTED_MARKERS[symbol], color=PRINTED_COLORS[color], markersize=5)
+        axis.annotate(text, (x, y), (0, 5), textcoords="offset points", ha="center")
+    axis.grid(visible=True, axis="x")
+
+
+def _draw_line(axis: Axes, trace: dict[str, Any]) -> None:
+    marker, line = trace.get("marker", {}), trace.get("line", {})
+    has_line = "lines" in trace["mode"]
+    axis.plot(
+        trace["x"],
+        trace["y"],
+        color=PRINTED_COLORS[marker.get("color", line.get("color"))],
+        linestyle=("--" if line.get("dash") == "dash" else "-") if has_line else "none",
+        marker=PRINTED_MARKERS[marker.get("symbol", "circle")] if "markers" in trace["mode"] else "none",
+        markersize=3 if has_line else 8,
+        label=trace["name"] if trace.get("showlegend", True) else None,
+    )
+
+
+def _draw_matrix(axis: Axes, trace: dict[str, Any]) -> None:
+    axis.imshow(trace["z"], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for row, texts in enumerate(trace.get("text", ())):
+        for column, text in enumerate(texts):
+            color = "white" if trace["z"][row][column] > 0.55 else "#333333"
+            axis.text(column, row, text, ha="center", va="center", color=color)
+    axis.grid(visible=False)
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)

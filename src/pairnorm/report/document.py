@@ -1,16 +1,28 @@
-"""Define the parts of a report, and render them as Markdown; ``pairnorm.report.html`` renders HTML."""
+"""Define the parts of a report, and render them as Markdown or as one HTML file that needs no network."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.resources import files
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pairnorm.base.escaping import markdown
-from pairnorm.report.charts import Chart
+from pairnorm.base.errors import PairNormError
+from pairnorm.base.escaping import markdown, terminal
+from pairnorm.report.charts import Chart, save_charts
+from pairnorm.sweep.tables import markdown_table
+from pairnorm.version import __version__
+
+ASSETS = files("pairnorm.report") / "assets"
+NEEDED = ("jinja2", "plotly", "markdown_it")
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,8 @@ class Table:
         caption: what it shows.
         search: in HTML, add a search field.
         charts: in HTML, a chart for each row, shown when the row is selected; or None.
+        formatted: whether cells are our own text in Markdown. Default: plain text.
+        left: columns that are aligned to the left where cells are formatted. Default: all.
     """
 
     headings: Sequence[str]
@@ -46,6 +60,8 @@ class Table:
     caption: str = ""
     search: bool = False
     charts: Sequence[Chart | None] = ()
+    formatted: bool = False
+    left: int | None = None
     kind: ClassVar[str] = "table"
 
     @property
@@ -79,11 +95,7 @@ class Only:
 
     medium: str
     blocks: Sequence[Any]
-
-    @property
-    def kind(self) -> str:
-        """The kind, which the page shows for HTML alone."""
-        return f"only-{self.medium}"
+    kind: ClassVar[str] = "only"
 
 
 @dataclass(frozen=True)
@@ -188,8 +200,6 @@ def _blocks(blocks: Sequence[Any], folder: Path | None) -> Iterator[str]:
             for block in group:
                 yield from _block(block, folder)
         elif name and folder is not None:
-            from pairnorm.report.figures import save_charts
-
             charts = list(group)
             save_charts(charts, folder / f"{name}.png")
             yield f"![{markdown(charts[0].title)}]({name}.png)"
@@ -203,7 +213,10 @@ def _block(block: Any, folder: Path | None) -> Iterator[str]:
     elif isinstance(block, Table):
         if block.caption:
             yield f"{markdown(block.caption)}:"
-        yield _table(block.headings or [""] * len(block.rows[0]), block.rows)
+        if block.formatted:
+            yield markdown_table(block.headings, block.rows, block.left)
+        else:
+            yield _table(block.headings or [""] * len(block.rows[0]), block.rows)
     elif isinstance(block, Details):
         summary = markdown(block.summary)
         yield f"<details><summary>{summary}</summary>" if block.folded else f"### {summary}"
@@ -228,3 +241,65 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rule = [":--", *["--:" if len(headings) > 2 else ":--"] * (len(headings) - 1)]
     lines = [map(markdown, headings), rule, *(map(markdown, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def can_render_html() -> bool:
+    """Return whether the libraries for HTML are installed."""
+    return all(find_spec(name) for name in NEEDED)
+
+
+def render_html(document: Document) -> str:
+    """Return a document as HTML. The same document gives the same text."""
+    if not can_render_html():
+        raise PairNormError(
+            "writing HTML needs jinja2, plotly and markdown-it-py",
+            code="library-missing",
+            value=[name for name in NEEDED if not find_spec(name)],
+            hint="pip install 'pairnorm[all]'",
+        )
+    from jinja2 import Environment, StrictUndefined
+    from markdown_it import MarkdownIt
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    data: list[Any] = []
+
+    def store(block: Any) -> int:
+        data.append(block.data)
+        return len(data) - 1
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    environment.filters["markdown"] = lambda text: Markup(parser.render(text))
+    environment.filters["inline"] = lambda text: Markup(parser.renderInline(text))
+    # Control characters are shown as Python writes them; rendered HTML stays.
+    environment.finalize = lambda value: value if hasattr(value, "__html__") else terminal(value)
+    template = environment.from_string(_asset("page.html"))
+    script, plotly = _asset("page.js"), get_plotlyjs()
+    return template.render(
+        document=document,
+        store=store,
+        # Called at the end, when all blocks have stored their data.
+        data=lambda: _compressed(json.dumps(data, allow_nan=False, separators=(",", ":"))),
+        plotly=_compressed(plotly),
+        script=Markup(script),
+        style=Markup(_asset("page.css")),
+        hashes=[_hash(script), _hash(plotly)],
+        version=__version__,
+    )
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _compressed(text: str) -> str:
+    """Return a text compressed, as base64; the same text gives the same result."""
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+
+
+def _hash(script: str) -> str:
+    """Return the hash by which the page's security policy allows a script; no other script runs."""
+    return f"sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}"

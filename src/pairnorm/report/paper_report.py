@@ -1,47 +1,76 @@
-"""The report of the paper, from the store alone: five sentences, gains, tables, claims, figures."""
+"""Write the report of the paper from the store alone: five sentences, gains, tables, claims, figures."""
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from importlib.util import find_spec
+from math import isnan
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
+from pairnorm.base.escaping import markdown as markdown_text
 from pairnorm.base.escaping import markdown_code
-from pairnorm.base.files import write_text
+from pairnorm.base.files import csv_text, write_text
 from pairnorm.base.memory import without_collection
 from pairnorm.base.plotting import Save, save, saving
-from pairnorm.data import datasets
 from pairnorm.paper.case_study import Layers, read_layers
-from pairnorm.paper.claims import verdicts
-from pairnorm.paper.evidence import CASES, STATUSES, Evidence, Verdict
-from pairnorm.paper.experiments import DATASETS, EXPERIMENTS, TABLE1, Selection, reported
+from pairnorm.paper.claims import requested_runs, verdicts
+from pairnorm.paper.evidence import STATUSES, Evidence, Verdict
+from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
-from pairnorm.report.document import Details, Document, Image, Markdown, Only, Section, Text, render_markdown
+from pairnorm.report.document import (
+    Details,
+    Document,
+    Image,
+    Markdown,
+    Only,
+    Section,
+    Text,
+    can_render_html,
+    render_html,
+    render_markdown,
+)
 from pairnorm.report.document import Table as Shown
-from pairnorm.report.html import can_render_html, render_html
 from pairnorm.report.paper_sections import (
+    LARGE_DIFFERENCE,
     Gain,
     ablation_section,
+    claims_section,
+    differences_section,
     gain_section,
     interactive_figures,
     scaling_section,
     split_gains,
     splits_section,
+    statistics_section,
     table_blocks,
     tuned_gains,
 )
-from pairnorm.report.provenance import OWN_FILE, own_csv, own_section, own_trials, provenance
-from pairnorm.sweep.grid import Experiment
+from pairnorm.sweep.grid import Summary, best
 from pairnorm.sweep.index import ResultIndex, open_results
 from pairnorm.sweep.significance import significant
 from pairnorm.sweep.tables import TITLES, Table, as_csv, latex
-from pairnorm.train import Spec
+from pairnorm.train import Spec, Trial
+from pairnorm.train.result import Origin, Result
 
-FIGURES = "figures"
-NO_FIGURES = "There are no figures: matplotlib is not installed."
+FIGURES, OWN_FILE = "figures", "own-trials.csv"
+NOTES = "notes.md"
+"""A file in the output folder that, if there is one, becomes a section of the report: findings of people."""
+MAX_ROWS = 50
+"""Own trials of a graph that the report shows; the file has all."""
+GLOSSARY = {
+    "Missing": "The share of nodes outside the training set whose features were removed.",
+    "Layers": "The number of graph convolutions, chosen by accuracy on the validation nodes.",
+    "PN, PN-SI": "PairNorm: after each layer, nodes are centered and rescaled together, or each by itself.",
+    "t1, t2": "Skip connections: the output of a layer is added to that of the next layer, or the one after.",
+    "SGC, GCN, GAT": "The models: a linear one, one with hidden layers, and one with attention.",
+    "Row-diff, col-diff": "The mean distance between nodes, and between features: both fall as a model "
+    "oversmooths.",
+    "±": "The standard deviation over the runs, which differ in their seeds.",
+}
 
 
 @dataclass
@@ -53,33 +82,26 @@ class Outputs:
     tables: dict[str, Table] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
-
-    @cached_property
-    def note(self) -> str:
-        """What is to be said about them: that figures cannot be drawn here."""
-        return "" if find_spec("matplotlib") else NO_FIGURES
+    can_draw: bool = field(default_factory=lambda: find_spec("matplotlib") is not None)
 
     def add_table(self, table: Table, settings: Sequence[str] = ()) -> None:
         """Write a table, if any cell of it has been run."""
-        if not table.filled:
-            return
-        self.tables[table.name] = table
-        self.write(f"{table.name}.csv", as_csv(table, settings))
-        self.write(f"{table.name}.tex", latex(table))
+        if table.filled:
+            self.tables[table.name] = table
+            self.write(f"{table.name}.csv", as_csv(table, settings))
+            self.write(f"{table.name}.tex", latex(table))
 
     def add_figures(self, drawings: Iterable[Drawing]) -> None:
         """Write the figures that there are."""
-        for name, caption, figure in () if self.note else drawings:
+        for name, caption, figure in drawings if self.can_draw else ():
             if figure is not None:
                 self.captions[name] = caption
                 self.files += self.save(figure, self.out / FIGURES, name)
 
-    def write(self, name: str, text: str) -> Path:
+    def write(self, name: str, text: str) -> None:
         """Write a text file."""
-        path = self.out / name
-        write_text(path, text)
-        self.files.append(path)
-        return path
+        write_text(self.out / name, text)
+        self.files.append(self.out / name)
 
 
 def write_outputs(
@@ -97,36 +119,16 @@ def write_outputs(
             outputs.add_figures(two_steps())
         elif experiment := selection.narrow(EXPERIMENTS[name]):
             if name == "tuned":
-                _add_tuned(outputs, results, experiment, selection.narrow(TABLE1))
+                # Below what the paper's optimizer gives with the same features.
+                if Table.of(results, experiment).filled:
+                    both = [one for one in (selection.narrow(TABLE1), experiment) if one is not None]
+                    table = Table.of(results, *both, reported=reported())
+                    outputs.add_table(table, ("scale", *experiment.searched))
             elif name not in ("case-study", *PER_GRAPH):
                 outputs.add_table(Table.of(results, experiment, reported=reported()))
             if not (name in MODELS and "figure4" in names):  # which has it among its panels
                 outputs.add_figures(drawings(experiment, results, layers))
     return outputs
-
-
-def _add_tuned(outputs: Outputs, results: ResultIndex, tuned: Experiment, untuned: Experiment | None) -> None:
-    """Add the table of tuned optimizers, below what the paper's optimizer gives with the same features."""
-    if Table.of(results, tuned).filled:
-        both = (tuned,) if untuned is None else (untuned, tuned)
-        settings = ("scale", *tuned.searched)
-        outputs.add_table(Table.of(results, *both, reported=reported()), settings)
-
-
-NOTES = "notes.md"
-"""A file in the output folder that, if there is one, becomes a section of the report: findings of people."""
-LARGE = 0.05
-"""A difference from the paper that is listed."""
-GLOSSARY = {
-    "Missing": "The share of nodes outside the training set whose features were removed.",
-    "Layers": "The number of graph convolutions, chosen by accuracy on the validation nodes.",
-    "PN, PN-SI": "PairNorm: after each layer, nodes are centered and rescaled together, or each by itself.",
-    "t1, t2": "Skip connections: the output of a layer is added to that of the next layer, or the one after.",
-    "SGC, GCN, GAT": "The models: a linear one, one with hidden layers, and one with attention.",
-    "Row-diff, col-diff": "The mean distance between nodes, and between features: both fall as a model "
-    "oversmooths.",
-    "±": "The standard deviation over the runs, which differ in their seeds.",
-}
 
 
 @without_collection()
@@ -156,23 +158,22 @@ def write_report(
     is_own = bool(own) and len(own) == len(trials)  # then the report is not about the paper
     with saving(workers) as save:  # while the rest is written
         outputs = write_outputs([] if is_own else selection.names(), results, layers, selection, folder, save)
-        if own:
-            outputs.write(OWN_FILE, own_csv(own))
-        ran = provenance(stored, results, selection, Path(store).name)
-        sections: list[Section | None] = [own_section(own)]
         title, lead = f"Trials of {Path(store).name}", ""
+        sections: list[Section | None] = []
+        if own:
+            outputs.write(OWN_FILE, _own_csv(own))
+            sections.append(own_section(own))
         if not is_own:
             decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
             gains = split_gains(results, selection)
             title, lead = "PairNorm, reproduced", _lead(outputs.tables, gains, decided, selection)
-            sections += _sections(outputs, results, selection, gains, decided, folder)
-        sections.append(ran)
-        document = Document(
-            title, [], [section for section in sections if section is not None], GLOSSARY, lead
-        )
-        if not outputs.note:
+            sections += _sections(outputs, results, selection, gains, decided)
+        sections.append(_provenance(stored, results, selection, Path(store).name))
+        shown = [section for section in sections if section is not None]
+        document = Document(title, [], shown, GLOSSARY, lead)
+        if outputs.can_draw:
             (folder / FIGURES).mkdir(parents=True, exist_ok=True)
-        outputs.write("report.md", render_markdown(document, None if outputs.note else folder))
+        outputs.write("report.md", render_markdown(document, folder if outputs.can_draw else None))
         if can_render_html():
             outputs.write("report.html", render_html(document))
     return outputs
@@ -184,7 +185,6 @@ def _sections(
     selection: Selection,
     gains: Sequence[Gain],
     decided: Sequence[Verdict],
-    folder: Path,
 ) -> Iterator[Section | None]:
     """Yield the sections about the paper, in the order of the report."""
     tables = outputs.tables
@@ -194,20 +194,20 @@ def _sections(
         if name in tables:
             links = Only("markdown", [Markdown(f"[CSV]({name}.csv), [LaTeX]({name}.tex)")])
             yield Section(f"Table {number}: {tables[name].title}", [*blocks[name], links])
-    yield _differences([tables[name] for name in MODELS if name in tables])
-    yield _claims(decided)
+    yield differences_section([tables[name] for name in MODELS if name in tables])
+    yield claims_section(decided)
     yield gain_section(tables.get("tuned"), blocks.get("tuned", ()))
     yield scaling_section(tables, blocks.get("scaling", ()))
     yield ablation_section(results, selection, tables.get("ablation"), blocks.get("ablation", ()))
-    path = folder / NOTES
+    path = outputs.out / NOTES
     if path.is_file():
         for part in f"\n{path.read_text(encoding='utf-8', errors='replace')}".split("\n## ")[1:]:
             heading, _, text = part.partition("\n")
             yield Section(heading.strip(), [Markdown(text.strip())])
-    yield _statistics()
+    yield statistics_section()
+    note = [] if outputs.can_draw else [Text("There are no figures: matplotlib is not installed.")]
     images = [Image(f"{FIGURES}/{name}", caption) for name, caption in outputs.captions.items()]
-    shown = [*images, Only("html", list(interactive_figures(results, selection)))]
-    yield Section("Figures", [*([Text(outputs.note)] if outputs.note else []), *shown])
+    yield Section("Figures", [*note, *images, Only("html", list(interactive_figures(results, selection)))])
 
 
 def _lead(
@@ -230,15 +230,16 @@ def _gain_sentences(gains: Sequence[Gain]) -> Iterator[str]:
     for percent in sorted({one.percent for one in gains}, reverse=True):
         some = [one for one in gains if one.percent == percent]
         where = "With all features" if percent == 0 else f"With {percent}% of the vectors missing"
-        runs = min(one.difference.runs for one in some)
-        verdicts = []
+        parts = []
         for verdict in ("better", "worse"):
-            sizes = [abs(one.difference.mean) for one in some if one.verdict == verdict]
-            ends = [f"{size:.3f}" for size in (min(sizes, default=0), max(sizes, default=0))]
-            by = f" (by {' to '.join(dict.fromkeys(ends))})"
-            verdicts.append(f"{verdict} in {len(sizes)}{by}" if sizes else f"{verdict} in none")
+            sizes = sorted(abs(one.difference.mean) for one in some if one.verdict == verdict)
+            ends = dict.fromkeys(f"{size:.3f}" for size in (sizes[:1] + sizes[-1:]))
+            parts.append(
+                f"{verdict} in {len(sizes)} (by {' to '.join(ends)})" if sizes else f"{verdict} in none"
+            )
+        runs = min(one.difference.runs for one in some)
         yield (
-            f"{where}, PairNorm is significantly {' and '.join(verdicts)} of {len(some)} cases, over {runs} "
+            f"{where}, PairNorm is significantly {' and '.join(parts)} of {len(some)} cases, over {runs} "
             "random splits each."
         )
 
@@ -246,22 +247,23 @@ def _gain_sentences(gains: Sequence[Gain]) -> Iterator[str]:
 def _tuned_sentence(table: Table | None) -> Iterator[str]:
     gains = [gain for gain in tuned_gains(table) if gain.percent == 100]
     if gains:
-        decided = [
+        listed = [
             f"{TITLES[gain.dataset]} {gain.tuned.mean:+.3f}{'' if is_sure else ' (not significant)'}"
             for gain, is_sure in zip(gains, significant([gain.tuned for gain in gains]), strict=True)
         ]
         yield (
             "For SGC with all vectors missing, learning rate, weight decay and dropout tuned for both, the "
-            f"gain that remains is {', '.join(decided)}."
+            f"gain that remains is {', '.join(listed)}."
         )
 
 
 def _number_sentence(tables: Sequence[Table]) -> Iterator[str]:
     gaps = [abs(one.difference) for table in tables for one in table.entries if one.difference is not None]
     if gaps:
+        near = sum(gap <= LARGE_DIFFERENCE for gap in gaps)
         yield (
             f"Of the {len(reported())} numbers in the paper's three tables, {len(gaps)} were run again: they "
-            f"differ by {fmean(gaps):.3f} on average, {sum(gap <= LARGE for gap in gaps)} by at most {LARGE}."
+            f"differ by {fmean(gaps):.3f} on average, {near} by at most {LARGE_DIFFERENCE}."
         )
 
 
@@ -278,76 +280,160 @@ def _claim_sentence(decided: Sequence[Verdict]) -> str:
     )
 
 
-def _differences(tables: Sequence[Table]) -> Section | None:
-    known = [
-        (entry, entry.difference)
-        for table in tables
-        for entry in table.entries
-        if entry.difference is not None
-    ]
-    if not known:
-        return None
-    large = [(entry, difference) for entry, difference in known if abs(difference) > LARGE]
-    rows = []
-    for entry, difference in sorted(large, key=lambda pair: -abs(pair[1])):
-        dataset, method, percent = entry.cell
-        values = [
-            f"{one.accuracy:.3f} @ {one.layers}" for one in (entry.ours, entry.paper) if one is not None
-        ]
-        rows.append([TITLES[dataset], method, f"{percent}%", *values, f"{difference:+.3f}"])
-    headings = ["Graph", "Method", "Missing", "Ours", "Paper", "Difference"]
-    text = f"{len(large)} of {len(known)} numbers differ from the paper's by more than {LARGE}."
-    return Section("Where we differ from the paper", [Text(text), *([Shown(headings, rows)] if rows else [])])
+def own_trials(cells: Mapping[Spec, Sequence[Trial]], selection: Selection) -> list[Summary]:
+    """Return the runs of every spec that no experiment asks for, as the paper has it or as it is selected."""
+    known = _specs_of(Selection()) | _specs_of(selection)
+    return [Summary(spec, tuple(trials)) for spec, trials in cells.items() if spec not in known and trials]
 
 
-def _claims(decided: Sequence[Verdict]) -> Section:
-    """Return all claims in one table, and below it, folded, the cases of each."""
-    marks = {True: "yes", False: "no", None: "not run"}
-    rows = [
-        [
-            f"{one.claim.text} ({one.claim.section})",
-            one.in_paper.answer if one.in_paper else "no numbers",
-            one.answer,
-            one.strength,
-        ]
-        for one in decided
-    ]
-    evidence = [
-        Details(
-            f"{one.claim.text} ({one.answer})",
-            [
-                Text(f"Tested: {one.claim.reading}."),
-                Shown(
-                    ["Case", "Holds", "Evidence"],
-                    [[case.label, marks[case.holds], case.evidence] for case in one.cases],
-                ),
-            ],
-            folded=True,
-        )
-        for one in decided
-        if one.run
-    ]
-    headings = ["The paper says", "In its numbers", "In ours", "How strongly"]
-    return Section("Claim by claim", [Shown(headings, rows, search=True), Markdown(CASES), *evidence])
+def _specs_of(selection: Selection) -> set[Spec]:
+    narrowed = filter(None, map(selection.narrow, EXPERIMENTS.values()))
+    return {spec for experiment in narrowed for spec in experiment.specs()}
 
 
-def _statistics() -> Section:
-    """Return the statistics of the four graphs."""
-    rows = [
-        [
-            one.title,
-            f"{one.nodes:,}",
-            f"{one.edges:,}",
-            f"{one.listed_edges:,}",
-            f"{one.features:,}",
-            str(one.classes),
-            f"{one.label_rate:.3f}",
-        ]
-        for one in datasets()
-        if one.name in DATASETS
+def own_section(own: Sequence[Summary]) -> Section:
+    """Return the section on own trials: of each graph the best spec by validation, and what varied."""
+    lines = [
+        f"{len(own):,} specs that are none of the paper's, ranked by mean validation accuracy; all are in "
+        f"[{OWN_FILE}]({OWN_FILE})."
     ]
-    headings = ["Graph", "Nodes", "Edges", "Edges in the paper", "Features", "Classes", "Label rate"]
-    text = (
-        "Edges are distinct and undirected; the paper counts all listed pairs, with repeats and self-loops."
+    paper = _specs_of(Selection())
+    usual = {spec.epochs for spec in paper}
+    shorter = Counter(
+        one.spec.epochs for one in own if any(one.spec.replace(epochs=epochs) in paper for epochs in usual)
     )
-    return Section("Data sets", [Shown(headings, rows), Text(text)])
+    lines += [
+        f"`pairnorm report --epochs {epochs}` shows {count:,} of them next to the paper's numbers: only "
+        "their epochs differ."
+        for epochs, count in sorted(shorter.items())
+    ]
+    graphs = dict.fromkeys(summary.spec.dataset for summary in own)
+    tables = [_own_graph(name, [one for one in own if one.spec.dataset == name]) for name in graphs]
+    return Section("Trials of your own", [Markdown("\n\n".join(lines)), *tables])
+
+
+def _own_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
+    first = best(summaries)
+    names = [field.name for field in fields(Spec)]
+    varied = [name for name in names if len({getattr(one.spec, name) for one in summaries}) > 1]
+    rows = [
+        [
+            *(str(getattr(one.spec, name)) for name in varied),
+            str(len(one.trials)),
+            f"{one.mean('validation_accuracy'):.3f}",
+            _accuracy(one),
+            *("" if value is None else f"{value:.3g}" for value in _mean_measures(one, summaries)),
+        ]
+        for one in sorted(summaries, key=lambda one: -one.validation)[:MAX_ROWS]
+    ]
+    text = (
+        f"Best by validation: {markdown_code(first.spec)}, {_accuracy(first)} of the test nodes over "
+        f"{len(first.trials)} runs."
+    )
+    columns = [*varied, "runs", "validation", "test accuracy", *_measures(summaries)]
+    more = [Text(f"… and {len(summaries) - MAX_ROWS:,} more.")] if len(summaries) > MAX_ROWS else []
+    return Details(dataset, [Markdown(text), Shown(columns, rows), *more])
+
+
+def _own_csv(own: Sequence[Summary]) -> str:
+    """Return all own trials as CSV: a row for each spec, with every field of it."""
+    names = [field.name for field in fields(Spec)]
+    rows = []
+    for one in own:
+        means = [one.mean("validation_accuracy"), one.mean("test_accuracy"), one.std("test_accuracy")]
+        numbers = [
+            "" if value is None or isnan(value) else f"{value:.6g}"
+            for value in (*means, *_mean_measures(one, own))
+        ]
+        rows.append([*(getattr(one.spec, name) for name in names), len(one.trials), *numbers])
+    headings = (*names, "runs", "validation_accuracy", "accuracy", "accuracy_std", *_measures(own))
+    return csv_text(headings, rows)
+
+
+def _measures(summaries: Sequence[Summary]) -> list[str]:
+    return list(dict.fromkeys(name for one in summaries for trial in one.trials for name in trial.measures))
+
+
+def _mean_measures(one: Summary, among: Sequence[Summary]) -> list[float | None]:
+    """Return the mean of each measure that any of the summaries has; None where a run lacks it."""
+    return [
+        one.mean(name) if all(name in trial.measures for trial in one.trials) else None
+        for name in _measures(among)
+    ]
+
+
+def _accuracy(one: Summary) -> str:
+    spread = one.std("test_accuracy")
+    return f"{one.mean('test_accuracy'):.3f}" + ("" if isnan(spread) else f" ± {spread:.3f}")
+
+
+def _provenance(
+    stored: Mapping[Spec, Sequence[Result]], results: ResultIndex, selection: Selection, store: str
+) -> Section:
+    """Return the section on what was run: experiments, versions, commits, devices and times."""
+    origins = {(spec, one.trial.seed): one.origin for spec, some in stored.items() for one in some}
+    # Thousands of trials share one origin, the same object.
+    distinct = list({id(one): one for one in origins.values()}.values())
+    devices = sorted({one.device for one in distinct})
+    rows = []
+    for experiment in EXPERIMENTS.values():
+        narrowed = selection.narrow(experiment)
+        if narrowed is None or experiment.name == "case-study":
+            continue
+        pairs = list(narrowed.requested())
+        if experiment.name == CLAIMS_AGAIN.name:
+            runs = requested_runs(results, narrowed)
+            pairs = [(spec, seed) for spec, seeds in runs.items() for seed in seeds]
+        done = [origins[pair] for pair in pairs if pair in origins]
+        times = _training_times(done)
+        command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
+        title = experiment.title[:1].upper() + experiment.title[1:]
+        spent = [times.get(device, "") for device in devices]
+        rows.append([command, title, f"{len(done):,}", f"{len(pairs):,}", *spent])
+    headings = ["Command", "What", "Trials", "of", *map(markdown_text, devices)]
+    text = (
+        "Experiments share trials: a trial that several of them need is trained once and counted in each. "
+        "Times are those in which at least one of an experiment's trials was being trained."
+    )
+    items = []
+    if origins:
+        for name, column in (
+            ("pairnorm", "pairnorm_version"),
+            ("torch", "torch_version"),
+            ("Python", "python_version"),
+            ("Commit", "git_commit"),
+        ):
+            values = set(map(attrgetter(column), distinct))
+            known = sorted(str(value) for value in values if value is not None and value == value)
+            items.append(f"{name}: {markdown_text(', '.join(known) or 'unknown')}")
+        diverged = sum(one.trial.diverged for some in stored.values() for one in some)
+        items.append(f"Trials in the store: {len(origins):,}, of which diverged: {diverged:,}")
+        counts, times = Counter(one.device for one in origins.values()), _training_times(distinct)
+        items += [
+            f"Time in which something was trained on {markdown_text(device)}: {times[device]}, "
+            f"{counts[device]:,} trials"
+            for device in devices
+        ]
+        finished = [one.finished for one in distinct]
+        items.append(markdown_text(f"From {min(finished)} to {max(finished)}"))
+    items.append(f"This report: {markdown_code(f'pairnorm report --store {store}{selection.options}')}")
+    listed = Markdown("\n".join(f"- {item}" for item in items))
+    return Section("What was run", [Shown(headings, rows, formatted=True, left=2), Text(text), listed])
+
+
+def _training_times(origins: Iterable[Origin]) -> dict[str, str]:
+    """Return by device how long at least one job ran: an origin has its end and its duration."""
+    jobs: dict[str, set[tuple[float, float]]] = {}
+    for one in {id(one): one for one in origins}.values():
+        end = datetime.fromisoformat(one.finished).timestamp()
+        jobs.setdefault(one.device, set()).add((end - one.seconds, end))
+    times = {}
+    for device, spans in jobs.items():
+        seconds, reached = 0.0, float("-inf")
+        for start, end in sorted(spans):
+            seconds += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        times[device] = f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        if seconds < 120:
+            times[device] = f"{seconds:.0f} s"
+    return times

@@ -1,13 +1,26 @@
-"""Sections of the paper's report: whether PairNorm helps, tables, scaling, protocol, own trials, figures."""
+"""Sections of the paper's report: gains of PairNorm, tables, scaling, protocol, claims, figures."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import isnan
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from pairnorm.data import datasets
+from pairnorm.paper.evidence import CASES, Verdict
 from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, SPLITS, Selection
-from pairnorm.report.charts import BLUE, COLORS, GRAY, GREEN, SYMBOLS, VERMILLION, Chart, Line, lines
+from pairnorm.report.charts import (
+    BLUE,
+    COLORS,
+    GRAY,
+    GREEN,
+    SYMBOLS,
+    VERMILLION,
+    Chart,
+    Line,
+    differences,
+    lines,
+)
 from pairnorm.report.document import Choices, Details, Markdown, Only, Section, Text
 from pairnorm.report.document import Table as Shown
 from pairnorm.sweep.grid import Experiment, Summary, TableCell
@@ -16,6 +29,8 @@ from pairnorm.sweep.significance import Difference, paired_difference, significa
 from pairnorm.sweep.tables import PARTIAL, TITLES, Entry, Table, markdown
 
 MODEL_STYLES = {"SGC": (BLUE, "circle"), "GCN": (VERMILLION, "square"), "GAT": (GREEN, "triangle-up")}
+LARGE_DIFFERENCE = 0.05
+"""A difference from the paper that is listed."""
 
 
 class Gain(NamedTuple):
@@ -35,6 +50,10 @@ class Gain(NamedTuple):
         return "no" if not self.is_significant else "better" if self.difference.mean > 0 else "worse"
 
 
+def _difference(one: Chosen, other: Chosen) -> Difference:
+    return paired_difference(*(chosen.best.values("test_accuracy") for chosen in (one, other)))
+
+
 def split_gains(results: ResultIndex, selection: Selection) -> list[Gain]:
     """Return PairNorm's gains over random splits, paired by split and tested together."""
     experiment = selection.narrow(SPLITS)
@@ -47,8 +66,7 @@ def split_gains(results: ResultIndex, selection: Selection) -> list[Gain]:
             for method in (model, f"{model}-PN")
         )
         if without and with_norm and without.complete and with_norm.complete:
-            runs = (one.best.values("test_accuracy") for one in (with_norm, without))
-            pairs.append((dataset, model, percent, without, with_norm, paired_difference(*runs)))
+            pairs.append((dataset, model, percent, without, with_norm, _difference(with_norm, without)))
     decided = significant([pair[-1] for pair in pairs])
     return [Gain(*pair, is_sure) for pair, is_sure in zip(pairs, decided, strict=True)]
 
@@ -76,72 +94,39 @@ def splits_section(gains: Sequence[Gain]) -> Section | None:
         "PairNorm and raw features, GCN and GAT have PairNorm-SI. Differences are paired by split and tested "
         "together (Student's t, 5%, Holm); bars are 95% intervals. Accuracy @ layers chosen by validation."
     )
-    charts = [_gain_chart(gains, percent) for percent in dict.fromkeys(one.percent for one in gains)]
+    charts = []
+    for percent in dict.fromkeys(one.percent for one in gains):
+        some = [one for one in gains if one.percent == percent]
+        charts.append(
+            differences(
+                "All features" if percent == 0 else f"{percent}% missing (wider range)",
+                [f"{TITLES[one.dataset]}, {one.model}" for one in some],
+                [one.difference for one in some],
+                [MODEL_STYLES[one.model] for one in some],
+                "gain in accuracy",
+                "figures/gains",
+            )
+        )
     return Section("Does PairNorm help?", [*charts, Text(text), Shown(headings, rows)], wide=True)
 
 
-def _gain_chart(gains: Sequence[Gain], percent: int) -> Chart:
-    """Draw the differences at a missing rate with intervals: a row per graph and model."""
-    some = [one for one in gains if one.percent == percent]
-    names = [f"{TITLES[one.dataset]}, {one.model}" for one in some]
-    rows = list(range(len(some)))
-    styles = [MODEL_STYLES[one.model] for one in some]
-    trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [round(one.difference.mean, 4) for one in some],
-        "y": rows,
-        "text": ["" for _ in some],
-        "error_x": {
-            "type": "data",
-            "symmetric": False,
-            "array": [round(one.difference.high - one.difference.mean, 4) for one in some],
-            "arrayminus": [round(one.difference.mean - one.difference.low, 4) for one in some],
-            "color": GRAY,
-        },
-        "marker": {
-            "color": [color for color, _ in styles],
-            "symbol": [symbol for _, symbol in styles],
-            "size": 9,
-        },
-        "customdata": [f"{name}: {one.difference}" for name, one in zip(names, some, strict=True)],
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }
-    layout = {
-        "xaxis": {"title": {"text": "gain in accuracy"}, "showgrid": True},
-        "yaxis": {"tickvals": rows, "ticktext": names, "range": [len(rows) - 0.5, -0.5], "showgrid": False},
-        "shapes": [
-            {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper",
-             "line": {"color": GRAY, "width": 1}}
-        ],
-        "showlegend": False,
-    }  # fmt: skip
-    title = "All features" if percent == 0 else f"{percent}% missing (wider range)"
-    return Chart(title, [trace], layout, height=90 + 24 * len(rows), name="figures/gains")
-
-
-def table_blocks(table: Table, results: ResultIndex, selection: Selection) -> list[Any]:
-    """Return a table: compact in Markdown, sortable and with the curve of every row in HTML."""
-    return [
-        Only("markdown", [Markdown(markdown(table).strip())]),
-        Only("html", [_shown(table, results, selection)]),
-    ]
-
-
-def _shown(table: Table, results: ResultIndex, selection: Selection) -> Shown:
-    """Return a row for every cell, our number next to the paper's, with the curve it was chosen from."""
+def table_blocks(table: Table, results: ResultIndex, selection: Selection) -> list[Only]:
+    """Return a table: compact in Markdown; in HTML sortable, with the curve of every row."""
     names = ("table1", "tuned") if table.name == "tuned" else (table.name,)
     experiments = [one for name in names if (one := selection.narrow(EXPERIMENTS[name]))]
     headings = ["Graph", "Method", "Missing", "Ours", "±", "Layers", "Paper", "Paper's layers", "Difference"]
-    entries = [entry for entry in table.entries if entry.ours or entry.paper]
-    rows = [_row(entry) for entry in entries]
-    if not table.against_paper:
-        headings, rows = headings[:6], [row[:6] for row in rows]
-    charts = [_curve(entry, results, experiments) for entry in entries]
     caption = "Test accuracy, ours next to the paper's" if table.against_paper else "Test accuracy"
-    return Shown(
-        headings, rows, caption + (f" ({PARTIAL})" if table.partial else ""), search=True, charts=charts
+    caption += f" ({PARTIAL})" if table.partial else ""
+    columns = len(headings) if table.against_paper else 6
+    entries = [entry for entry in table.entries if entry.ours or entry.paper]
+    shown = Shown(
+        headings[:columns],
+        [_row(entry)[:columns] for entry in entries],
+        caption,
+        search=True,
+        charts=[_curve(entry, results, experiments) for entry in entries],
     )
+    return [Only("markdown", [Markdown(markdown(table).strip())]), Only("html", [shown])]
 
 
 def _row(entry: Entry) -> list[str]:
@@ -176,12 +161,43 @@ def _line(curve: Sequence[Summary], metric: str, name: str, color: str, symbol: 
     return Line(name, depths, [one.mean(metric) for one in curve], color, symbol=symbol)
 
 
+def differences_section(tables: Sequence[Table]) -> Section | None:
+    """Return the section on numbers that differ from the paper's."""
+    known = [entry for table in tables for entry in table.entries if entry.difference is not None]
+    if not known:
+        return None
+    large = [entry for entry in known if abs(entry.difference or 0) > LARGE_DIFFERENCE]
+    rows = []
+    for entry in sorted(large, key=lambda entry: -abs(entry.difference or 0)):
+        graph, method, missing, ours, _, layers, paper, paper_layers, difference = _row(entry)
+        values = [f"{ours.rstrip('*')} @ {layers}", f"{paper} @ {paper_layers}"]
+        rows.append([graph, method, missing, *values, difference])
+    headings = ["Graph", "Method", "Missing", "Ours", "Paper", "Difference"]
+    text = f"{len(large)} of {len(known)} numbers differ from the paper's by more than {LARGE_DIFFERENCE}."
+    return Section("Where we differ from the paper", [Text(text), *([Shown(headings, rows)] if rows else [])])
+
+
+def claims_section(decided: Sequence[Verdict]) -> Section:
+    """Return all claims in one table, and below it, folded, the cases of each."""
+    marks = {True: "yes", False: "no", None: "not run"}
+    rows, evidence = [], []
+    for one in decided:
+        in_paper = one.in_paper.answer if one.in_paper else "no numbers"
+        rows.append([f"{one.claim.text} ({one.claim.section})", in_paper, one.answer, one.strength])
+        cases = [[case.label, marks[case.holds], case.evidence] for case in one.cases]
+        tested = [Text(f"Tested: {one.claim.reading}."), Shown(["Case", "Holds", "Evidence"], cases)]
+        if one.run:
+            evidence.append(Details(f"{one.claim.text} ({one.answer})", tested, folded=True))
+    headings = ["The paper says", "In its numbers", "In ours", "How strongly"]
+    return Section("Claim by claim", [Shown(headings, rows, search=True), Markdown(CASES), *evidence])
+
+
 class TunedGain(NamedTuple):
     """The gain of SGC-PN over SGC with the paper's optimizer, and with each its own best."""
 
     dataset: str
     percent: int
-    accuracies: tuple[float, ...]
+    accuracies: Sequence[float]
     untuned: Difference
     tuned: Difference
 
@@ -191,16 +207,16 @@ def tuned_gains(table: Table | None) -> list[TunedGain]:
     if table is None:
         return []
     complete = {entry.cell: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
-    methods = ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
     gains = []
     for dataset, percent in product(DATASETS, table.percents):
-        ours = [complete.get(TableCell(dataset, method, percent)) for method in methods]
-        known = [one for one in ours if one is not None]
-        if len(known) == len(methods):
-            runs = [one.best.values("test_accuracy") for one in known]
-            differences = paired_difference(runs[1], runs[0]), paired_difference(runs[3], runs[2])
-            accuracies = tuple(one.accuracy for one in known)
-            gains.append(TunedGain(dataset, percent, accuracies, *differences))
+        cells = [
+            TableCell(dataset, method, percent) for method in ("SGC", "SGC-PN", "SGC-tuned", "SGC-PN-tuned")
+        ]
+        if complete.keys() >= {*cells}:
+            plain, norm, plain_tuned, norm_tuned = ours = [complete[cell] for cell in cells]
+            accuracies = [one.accuracy for one in ours]
+            both = _difference(norm, plain), _difference(norm_tuned, plain_tuned)
+            gains.append(TunedGain(dataset, percent, accuracies, *both))
     return gains
 
 
@@ -229,25 +245,21 @@ def gain_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section | N
 
 def scaling_section(tables: Mapping[str, Table], blocks: Sequence[Any] = ()) -> Section | None:
     """Return the section on features that are divided by their sum and features that are not."""
-    shown = {name: tables[name] for name in ("scaling", "table1", "table1-rows") if name in tables}
-    if "scaling" not in shown:
+    if "scaling" not in tables:
         return None
     text = (
         "The paper's text does not say how. Its released code gives SGC features as they are, GCN and GAT "
         "the features of a node divided by their sum, and so do the tables above. Here the other way for "
         "both; “raw” are features as they are."
     )
-    del shown["scaling"]
-    lines = []
-    for table in shown.values():
-        apart = [entry.difference for entry in table.entries if entry.difference is not None]
-        if apart:
-            lines.append(
-                f"- {table.title}: {fmean(map(abs, apart)):.3f} from the paper on average "
-                f"over {len(apart)} numbers, {sum(one < -0.02 for one in apart)} of them over 0.02 under it "
-                f"([CSV]({table.name}.csv))"
-            )
-    return Section("How features are scaled", [Text(text), *blocks, Markdown("\n".join(lines))])
+    items = [
+        f"- {table.title}: {fmean(map(abs, gaps)):.3f} from the paper on average "
+        f"over {len(gaps)} numbers, {sum(gap < -0.02 for gap in gaps)} of them over 0.02 under it "
+        f"([CSV]({table.name}.csv))"
+        for table in (tables[name] for name in ("table1", "table1-rows") if name in tables)
+        if (gaps := [entry.difference for entry in table.entries if entry.difference is not None])
+    ]
+    return Section("How features are scaled", [Text(text), *blocks, Markdown("\n".join(items))])
 
 
 def ablation_section(
@@ -257,7 +269,7 @@ def ablation_section(
     experiment = selection.narrow(ABLATION)
     if table is None or experiment is None:
         return None
-    best_by_cell = {
+    complete = {
         cell: chosen
         for cell in experiment.cells()
         if (chosen := results.chosen(experiment, cell)) is not None and chosen.complete
@@ -272,68 +284,80 @@ def ablation_section(
         "graphs and the other choices):"
     )
     rows: list[list[str]] = []
-    for one, other in (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN")):
-        for model in ("GCN", "GAT"):
-            effects = [_effect(best_by_cell, model, one, other, percent) for percent in experiment.missing]
-            if any(effect is not None for effect in effects):
-                shown = ["" if effect is None else f"{effect:+.3f}" for effect in effects]
-                rows.append([f"{model}: {one} instead of {other}", *shown])
+    words = (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN"))
+    for (one, other), model in product(words, ("GCN", "GAT")):
+        effects = [_effect(complete, model, one, other, percent) for percent in experiment.missing]
+        if any(effects):
+            rows.append([f"{model}: {one} instead of {other}", *effects])
     headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
-    advice = [_recommendation(best_by_cell, model, list(experiment.missing)) for model in ("GCN", "GAT")]
-    advised = Markdown("\n\n".join(filter(None, advice)))
+    advice = [_recommendation(complete, model, list(experiment.missing)) for model in ("GCN", "GAT")]
     return Section(
         "Which protocol: adjacency, order, norm",
-        [Text(text), *blocks, Text(changes), Shown(headings, rows), advised],
+        [
+            Text(text),
+            *blocks,
+            Text(changes),
+            Shown(headings, rows),
+            Markdown("\n\n".join(filter(None, advice))),
+        ],
     )
 
 
-def _effect(
-    best_by_cell: dict[TableCell, Chosen], model: str, one: str, other: str, percent: int
-) -> float | None:
-    """Return the mean difference between cells whose methods differ in one word only."""
-    differences = []
-    for cell, chosen in best_by_cell.items():
-        words = cell.method.split(" ")
-        if words[0] != model or one not in words or len(words) < 3 or cell.missing_percent != percent:
-            continue
-        twin = " ".join(other if word == one else word for word in words)
-        if (against := best_by_cell.get(cell._replace(method=twin))) is not None:
-            differences.append(chosen.accuracy - against.accuracy)
-    return fmean(differences) if differences else None
+def _effect(complete: Mapping[TableCell, Chosen], model: str, one: str, other: str, percent: int) -> str:
+    """Return the mean difference between cells whose methods differ in one word only, empty for none."""
+    gaps = []
+    for cell, chosen in complete.items():
+        first, *words = cell.method.split(" ")
+        if first == model and one in words and len(words) > 1 and cell.missing_percent == percent:
+            twin = " ".join([first, *(other if word == one else word for word in words)])
+            if (against := complete.get(cell._replace(method=twin))) is not None:
+                gaps.append(chosen.accuracy - against.accuracy)
+    return f"{fmean(gaps):+.3f}" if gaps else ""
 
 
-def _recommendation(best_by_cell: dict[TableCell, Chosen], model: str, percents: Sequence[int]) -> str:
+def _recommendation(complete: Mapping[TableCell, Chosen], model: str, percents: Sequence[int]) -> str:
     """Name the method that validation prefers where every method has been trained completely."""
     methods = [method for method in ABLATION.methods if method.split(" ")[0] == model]
     columns = [
         (dataset, percent)
-        for dataset in ABLATION.datasets
-        for percent in percents
-        if all(TableCell(dataset, method, percent) in best_by_cell for method in methods)
+        for dataset, percent in product(ABLATION.datasets, percents)
+        if all(TableCell(dataset, method, percent) in complete for method in methods)
     ]
     if not columns:
         return ""
-
-    def mean(method: str, value: Callable[[Chosen], float], among: Iterable[tuple[str, int]]) -> float:
-        return fmean(value(best_by_cell[TableCell(dataset, method, percent)]) for dataset, percent in among)
-
     # Chosen by validation, like everything else: the test set must not decide which protocol is best.
     scores = {
-        method: mean(method, lambda chosen: chosen.best.validation, columns)
+        method: fmean(
+            complete[TableCell(graph, method, percent)].best.validation for graph, percent in columns
+        )
         for method in methods
         if len(method.split(" ")) > 2
     }
     best = max(scores, key=lambda method: scores[method])
-    accuracies = [
-        f"{mean(best, lambda chosen: chosen.accuracy, column):.3f} at {percent}% missing"
-        for percent in percents
-        if (column := [(dataset, other) for dataset, other in columns if other == percent])
-    ]
+    accuracies = []
+    for percent in dict.fromkeys(percent for _, percent in columns):
+        cells = [TableCell(dataset, best, percent) for dataset, other in columns if other == percent]
+        accuracies.append(f"{fmean(complete[cell].accuracy for cell in cells):.3f} at {percent}% missing")
     graphs = " and ".join(TITLES[dataset] for dataset in dict.fromkeys(dataset for dataset, _ in columns))
     return (
         f"**Recommendation for {model}: {' '.join(best.split(' ')[1:])}**: the best mean validation accuracy "
         f"over missing rates on {graphs} ({scores[best]:.3f}); test accuracy {', '.join(accuracies)}."
     )
+
+
+def statistics_section() -> Section:
+    """Return the statistics of the four graphs."""
+    rows = [
+        [one.title, *(f"{count:,}" for count in (one.nodes, one.edges, one.listed_edges, one.features)),
+         str(one.classes), f"{one.label_rate:.3f}"]
+        for one in datasets()
+        if one.name in DATASETS
+    ]  # fmt: skip
+    headings = ["Graph", "Nodes", "Edges", "Edges in the paper", "Features", "Classes", "Label rate"]
+    text = (
+        "Edges are distinct and undirected; the paper counts all listed pairs, with repeats and self-loops."
+    )
+    return Section("Data sets", [Shown(headings, rows), Text(text)])
 
 
 def interactive_figures(results: ResultIndex, selection: Selection) -> Iterator[Any]:
@@ -344,15 +368,11 @@ def interactive_figures(results: ResultIndex, selection: Selection) -> Iterator[
         "figure4": "Figure 4: against depth, all vectors missing",
     }
     for name, title in titles.items():
-        experiment = selection.narrow(EXPERIMENTS[name])
-        graphs = {
-            TITLES[dataset]: charts
-            for dataset in (experiment.datasets if experiment else ())
-            if experiment and (charts := list(_panels(results, experiment, dataset)))
-        }
-        if graphs:
-            what = Text("Without PairNorm dashed, with it solid.")
-            yield Details(title, [what, Choices("Graph", graphs)])
+        if experiment := selection.narrow(EXPERIMENTS[name]):
+            charts = {TITLES[one]: list(_panels(results, experiment, one)) for one in experiment.datasets}
+            if graphs := {graph: some for graph, some in charts.items() if some}:
+                what = Text("Without PairNorm dashed, with it solid.")
+                yield Details(title, [what, Choices("Graph", graphs)])
 
 
 def _panels(results: ResultIndex, experiment: Experiment, dataset: str) -> Iterator[Chart]:
@@ -361,28 +381,28 @@ def _panels(results: ResultIndex, experiment: Experiment, dataset: str) -> Itera
     measured = bool(experiment.measures)
     for model in (name for name in experiment.methods if not name.endswith("-PN")):
         curves = {
-            method: results.by_depth(experiment, TableCell(dataset, method, percent), one_scale=measured)
+            method: curve
             for method in (model, f"{model}-PN")
             if method in experiment.methods
+            and (
+                curve := results.by_depth(experiment, TableCell(dataset, method, percent), one_scale=measured)
+            )
         }
-        if not any(curves.values()):
-            continue
-        for metric in ("accuracy", "loss") if measured else ("accuracy",):
+        for metric in ("accuracy", "loss")[: 1 + measured] if curves else ():
             drawn = [
                 _line(curve, f"{part}_{metric}", part, COLORS[part], SYMBOLS[part])._replace(
                     dashed=plain, listed=not plain, name=f"{part}, without" if plain else part
                 )
                 for method, curve in curves.items()
-                for part in COLORS
-                if curve
                 for plain in [method == model]
+                for part in COLORS
             ]
             yield lines(f"{model}: {metric}", drawn, "layers", metric, ".3f")
         for measure in experiment.measures:
             drawn = [
                 _line(curve, measure, method, GRAY)._replace(dashed=method == model)
                 for method, curve in curves.items()
-                if curve and all(measure in trial.measures for one in curve for trial in one.trials)
+                if all(measure in trial.measures for one in curve for trial in one.trials)
             ]
             if drawn:
                 name = measure.replace("_", "-")
