@@ -7,13 +7,12 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pairnorm import __version__, cli
 from pairnorm.base.errors import PairNormError
-from pairnorm.commands.options import add_command
+from pairnorm.commands.options import Command
 from pairnorm.data import GraphWarning
 
 NAMES = ["demo", "datasets", "reproduce", "report", "fit", "predict", "diagnose"]
@@ -33,18 +32,15 @@ OPTIONS = {
 }  # fmt: skip
 """Options that scripts of users may have; the old spellings of some are in ``OLD_NAMES``."""
 
-Added = Callable[[Callable[[Namespace], int | None]], None]
+Added = Callable[[Callable[[Namespace], None]], None]
 
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> Added:
     """Add a command ``act`` that does what it is given."""
 
-    def add(act: Callable[[Namespace], int | None]) -> None:
-        def add_act(commands: Any) -> None:
-            add_command(commands, "act", act, "pairnorm act")
-
-        monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "Test": (add_act,)})
+    def add(act: Callable[[Namespace], None]) -> None:
+        monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "Test": (Command(act, "act", "pairnorm act"),)})
 
     return add
 

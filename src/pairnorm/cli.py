@@ -13,19 +13,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pairnorm.base.errors import PairNormError, closest, is_out_of_memory, quoted
 from pairnorm.base.escaping import hide_password, redact
 from pairnorm.base.files import check_path
 from pairnorm.commands import compare, console, diagnose, fit, pack, predict, reproduce
-from pairnorm.commands.options import PYTHON_NAMES, Command, Parser
+from pairnorm.commands.options import OPTION_NAMES, CommandParser, Parser
 from pairnorm.version import __version__
 
 COMMANDS = {
-    "Label the nodes of a graph": (fit.add, predict.add, diagnose.add, pack.add),
-    "Compare methods": (reproduce.add_demo, compare.add),
-    "Reproduce the paper": (reproduce.add,),
+    "Label the nodes of a graph": (fit.run, predict.run, diagnose.run, pack.run),
+    "Compare methods": (reproduce.demo, compare.run),
+    "Reproduce the paper": (reproduce.run, reproduce.report, reproduce.datasets),
 }
 EXIT_CODES = {
     0: "Success.",
@@ -37,11 +37,6 @@ EXIT_CODES = {
     143: "Terminated by SIGTERM. Finished results are kept.",
 }
 DONE, UNUSABLE, WRONG_USAGE, BUG, INTERRUPTED, OUTPUT_CLOSED, TERMINATED = EXIT_CODES
-OPTION_NAMES = {argument: option for option, argument in PYTHON_NAMES.items()} | {"minutes": "time_limit"}
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM: clean up as after Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,9 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = console.show_warning
             code = _run([word for word in words if word != "--debug"])
         console.flush()
-    except KeyboardInterrupt:
-        console.show("\nStopped.", error=True)
-        code = INTERRUPTED
+    except KeyboardInterrupt as stopped:
+        if not isinstance(stopped, console.Stopped):
+            console.show("\nStopped.", error=True)
+        return TERMINATED if received else INTERRUPTED
     except console.OutputClosed as closed:
         # Whatever the interpreter still writes at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,18 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _explain(error)
-    return TERMINATED if received and code == INTERRUPTED else code
+    return code
 
 
 @contextmanager
 def _sigterm_interrupts(received: list[int]) -> Iterator[None]:
+    """Clean up after SIGTERM as after Ctrl-C, and note in ``received`` that it came."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: object) -> NoReturn:
         received.append(number)
-        raise _Terminated
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -91,39 +88,35 @@ def _sigterm_interrupts(received: list[int]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def build_parser() -> tuple[Parser, dict[str, Command]]:
+def build_parser() -> tuple[Parser, dict[str, CommandParser]]:
     """Return the parser of the whole command line, and those of the commands by name."""
+    sections = [
+        "\n".join([f"{title}:", *(f"  {one.name:<10} {one.help.partition(chr(10))[0]}" for one in commands)])
+        for title, commands in COMMANDS.items()
+    ]
     parser = Parser(
         prog="pairnorm",
         usage="pairnorm COMMAND [options]",
         description="Deep graph neural networks that do not oversmooth, and node classification\n"
         "where many nodes have no features.",
+        epilog="\n\n".join([*sections, "Examples:\n  pairnorm demo\n  pairnorm fit --help"]),
     )
-    commands = parser.add_subparsers(metavar="COMMAND ...", prog="pairnorm", parser_class=Command)
-    sections = []
-    for title, functions in COMMANDS.items():
-        before = set(commands.choices)
-        for add in functions:
-            add(commands)
-        new = [action for action in commands._choices_actions if action.dest not in before]
-        sections.append("\n".join([f"{title}:", *(f"  {one.dest:<10} {one.help}" for one in new)]))
-    commands.help = SUPPRESS  # the sections list the commands
-    commands._choices_actions.clear()
-    parser.epilog = "\n\n".join([*sections, "Examples:\n  pairnorm demo\n  pairnorm fit --help"])
+    parsers = parser.add_subparsers(
+        metavar="COMMAND ...", prog="pairnorm", parser_class=CommandParser, help=SUPPRESS
+    )
+    for command in (command for commands in COMMANDS.values() for command in commands):
+        parsers.add_parser(command.name, command=command)
     general = parser.add_argument_group("Options")
     general.add_argument("-h", "--help", action="help", help="Show this, or the help of a command.")
     general.add_argument(
         "--version", action="version", version=f"pairnorm {__version__}", help="Show the version."
     )
     general.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-    return parser, dict(commands.choices)
+    return parser, dict(parsers.choices)
 
 
 def _run(words: list[str]) -> int:
     parser, commands = build_parser()
-    if not words:
-        parser.print_help()
-        return WRONG_USAGE
     name = next((word for word in words if not word.startswith("-")), None)
     try:
         if name is not None and name not in commands:
@@ -134,10 +127,11 @@ def _run(words: list[str]) -> int:
     if not hasattr(options, "handler"):
         parser.print_help()
         return WRONG_USAGE
-    return _call(options)
+    _call(options)
+    return DONE
 
 
-def _call(options: Namespace) -> int:
+def _call(options: Namespace) -> None:
     try:
         Path.cwd()
     except OSError as error:
@@ -149,12 +143,9 @@ def _call(options: Namespace) -> int:
         elif isinstance(value, str):
             hide_password(value)
     with console.output(quiet=getattr(options, "quiet", False), to_stderr=getattr(options, "json", False)):
-        result: Any = options.handler(options)
-    if isinstance(result, dict):
-        if options.json:
-            print(json.dumps(result, indent=2, default=str), flush=True)
-        return DONE
-    return result or DONE
+        summary = options.handler(options)
+    if summary is not None and options.json:
+        print(json.dumps(summary, indent=2, default=str), flush=True)
 
 
 def _explain(error: Exception) -> int:

@@ -3,21 +3,13 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.commands.options import (
-    OLD_NAMES,
-    Command,
-    add_command,
-    columns_of,
-    names_in,
-    numbers_in,
-    option,
-    read_graph,
-    refuse_inputs,
-)
+from pairnorm.commands.options import OLD_NAMES, Command, CommandParser
+from pairnorm.commands.values import columns_of, names_in, numbers_in, read_graph, refuse_inputs
 
 
 def run(options: argparse.Namespace) -> None:
@@ -27,33 +19,39 @@ def run(options: argparse.Namespace) -> None:
     """
 
 
+def parser_of(options: str, **settings: Any) -> CommandParser:
+    """Return the parser of a command ``do`` with the given options."""
+    return CommandParser(Command(run, "do WHAT...", "pairnorm do a", options, **settings), "pairnorm do")
+
+
+WHAT = "What:\nWHAT...  Name it.\n"
+DEPTH = "Columns: ignore id\n--depth N=3  Use N layers.\n"
+
+
 @pytest.fixture
-def parser() -> Command:
-    commands = argparse.ArgumentParser().add_subparsers(parser_class=Command)
-    parser = add_command(commands, "do WHAT...", run, "pairnorm do a")
-    parser.add_argument("what", nargs="*")
-    parser.group("Columns", "ignore", "id", depth=option("N", "Depth.", 3))
-    return parser
+def parser() -> CommandParser:
+    return parser_of(DEPTH)
 
 
-def test_the_help_is_made_of_the_docstring_the_options_and_the_example(parser: Command) -> None:
+def test_the_help_is_made_of_the_docstring_the_options_and_the_example(parser: CommandParser) -> None:
     words = re.sub(r"\s+", " ", parser.format_help())
     assert "pairnorm do WHAT... [options] Do it. And more." in words
     assert "Columns: --ignore COLUMN Leave out this column. May be repeated." in words
-    assert "--depth N Depth. Default: 3." in words
+    assert "--depth N Use N layers. Default: 3." in words
     assert words.endswith("Example: pairnorm do a ")
 
 
-def test_options_and_arguments_come_in_any_order(parser: Command) -> None:
+def test_options_and_arguments_come_in_any_order() -> None:
+    parser = parser_of(WHAT + DEPTH)
     found = parser.parse_args(["a", "--ignore", "x", "b", "--depth=2", "--ignore", "y", "c"])
     assert found.what == ["a", "b", "c"]
     assert columns_of(found) == {"ignore": ["x", "y"]}
     assert found.depth == 2
-    assert parser.parse_args([]).depth == 3
+    assert parser.parse_args(["a"]).depth == 3
 
 
 @pytest.mark.parametrize("value", ["-1", "-age", "--age", "-x y", "", "=a", "a=b"])
-def test_a_value_may_be_any_text(parser: Command, value: str) -> None:
+def test_a_value_may_be_any_text(parser: CommandParser, value: str) -> None:
     assert parser.parse_args(["--ignore", value, "--id", "key"]).ignore == [value]
     assert parser.parse_args([f"--ignore={value}"]).ignore == [value]
 
@@ -68,7 +66,7 @@ def test_a_value_may_be_any_text(parser: Command, value: str) -> None:
     ],
 )
 def test_a_wrong_command_line_is_explained(
-    parser: Command, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    parser: CommandParser, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(words)
@@ -106,8 +104,8 @@ def test_a_hint_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter: s
     assert read_graph(options).features.tolist() == [[31], [25]]
 
 
-def test_tables_may_be_several_and_repeated(parser: Command) -> None:
-    parser.group("Files", "nodes", "edges")
+def test_tables_may_be_several_and_repeated() -> None:
+    parser = parser_of("Files: nodes edges id\n", required=("nodes",))
     found = parser.parse_args(["--nodes", "a", "--edges", "b", "c", "--id", "x", "--edges", "d"])
     assert (found.nodes, found.edges) == (["a"], ["b", "c", "d"])
     assert parser.parse_args(["--nodes", "-", "--edges=e"]).nodes == ["-"]
@@ -115,8 +113,7 @@ def test_tables_may_be_several_and_repeated(parser: Command) -> None:
 
 def test_values_with_commas_may_be_repeated() -> None:
     """``--dataset cora --dataset citeseer`` are both: the last one alone would go unnoticed."""
-    parser = Command(usage="", prog="")
-    parser.group("Some", "dataset", "device", missing=option("NUMBERS", "Percent.", "0"))
+    parser = parser_of("Some: dataset device\n--missing NUMBERS=0  Percent.")
     words = "--missing 0 --dataset cora,pubmed --device cpu --missing=50 --dataset=citeseer"
     found = parser.parse_args(words.split())
     assert (found.dataset, found.missing, found.device) == ("cora,pubmed,citeseer", "0,50", "cpu")
@@ -135,9 +132,8 @@ def test_several_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("each", "each")])
-def test_classes_are_a_number_or_each(parser: Command, text: str, value: object) -> None:
-    parser.group("Label", "classes")
-    assert columns_of(parser.parse_args(["--classes", text])) == {"classes": value}
+def test_classes_are_a_number_or_each(text: str, value: object) -> None:
+    assert columns_of(parser_of("Label: classes\n").parse_args(["--classes", text])) == {"classes": value}
 
 
 def test_names_and_numbers_of_an_option(raises: Callable) -> None:
@@ -151,9 +147,7 @@ def test_names_and_numbers_of_an_option(raises: Callable) -> None:
 
 
 def test_a_second_value_of_an_option_is_to_be_said_again(capsys: pytest.CaptureFixture[str]) -> None:
-    commands = argparse.ArgumentParser().add_subparsers(parser_class=Command)
-    parser = add_command(commands, "do", run, "pairnorm do")
-    parser.group("Columns", "ignore")
+    parser = parser_of("Columns: ignore\n")
     for words, again in (
         (["--ignore", "a", "b"], " --ignore takes one value: repeat the option for another."),
         (["b"], ""),
@@ -165,8 +159,7 @@ def test_a_second_value_of_an_option_is_to_be_said_again(capsys: pytest.CaptureF
 
 def test_an_option_with_one_value_is_refused_when_it_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     """``--label winner --label state`` would silently make a feature of ``winner``."""
-    parser = Command(usage="", prog="")
-    parser.group("Columns", "label")
+    parser = parser_of("Columns: label\n")
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(["--label", "winner", "--label", "state"])
     assert "--label takes one value, but has 'winner' and 'state'." in capsys.readouterr().err
@@ -175,16 +168,14 @@ def test_an_option_with_one_value_is_refused_when_it_is_repeated(capsys: pytest.
 @pytest.mark.parametrize("old", OLD_NAMES)
 def test_old_names_of_options_are_accepted_with_a_note(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     new = OLD_NAMES[old]
-    parser = Command(usage="", prog="")
-    parser.group("Some", **{new[2:]: option("TEXT", "Do it.")})
-    parsed = parser.parse_args([old, "7"])
+    parsed = parser_of(f"Some:\n{new} TEXT  Do it.").parse_args([old, "7"])
     assert getattr(parsed, new[2:].replace("-", "_")) == ("7m" if old == "--minutes" else "7")
     assert f"{old} is now called {new}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["--task", "--multilabel", "--link-prediction", "--edge-type"])
 def test_what_is_out_of_scope_is_explained(
-    parser: Command, name: str, capsys: pytest.CaptureFixture[str]
+    parser: CommandParser, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args([name, "x"])
@@ -196,11 +187,8 @@ def test_what_is_out_of_scope_is_explained(
 def test_help_shows_the_essential_options_and_help_all_every_one(capsys: pytest.CaptureFixture[str]) -> None:
     shown = {}
     for word in ("--help", "--help-all"):
-        parser = Command(usage="", prog="pairnorm do", epilog="Example:")
-        parser.essential = ("id",)
-        parser.group("Columns", "id", "label")
         with pytest.raises(SystemExit):
-            parser.parse_args([word])
+            parser_of("Columns: id label\n", essential="id").parse_args([word])
         shown[word] = capsys.readouterr().out
     assert "--id" in shown["--help"]
     assert "--label" not in shown["--help"]

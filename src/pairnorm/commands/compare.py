@@ -1,82 +1,63 @@
-"""``pairnorm compare``, ``reproduce depth`` and ``reproduce missing``: compare methods."""
+"""``pairnorm compare``: compare methods on a user's graph. Also what other commands need to train trials."""
 
 import sys
 from argparse import Namespace
-from math import isnan
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.base.errors import PairNormError, one_of, parse_duration
 from pairnorm.base.files import write_text
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import (
-    FILES,
-    NODE_COLUMNS,
-    SHARED,
-    add_command,
+from pairnorm.commands.options import COLUMN_OPTIONS, FILE_OPTIONS, command
+from pairnorm.commands.values import (
     check_classes,
     command_line,
     files_of,
     match_name,
     names_in,
     numbers_in,
-    option,
     read_graph,
-    refuse,
     refuse_inputs,
 )
-from pairnorm.commands.training import draw_figures, running, show_remaining, show_written, train
 
 if TYPE_CHECKING:
-    from pairnorm.compare.depth import DepthComparison
-    from pairnorm.compare.missing import Protocol
+    from pairnorm.compare.depth import DepthComparison, DepthTable
     from pairnorm.data import Graph
+    from pairnorm.sweep.runner import Outcome
     from pairnorm.train import Progress
+    from pairnorm.train.schedule import Running
 
+Value = TypeVar("Value")
 METHODS = ("none", "PN-SI", "GCNII", "APPNP", "Residual", "DropEdge", "Skip")
 MODELS = ("GCN", "GAT", "SGC")
-DEPTHS, RUNS, EPOCHS = "2,8,16", 3, 200
+OPTIONS = f"""
+Files: {FILE_OPTIONS}
+--dataset NAMES  Use graphs of `pairnorm datasets`, such as cora,citeseer, instead of files.
+--root FOLDER  Look for the files of --dataset here. Default: $PAIRNORM_DATA, else your cache folder.
+--out FOLDER=comparison  Write figure, table, report and results to this folder.
+Columns: {COLUMN_OPTIONS}
+Comparison: feature-scaling
+--model NAMES=GCN  Use these models: GCN, GAT, SGC.
+--method NAMES  Compare only these methods, or all. Your own, given as package.module:attribute, is compared
+  with the default ones. Default: {",".join(METHODS)}.
+--depth NUMBERS=2,8,16  Use these numbers of layers.
+--missing NUMBERS=0  Remove these percentages of features outside train, such as 0,100.
+--runs N=3  Train each setting N times; the first run selects the setting.
+--epochs N=200  Train for N epochs.
+Running: device workers time-limit quiet
+"""
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    example = "pairnorm compare --nodes customers.csv --edges payments.csv --label risk"
-    parser = add_command(commands, "compare --nodes FILE --edges FILE --label COLUMN", run, example)
-    parser.either = ("nodes", "dataset")
-    parser.essential = (
-        *("nodes", "edges", "dataset", "id", "label", "split", "model", "method", "depth", "missing"),
-        *("runs", "time-limit", "out"),
-    )
-    parser.group(
-        "Files",
-        *FILES,
-        nodes=SHARED["nodes"] | {"required": False},
-        dataset=option(
-            "NAMES", "Use graphs of `pairnorm datasets`, such as cora,citeseer, instead of files."
-        ),
-        root=SHARED["root"],
-        out=option("FOLDER", "Write figure, table, report and results to this folder.", "comparison"),
-    )
-    parser.group("Columns", *NODE_COLUMNS)
-    parser.group(
-        "What",
-        "feature-scaling",
-        model=option("NAMES", "Use these models: GCN, GAT, SGC.", "GCN"),
-        method=option(
-            "NAMES",
-            "Compare only these methods, or all. Your own, given as package.module:attribute, is compared "
-            f"with the default ones. Default: {','.join(METHODS)}.",
-        ),
-        depth=option("NUMBERS", "Use these numbers of layers.", DEPTHS),
-        missing=option("NUMBERS", "Remove these percentages of features outside train, as 0,100.", "0"),
-        runs=option("N", "Train each setting N times; the first run selects the setting.", RUNS),
-        epochs=option("N", "Train for N epochs.", EPOCHS),
-    )
-    parser.group("Running", "device", "workers", "time-limit", "quiet")
-
-
-def run(options: Namespace) -> int | None:
+@command(
+    "compare --nodes TABLE --edges TABLE --label COLUMN",
+    "pairnorm compare --nodes customers.csv --edges payments.csv --label risk",
+    options=OPTIONS,
+    essential="nodes edges dataset id label split model method depth missing runs time-limit out",
+    required=("nodes|dataset",),
+)
+def run(options: Namespace) -> None:
     """Compare methods against oversmoothing on your graph, by depth.
 
     Selects one of four settings of each method on validation nodes. Shows test
@@ -84,50 +65,37 @@ def run(options: Namespace) -> int | None:
     command resumes an interrupted run.
     """
     from pairnorm.classify.scaling import KINDS
-    from pairnorm.compare import depth
+    from pairnorm.compare.depth import DepthComparison
     from pairnorm.compare.depth_report import advice, tables
     from pairnorm.paper.experiments import DATASETS
-    from pairnorm.train import Store
 
     named = methods_in(options.method) or []
     if all(":" in name for name in named):
         named = [*METHODS, *named]
-    settings: dict[str, Any] = {
-        "models": names_in("model", options.model, MODELS),
+    settings = depth_settings(options) | {
         "methods": None if named == ["all"] else named,
-        "depths": numbers_in("depth", options.depth),
-        "missing": numbers_in("missing", options.missing),
-        "runs": options.runs,
-        "epochs": options.epochs,
         "shallow_first": True,
     }
     one_of("scaling", options.feature_scaling, ("auto", *KINDS))
-    depth.DepthComparison(["graph"], **settings)  # validates the options before files are read
+    DepthComparison(["graph"], **settings)  # validates the options before files are read
     if options.dataset is None:
         refuse_inputs(options.out, *files_of(options))
         graph = _prepared(options)
-        graphs = {f"graph@{graph.fingerprint}": graph}
-        comparison = depth.DepthComparison([*graphs], **settings, graphs=graphs)
+        settings["graphs"] = {f"graph@{graph.fingerprint}": graph}
+        names = list(settings["graphs"])
     else:
-        comparison = depth.DepthComparison(
-            names_in("dataset", options.dataset, DATASETS) or DATASETS, **settings
-        )
-    path = options.out / "compare.sqlite"
-    command = command_line("compare", options)
-    outcome = train(path, depth, comparison, set(comparison.datasets), command, running(options))
-    if outcome is None:
-        return 130
-    with Store(path) as store:
-        rows = depth.DepthTable.read(comparison, store).rows
-    for heading, table in tables(comparison, rows):
+        names = names_in("dataset", options.dataset, DATASETS) or list(DATASETS)
+    comparison, path = DepthComparison(names, **settings), options.out / "compare.sqlite"
+    resume = command_line("compare", options)
+    outcome, table = train_depths(comparison, path, resume, options)
+    for heading, rows in tables(comparison, table.rows):
         console.show(f"\n{safe(heading)}: test accuracy, and effective rank in brackets")
-        console.table(*table)
-    show_remaining(outcome.left, command)
-    for line in advice(comparison, rows):
+        console.table(*rows)
+    show_remaining(outcome.left, resume)
+    for line in advice(comparison, table.rows):
         console.show(f"[bold]{safe(line)}[/]")
     console.show(f"\nResults: {safe(path)}")
-    write_depths(comparison, path, options.out, "compare", "compare")
-    return None
+    write_depths(comparison, table, options.out, "compare", "compare")
 
 
 def _prepared(options: Namespace) -> "Graph":
@@ -161,112 +129,117 @@ def methods_in(text: str | None) -> list[str] | None:
     return [match_name(name.strip(), METHODS) for name in text.split(",")]
 
 
-def write_depths(comparison: "DepthComparison", path: Path, out: Path, name: str, command: str) -> list[Path]:
-    """Write table, figures and report of a comparison by depth, and return the files."""
-    from pairnorm.compare.depth import DepthTable
-    from pairnorm.compare.depth_report import draw, report
-    from pairnorm.train import Store
-
-    with Store(path) as store:
-        table = DepthTable.read(comparison, store)
-    figures = draw_figures(lambda: draw(comparison, table.rows, out / "figures", name)) or {}
-    pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
-    texts = {out / f"{name}.csv": table.csv(), out / f"{name}.md": report(table, command, pictures)}
-    for target, text in texts.items():
-        write_text(target, text)
-    table_file, report_file = texts
-    files = [table_file, *(path for paths in figures.values() for path in paths), report_file]
-    show_written(files)
-    return files
-
-
-def reproduce_depth(options: Namespace, path: Path) -> int | None:
-    """Compare all methods by depth, with results in the store at ``path``."""
-    from pairnorm.compare import depth
-
-    refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
-    command = command_line("reproduce", options, *options.what)
-    given: dict[str, Any] = {
-        "datasets": names_in("dataset", options.dataset, depth.DATASETS),
+def depth_settings(options: Namespace) -> dict[str, Any]:
+    """Return the arguments of ``DepthComparison`` that the options set."""
+    return {
         "models": names_in("model", options.model, MODELS),
         "methods": methods_in(options.method),
-        "root": options.root,
         "depths": numbers_in("depth", options.depth),
         "missing": numbers_in("missing", options.missing),
         "runs": options.runs,
         "epochs": options.epochs,
     }
-    comparison = depth.DepthComparison(**{name: value for name, value in given.items() if value is not None})
-    outcome = train(path, depth, comparison, set(comparison.datasets), command, running(options))
-    if outcome is None:
-        return 130
-    show_remaining(outcome.left, command)
-    console.show(f"Results: {safe(path)}")
-    files = write_depths(comparison, path, options.out, "depth", "reproduce depth")
-    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
-    return None
 
 
-def reproduce_missing(options: Namespace, path: Path) -> int | None:
-    """Compare all methods where features are missing, with results in the store at ``path``."""
-    from pairnorm.compare.missing import GROUPS, MODELS, PROTOCOLS, Selection
-    from pairnorm.compare.missing_runs import MissingResults, compare, count_pending
+def train_depths(
+    comparison: "DepthComparison", path: Path, resume: str, options: Namespace
+) -> "tuple[Outcome, DepthTable]":
+    """Train the pending trials of a comparison by depth, and return its results."""
+    from pairnorm.compare import depth
+    from pairnorm.train import Store
 
-    refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
-    if options.depth is not None or options.backend != "here":
-        problem = "'missing' runs on this machine, with depths of its own"
-        hint = "Leave out {depths} and {on}."
-        raise PairNormError(problem, code="wrong-option", value=options.what, hint=hint, depths=..., on=...)
-    command, how = command_line("reproduce", options, *options.what), running(options)
-    chosen = Selection(
-        names_in("protocol", options.protocol, (*PROTOCOLS, *GROUPS)),
-        names_in("dataset", options.dataset),
-        names_in("model", options.model, MODELS),
-        numbers_in("missing", options.missing, float),
-        options.runs,
-        options.epochs,
-    ).chosen()
-    pending = count_pending(chosen, MissingResults.read(path))
-    if pending:
-        console.show(f"Pending runs: {pending:,} or more; results in {safe(path)} are not computed again.")
+    outcome = train(path, depth, comparison, set(comparison.datasets), resume, running(options))
+    with Store(path) as store:
+        return outcome, depth.DepthTable.read(comparison, store)
+
+
+def write_depths(
+    comparison: "DepthComparison", table: "DepthTable", out: Path, name: str, command: str
+) -> Path:
+    """Write table, figures and report of a comparison by depth, and return the report."""
+    from pairnorm.compare.depth_report import draw, report
+
+    figures = draw_figures(lambda: draw(comparison, table.rows, out / "figures", name)) or {}
+    pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
+    table_file, report_file = out / f"{name}.csv", out / f"{name}.md"
+    write_text(table_file, table.csv())
+    write_text(report_file, report(table, command, pictures))
+    show_written([table_file, *(path for paths in figures.values() for path in paths), report_file])
+    return report_file
+
+
+def running(options: Namespace) -> "Running":
+    """Return where to train, and for how long."""
+    from pairnorm.train.schedule import Running
+
+    limit = options.time_limit
+    minutes = None if limit is None else parse_duration("time-limit", limit, allow_zero=True) / 60
+    backend = getattr(options, "backend", "here")
+    return Running(options.device, options.root, options.workers, backend, minutes)
+
+
+def train(
+    path: Path, runner: Any, requested: Any, graphs: Collection[str], resume: str, running: "Running"
+) -> "Outcome":
+    """Train pending trials with a progress bar.
+
+    Args:
+        path: the store of results.
+        runner: the module whose ``reproduce`` and ``count_pending`` are called with ``requested``.
+        requested: what to train.
+        graphs: names of the graphs, which are fetched first.
+        resume: the command that resumes, shown after Ctrl-C.
+        running: where to train, and for how long.
+    """
+    from pairnorm.data import datasets, load
+    from pairnorm.train import Store
+
+    for dataset in datasets() if not path.exists() else ():
+        if dataset.name in graphs and dataset.absent(running.root):
+            load(dataset.name, running.root)
 
     def progress(stage: str, now: "Progress") -> None:
         if now.trials:
-            on_progress(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
+            latest = now.label if now.done else f"{now.trials:,} trials to train"
+            on_progress(stage, now.done, now.total, latest, "layer-epochs")
 
+    with Store(path) as store:
+        pending = runner.count_pending(requested, store)
+        if pending and store.read_only:
+            problem = f"{path} cannot be written, and {pending:,} trials are to be trained"
+            hint = "Copy it to where you may write, and name it: {store}"
+            raise PairNormError(problem, code="not-writable", value=str(path), hint=hint, store=...)
+        if pending:
+            console.show(f"Training {pending:,} trials; results in {safe(path)} are not computed again.")
+        try:
+            with console.progress() as on_progress:
+                outcome: Outcome = runner.reproduce(requested, store, running, progress)
+                return outcome
+        except KeyboardInterrupt:
+            left = runner.count_pending(requested, store)
+            console.show(
+                f"\n[yellow]Stopped.[/] {max(0, pending - left):,} of {pending:,} trials are kept in "
+                f"{safe(path)}; {left:,} are left.\nResume with: [bold]{safe(resume)}[/]"
+            )
+            raise console.Stopped from None
+
+
+def show_remaining(left: int, resume: str, what: str = "trials") -> None:
+    """Print how much remains after the time limit, and the command that resumes it."""
+    if left:
+        console.show(f"Time limit reached: {left:,} {what} remain. Resume with: [bold]{safe(resume)}[/]")
+
+
+def show_written(files: Iterable[Path]) -> None:
+    """Print the names of files that were written."""
+    for file in files:
+        console.show(f"Wrote {safe(file)}")
+
+
+def draw_figures(draw: Callable[[], Value]) -> Value | None:
+    """Draw figures; without matplotlib, print a note instead."""
     try:
-        with console.progress() as on_progress:
-            left = compare(chosen, path, how, progress) if pending else 0
-    except KeyboardInterrupt:
-        console.show(f"\n[yellow]Stopped.[/] Resume with: [bold]{safe(command)}[/]")
-        return 130
-    files = _write_missing(chosen, path, options.out)
-    show_remaining(left, command, "runs")
-    console.show(f"Results: {safe(path)}")
-    show_written(files)
-    console.show(f"\nNext: read [bold]{safe(files[-1])}[/]")
-    return None
-
-
-def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
-    """Print and write the comparison of methods for missing features; return the files."""
-    from pairnorm.compare.missing_report import draw, lines, report, write_csv
-    from pairnorm.compare.missing_runs import MissingResults
-
-    results = lines(chosen, MissingResults.read(path))
-    rows = [
-        (
-            *(line.cell.protocol, line.cell.dataset, f"{line.cell.missing_percent:g}%", line.method),
-            *(f"{line.accuracy:.3f}", "" if isnan(line.std) else f"{line.std:.3f}"),
-            str(len(line.accuracies)),
-        )
-        for line in results
-        if line.accuracies
-    ]
-    headings = ("Protocol", "Graph", "Missing", "Method", "Accuracy", "±", "Runs")
-    console.table(headings, rows, left=(0, 1, 3))
-    figures = draw_figures(lambda: draw(results, out / "figures")) or []
-    files = [out / "missing.csv", *figures, out / "missing.md"]
-    write_csv(results, files[0])
-    write_text(files[-1], report(chosen, results, "figures/missing.png" if figures else None))
-    return files
+        return draw()
+    except ImportError as error:
+        console.note(f"no figure was drawn: it needs {error.name}.")
+        return None

@@ -10,9 +10,10 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 from unicodedata import combining, east_asian_width
 
@@ -30,6 +31,10 @@ _quiet = False
 
 class OutputClosed(Exception):
     """Standard output cannot be written, as after ``pairnorm datasets | head -1`` or on a full disk."""
+
+
+class Stopped(KeyboardInterrupt):
+    """The user stopped a command, which has said what it keeps."""
 
 
 def safe(text: object) -> str:
@@ -180,6 +185,15 @@ def progress() -> Iterator[OnProgress]:
         yield update
         for task in [task for task in bars.tasks if not task.total]:
             bars.remove_task(task.id)
+
+
+@contextmanager
+def stage(name: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """Show the progress of one stage; call the function after each of its ``total`` steps, with its name."""
+    steps = count(1)
+    with progress() as on_progress:
+        on_progress(name, 0, total)
+        yield lambda latest: on_progress(name, min(next(steps), total or 0), total, latest)
 
 
 class _Lines:

@@ -1,40 +1,30 @@
 """``pairnorm diagnose``: measure how quickly propagation smooths a graph's features, without training."""
 
 from argparse import Namespace
-from itertools import count
-from typing import Any
 
 from pairnorm.base.errors import one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import (
-    FILES,
-    NODE_COLUMNS,
-    add_command,
-    command_line,
-    files_of,
-    option,
-    read_graph,
-    refuse_inputs,
-)
+from pairnorm.commands.options import COLUMN_OPTIONS, FILE_OPTIONS, command, without
+from pairnorm.commands.values import command_line, files_of, read_graph, refuse_inputs
 
 FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".html")
+OPTIONS = f"""
+Files: {FILE_OPTIONS}
+--out FILE=diagnosis.png  Write the figure to this file: .png, .pdf, .svg, or .html for a page.
+Columns: {without(COLUMN_OPTIONS, "split")}
+Running: feature-scaling quiet
+"""
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    example = "pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk"
-    parser = add_command(commands, "diagnose --nodes FILE --edges FILE", run, example)
-    parser.essential = ("nodes", "edges", "features", "id", "label", "feature-scaling", "out")
-    out = option(
-        "FILE", "Write the figure to this file: .png, .pdf, .svg, or .html for a page.", "diagnosis.png"
-    )
-    parser.group("Files", *FILES, out=out)
-    parser.group("Columns", *(name for name in NODE_COLUMNS if name != "split"))
-    parser.group("Running", "feature-scaling", "quiet")
-
-
+@command(
+    "diagnose --nodes TABLE --edges TABLE",
+    "pairnorm diagnose --nodes customers.csv --edges payments.csv --label risk",
+    options=OPTIONS,
+    essential="nodes edges features id label feature-scaling out",
+    required=("nodes",),
+)
 def run(options: Namespace) -> None:
     """Measure how quickly a graph oversmooths, and suggest a depth.
 
@@ -49,7 +39,7 @@ def run(options: Namespace) -> None:
     from pairnorm.report.charts import save_charts
     from pairnorm.report.fit_report import diagnosis_page
 
-    out, step = options.out, count(1)
+    out = options.out
     form = one_of("ending of --out", out.suffix.lower(), FIGURE_SUFFIXES).removeprefix(".")
     one_of("scaling", options.feature_scaling, ("auto", *KINDS))
     refuse_inputs(out, *files_of(options))
@@ -58,13 +48,8 @@ def run(options: Namespace) -> None:
         check_features(graph)
         check_size(graph)
         scaled = Scaling.of(graph, options.feature_scaling)
-        with console.progress() as on_progress:
-            on_progress("Propagating", 0, len(DEPTHS))
-            rows = smoothing(
-                graph,
-                scaled(graph),
-                tick=lambda what: on_progress("Propagating", next(step), len(DEPTHS), what),
-            )
+        with console.stage("Propagating", len(DEPTHS)) as advance:
+            rows = smoothing(graph, scaled(graph), tick=advance)
         suggestion = suggest_depth(graph)
         document = diagnosis_page(graph, rows, suggestion)
         if form == "html":
@@ -88,8 +73,6 @@ def run(options: Namespace) -> None:
 
 
 def _fit_command(options: Namespace) -> str:
-    shared = Namespace(
-        **{name: value for name, value in vars(options).items() if name not in ("out", "quiet")}
-    )
+    shared = {name: value for name, value in vars(options).items() if name not in ("out", "quiet")}
     label = "" if options.label else " --label COLUMN"
-    return f"{command_line('fit', shared)}{label} --out run"
+    return f"{command_line('fit', Namespace(**shared))}{label} --out run"

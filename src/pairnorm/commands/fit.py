@@ -4,7 +4,7 @@ import time
 import warnings
 from argparse import Namespace
 from collections import Counter
-from itertools import count
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,12 @@ from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.base.memory import parse_memory, peak_memory, size
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import (
-    FILES,
-    NODE_COLUMNS,
-    SHARED,
-    Result,
-    add_command,
+from pairnorm.commands.options import COLUMN_OPTIONS, FILE_OPTIONS, TABLE_ARGUMENTS, Result, command
+from pairnorm.commands.values import (
     check_classes,
-    columns_of,
     files_of,
-    flag,
+    interval,
     match_name,
-    option,
     read_graph,
     refuse,
     refuse_inputs,
@@ -36,10 +30,6 @@ if TYPE_CHECKING:
     from pairnorm.classify.findings import Findings
 
 HEADINGS = ("On held-out nodes", "nodes", "accuracy", "95% interval", "balanced", "macro F1")
-ESSENTIAL = (
-    *("nodes", "edges", "features", "id", "label", "split", "time-column", "model", "metric"),
-    *("time-limit", "device", "out"),
-)
 IN_MEMORY = (
     *("class_weight", "directed", "feature_scaling", "time_column", "time_limit", "checkpoint", "seeds"),
     *("epochs", "no_refit", "no_baselines", "simple"),
@@ -53,73 +43,46 @@ CONTENTS = {
     "report.html": "a page to read: which labels to trust, every node and why",
     "report.md": "the same in short, with figures",
 }
+OPTIONS = f"""
+Files: {FILE_OPTIONS} spreadsheet-safe
+--graph FOLDER  Read a graph that `pairnorm pack` wrote, instead of tables.
+--memory SIZE  Use at most this memory to read tables or a --graph, such as 8GB. Default: half of what is
+  free; with --graph, all of it.
+--out FOLDER=run  Write predictions, model and report to this folder.
+Columns: {COLUMN_OPTIONS}
+Model: feature-scaling
+--model NAMES=auto  Try these models: SGC, label-propagation, logistic-regression, boosted-trees, GCN, GAT,
+  GCNII, APPNP, or auto: all, the last four only with --time-limit.
+--depth NUMBERS=auto  Try these numbers of layers, such as 2,8, or auto.
+--norm NAMES=auto  Try these norms: PN, PN-SI, PN-SCS, none or auto.
+--scale NUMBERS=auto  Try these values of PairNorm's s, such as 1,10, or auto.
+--impute NAMES=auto  Impute missing features by zero, fp, known_neighbor_mean, several, or auto.
+--metric NAME  Select models by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc.
+  Default: loss; with --graph, accuracy.
+--time-column COLUMN  Test on the latest nodes by this column. Default: at random.
+--time-limit TIME  Search this long (90s, 5m, 1h; 0: try everything), also GCN, GAT, GCNII and APPNP.
+  Default: 60s for 20,000 nodes, without these.
+--directed KIND=auto  Distinguish in- from out-neighbors: yes, no or auto.
+--class-weight KIND=auto  Weight classes: balanced finds rare ones more often.
+--simple  Use the single best model. Default: an ensemble of the best.
+--seeds N  Average N networks of each setting. Default: {SEEDS}.
+--epochs N  Train networks for N epochs. Default: {EPOCHS}.
+--checkpoint FOLDER  Save the training of networks here, and resume from it. Default: not saved.
+--no-refit  Train on training nodes only. Default: refit on all labels in the end.
+--no-baselines  Skip the comparison with baselines. Default: compare.
+Running: device quiet json
+--backend NAME=here  Compute --graph here, or on ray: the cluster at $RAY_ADDRESS.
+--seed N=0  Set the seed of the split and of the models.
+"""
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    example = (
-        "pairnorm fit --nodes customers.csv --edges payments.csv --id customer \\\n"
-        "      --label risk --out run"
-    )
-    parser = add_command(commands, "fit --nodes FILE --edges FILE --label COLUMN", run, example)
-    parser.essential = ESSENTIAL
-    parser.either = ("nodes", "graph")
-    parser.group(
-        "Files",
-        *FILES,
-        "spreadsheet-safe",
-        nodes=SHARED["nodes"] | {"required": False},
-        graph=option("FOLDER", "Read a graph that `pairnorm pack` wrote, instead of tables."),
-        memory=option(
-            "SIZE",
-            "Use at most this memory to read tables or a --graph, such as 8GB. Default: half of what is "
-            "free; with --graph, all of it.",
-        ),
-        out=option("FOLDER", "Write predictions, model and report to this folder.", "run"),
-    )
-    parser.group("Columns", *NODE_COLUMNS)
-    parser.group(
-        "Model",
-        "feature-scaling",
-        model=option(
-            "NAMES",
-            "Try these models: SGC, label-propagation, logistic-regression, boosted-trees, GCN, GAT, GCNII, "
-            "APPNP, or auto: all, the last four only with --time-limit.",
-            "auto",
-        ),
-        depth=option("NUMBERS", "Try these numbers of layers, such as 2,8, or auto.", "auto"),
-        norm=option("NAMES", "Try these norms: PN, PN-SI, PN-SCS, none or auto.", "auto"),
-        scale=option("NUMBERS", "Try these values of PairNorm's s, such as 1,10, or auto.", "auto"),
-        impute=option(
-            "NAMES", "Impute missing features by zero, fp, known_neighbor_mean, several, or auto.", "auto"
-        ),
-        metric=option(
-            "NAME",
-            "Select models by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc. "
-            "Default: loss; with --graph, accuracy.",
-        ),
-        directed=option("KIND", "Distinguish in- from out-neighbors: yes, no or auto.", "auto"),
-        simple=flag("Use the single best model. Default: an ensemble of the best."),
-        seeds=option("N", f"Average N networks of each setting. Default: {SEEDS}."),
-        epochs=option("N", f"Train networks for N epochs. Default: {EPOCHS}."),
-        checkpoint=option("FOLDER", "Save the training of networks here, and resume from it."),
-        **{
-            "time-column": option("COLUMN", "Test on the latest nodes by this column. Default: at random."),
-            "time-limit": option(
-                "TIME",
-                "Search this long (90s, 5m, 1h; 0: try everything), also GCN, GAT, GCNII and APPNP. Default: "
-                "60s for 20,000 nodes, without these.",
-            ),
-            "class-weight": option("KIND", "Weight classes: balanced finds rare ones more often.", "auto"),
-            "no-refit": flag("Train on training nodes only. Default: refit on all labels in the end."),
-            "no-baselines": flag("Skip the comparison with baselines."),
-        },
-    )
-    backend = option("NAME", "With --graph: compute here, or on ray, a cluster.", "here")
-    seed = option("N", "Set the seed of the split and of the models.", 0)
-    parser.group("Running", "device", "quiet", "json", backend=backend, seed=seed)
-
-
+@command(
+    "fit --nodes TABLE --edges TABLE --label COLUMN",
+    "pairnorm fit --nodes customers.csv --edges payments.csv --id customer \\\n      --label risk --out run",
+    options=OPTIONS,
+    essential="nodes edges features id label split time-column model metric time-limit device out",
+    required=("nodes|graph",),
+)
 def run(options: Namespace) -> Result:
     """Label all nodes of your graph, also those without features.
 
@@ -127,31 +90,15 @@ def run(options: Namespace) -> Result:
     the best. The reported accuracy is that on test nodes, which played no part in
     the selection. Without a split of yours, one is drawn at random.
     """
-    from pairnorm.train.distributed import launched_ranks, ranks
+    from pairnorm.train.distributed import ranks
     from pairnorm.train.schedule import BACKENDS
 
     one_of("backend", options.backend, BACKENDS)
     classifier = _classifier(options)
     if options.graph is not None:
-        tables = [name for name in ("nodes", "edges", "features", "database") if getattr(options, name)]
-        if tables:
-            problem = f"--{tables[0]} and --graph are both given"
-            raise PairNormError(problem, code="conflicting-options", hint="Pass {graph} alone.", graph=...)
-        hint = "Leave it out; columns are named when the graph is packed."
-        named = [name for name in vars(options) if name in ("id", "label", *columns_of(options))]
-        refuse(options, [*named, "on_unknown_node"], "is about tables, and the graph is packed", hint)
-        if classifier.model == "auto" or classifier.model == ["SGC"]:
-            why = "is for models in memory, and a packed graph is read from disk"
-            hint = "Leave it out; or, where the graph fits in memory, name several models: {model}"
-            refuse(options, IN_MEMORY, why, hint, model="SGC,label-propagation")
-            if options.device.startswith("cuda") and options.backend != "here":
-                problem = "--device cuda is for this machine, and blocks go to a cluster"
-                raise PairNormError(problem, code="conflicting-options", hint="Leave out one of them.")
-            if launched_ranks() > 1:
-                problem = "a packed graph is propagated in blocks of columns, which ranks cannot share"
-                hint = "Leave out torchrun, and pass {on} for several machines."
-                raise PairNormError(problem, code="conflicting-options", hint=hint, on="ray")
-            return _run_packed(options)
+        _check_tables_not_given(options)
+        if classifier.model in ("auto", ["SGC"]):
+            return _fit_in_blocks(options, classifier)
     if options.backend != "here":
         problem = f"{options.backend!r} propagates the columns of an SGC over a packed graph"
         hint = "Pass {graph} and {model}; for GCN and GAT, torchrun -m pairnorm fit …"
@@ -159,7 +106,17 @@ def run(options: Namespace) -> Result:
     with ranks() as rank, console.silent(rank > 0), TemporaryDirectory() as elsewhere:
         if rank > 0:  # only the first rank writes to --out
             options.out = Path(elsewhere) / "run"
-        return _run_in_memory(options, classifier, rank)
+        return _fit_in_memory(options, classifier, rank)
+
+
+def _check_tables_not_given(options: Namespace) -> None:
+    for name in ("nodes", "edges", "features", "database"):
+        if getattr(options, name):
+            problem = f"--{name} and --graph are both given"
+            raise PairNormError(problem, code="conflicting-options", hint="Pass {graph} alone.", graph=...)
+    about_tables = [name for name in vars(options) if name in TABLE_ARGUMENTS]
+    hint = "Leave it out; columns are named when the graph is packed."
+    refuse(options, about_tables, "is about tables, and the graph is packed", hint)
 
 
 def _classifier(options: Namespace) -> "NodeClassifier":
@@ -208,13 +165,13 @@ def _parse_list(text: str, kind: type, allowed: tuple[str, ...] = ()) -> Any:
     return values
 
 
-def _run_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) -> Result:
+def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) -> Result:
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.data import Graph
     from pairnorm.report.fit_report import REPORT_FILES, result_folder, write_report
 
-    start, out, step = time.monotonic(), options.out, count(1)
+    start, out = time.monotonic(), options.out
     refuse_inputs(out, *files_of(options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ClassifierWarning)
@@ -225,25 +182,17 @@ def _run_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
                 graph = Graph.from_packed(Graph.open(options.graph))
             check_classes(graph, options)
             with console.progress() as on_progress:
-                stage = "Selecting a model"
-                on_progress(stage, 0, None)
-                classifier.fit(
-                    graph, progress=lambda done, total, what: on_progress(stage, done, total, what)
-                )
+                on_progress("Selecting a model", 0, None)
+                classifier.fit(graph, progress=partial(on_progress, "Selecting a model"))
             if rank > 0:  # all that ranks do together is done
                 return None
             _write_model(classifier, folder, options.spreadsheet_safe)
         try:
-            with console.progress() as on_progress:
-                stage = "Comparing with baselines"
-                on_progress(stage, 0, STEPS)
-                findings = Findings.of(
-                    classifier, graph, lambda what: on_progress(stage, next(step), STEPS, what),
-                    compare=not options.no_baselines,
-                )  # fmt: skip
+            with console.stage("Comparing with baselines", STEPS) as advance:
+                findings = Findings.of(classifier, graph, advance, compare=not options.no_baselines)
         except KeyboardInterrupt:
             console.show(f"\nStopped. The labels and the model are in {safe(out)}/, without a report.")
-            return 130
+            raise console.Stopped from None
     for warning in caught:  # after the progress bars
         warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
@@ -251,96 +200,21 @@ def _run_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
         write_report(findings, folder, notes)
     _show(findings)
     console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - start:.0f} s:")
-    for name, what in CONTENTS.items():
-        if (out / name).exists():
-            console.show(f"  {name:<20} {what}")
-    page = next(out / name for name in ("report.html", "report.md") if (out / name).exists())
+    written = [name for name in CONTENTS if (out / name).exists()]
+    for name in written:
+        console.show(f"  {name:<20} {CONTENTS[name]}")
+    page = next(name for name in written if name.startswith("report"))
     console.show(
-        f"\nNext: read [bold]{safe(page)}[/]; label a graph that has changed with\n"
+        f"\nNext: read [bold]{safe(out / page)}[/]; label a graph that has changed with\n"
         f"[bold]pairnorm predict --run {safe(out)} --nodes … --edges … --out predictions.csv[/]"
     )
-    counts = Counter(classifier.classes_.astype(str)[classifier.decide(classifier.probabilities_)].tolist())
+    predicted = classifier.classes_.astype(str)[classifier.decide(classifier.probabilities_)]
     return _summary(out, start, classifier.best_.name, classifier.held_out_) | {
         "nodes": graph.num_nodes,
         "labeled": int(graph.labeled.sum()),
-        "predicted": dict(counts),
+        "predicted": dict(Counter(predicted.tolist())),
         "notes": notes,
     }
-
-
-def _summary(out: Path, start: float, model: str, scores: "Scores | None") -> dict[str, Any]:
-    """Return what ``--json`` prints about a run."""
-    known = scores is not None and scores.count > 0
-    return {
-        "command": "fit",
-        "model": model,
-        "accuracy": scores.accuracy if scores is not None and known else None,
-        "accuracy_interval": list(scores.interval) if scores is not None and known else None,
-        "held_out": scores.count if scores is not None else 0,
-        "seconds": round(time.monotonic() - start, 1),
-        "peak_memory_bytes": peak_memory(),
-        "files": sorted(str(path) for path in out.iterdir() if not path.name.startswith(".")),
-    }
-
-
-def _run_packed(options: Namespace) -> Result:
-    """Fit a graph that is larger than memory; finished parts of a killed run are used again."""
-    from pairnorm.base.files import reserved
-    from pairnorm.classify import ClassifierWarning
-    from pairnorm.classify.predictions import has_parquet
-    from pairnorm.classify.search_space import IMPUTATION_CHOICES
-    from pairnorm.classify.streaming import Streaming
-    from pairnorm.data import Graph
-    from pairnorm.report.fit_report import result_folder, streamed_page, write_document
-    from pairnorm.train.engine import find_device
-    from pairnorm.train.spec import NORMS
-
-    start, out, steps = time.monotonic(), options.out, count(1)
-    chosen: dict[str, Any] = {
-        "depths": _parse_list(options.depth, int),
-        "norms": _parse_list(options.norm, str, NORMS),
-        "scales": _parse_list(options.scale, float),
-        "imputations": _parse_list(options.impute, str, IMPUTATION_CHOICES),
-        "metric": options.metric or "auto",
-    }
-    # "auto" is the CPU: the adjacency may not fit on a GPU.
-    device = str(find_device("cpu" if options.device == "auto" else options.device))
-    graph = Graph.open(options.graph)
-    console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
-    console.facts(graph.describe())
-    work = out.absolute().with_name(f".{out.name}.walk")
-    with reserved(work), result_folder(out) as folder, warnings.catch_warnings():
-        warnings.simplefilter("always", ClassifierWarning)
-        search = Streaming(
-            graph, work, None if options.memory is None else parse_memory(options.memory),
-            **{name: value for name, value in chosen.items() if value != "auto"},
-            label_propagation=options.model == "auto", seed=whole_number("seed", options.seed, 0, 2**62),
-            device=device, backend=options.backend,
-            on_progress=lambda what: show("Propagating", min(next(steps), search.steps), search.steps, what),
-        )  # fmt: skip
-        plan = search.plan
-        console.show(
-            f"\nMemory: at most {size(plan.peak(plan.width))} of {size(plan.memory)}, in blocks of "
-            f"{plan.width} columns.\nNot tried: {safe('; '.join(search.left_out))}."
-        )
-        if search.cluster is not None:
-            console.show(f"Blocks are computed on {search.cluster.cores} cores of a Ray cluster.")
-        with console.progress() as show:
-            outcome = search.run()
-        outcome.write(folder, has_parquet(), options.spreadsheet_safe)
-        write_document(streamed_page(outcome), folder)
-        scores = outcome.scores
-    if outcome.caveat:
-        console.note(outcome.caveat)
-    low, high = scores.interval
-    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in outcome.seconds.items())
-    console.show(
-        f"\nTime: {stages}.\n"
-        f"{safe(outcome.best.name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes "
-        f"(95% interval {low:.1%} to {high:.1%}).\n\n"
-        f"Wrote to {safe(out)}/ in {time.monotonic() - start:.0f} s."
-    )
-    return _summary(out, start, outcome.best.name, scores) | {"nodes": graph.facts.nodes}
 
 
 def _write_model(classifier: "NodeClassifier", folder: Path, spreadsheet_safe: bool) -> None:
@@ -360,11 +234,94 @@ def _show(findings: "Findings") -> None:
     if findings.test.any():
         rows = []
         for name, scores in findings.groups().items():
-            low, high = scores.interval
+            low, high = (f"{100 * bound:.1f}" for bound in scores.interval)
             numbers = (scores.accuracy, scores.balanced_accuracy, scores.macro_f1)
-            accuracy, balanced, f1 = (f"{100 * number:.1f}%" for number in numbers)
-            rows.append(
-                (name, f"{scores.count:,}", accuracy, f"{100 * low:.1f} to {100 * high:.1f}", balanced, f1)
-            )
+            accuracy, *others = (f"{100 * number:.1f}%" for number in numbers)
+            rows.append((name, f"{scores.count:,}", accuracy, f"{low} to {high}", *others))
         console.table(HEADINGS, rows)
     console.show(safe(verdict(findings).replace("**", "")))
+
+
+def _summary(out: Path, start: float, model: str, scores: "Scores | None") -> dict[str, Any]:
+    """Return what ``--json`` prints about a run."""
+    known = scores if scores is not None and scores.count > 0 else None
+    return {
+        "command": "fit",
+        "model": model,
+        "accuracy": known and known.accuracy,
+        "accuracy_interval": known and list(known.interval),
+        "held_out": known.count if known else 0,
+        "seconds": round(time.monotonic() - start, 1),
+        "peak_memory_bytes": peak_memory(),
+        "files": sorted(str(path) for path in out.iterdir() if not path.name.startswith(".")),
+    }
+
+
+def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
+    """Fit a graph that is larger than memory; finished parts of a killed run are used again."""
+    from pairnorm.base.files import reserved
+    from pairnorm.classify import ClassifierWarning
+    from pairnorm.classify.predictions import has_parquet
+    from pairnorm.classify.streaming import Streaming
+    from pairnorm.data import Graph
+    from pairnorm.report.fit_report import result_folder, streamed_page, write_document
+    from pairnorm.train.distributed import launched_ranks
+    from pairnorm.train.engine import find_device
+
+    hint = "Leave it out; or, where the graph fits in memory, name several models: {model}"
+    why = "is for models in memory, and a packed graph is read from disk"
+    refuse(options, IN_MEMORY, why, hint, model="SGC,label-propagation")
+    if options.device.startswith("cuda") and options.backend != "here":
+        problem = "--device cuda is for this machine, and blocks go to a cluster"
+        raise PairNormError(problem, code="conflicting-options", hint="Leave out one of them.")
+    if launched_ranks() > 1:
+        problem = "a packed graph is propagated in blocks of columns, which ranks cannot share"
+        hint = "Leave out torchrun, and pass {on} for several machines."
+        raise PairNormError(problem, code="conflicting-options", hint=hint, on="ray")
+    start, out = time.monotonic(), options.out
+    chosen: dict[str, Any] = {
+        "depths": classifier.depth,
+        "norms": classifier.norm,
+        "scales": classifier.scale,
+        "imputations": classifier.impute,
+        "metric": options.metric or "auto",
+    }
+    graph = Graph.open(options.graph)
+    console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
+    console.facts(graph.describe())
+    work = out.absolute().with_name(f".{out.name}.walk")
+    with reserved(work), result_folder(out) as folder, warnings.catch_warnings():
+        warnings.simplefilter("always", ClassifierWarning)
+        search = Streaming(
+            graph,
+            work,
+            None if options.memory is None else parse_memory(options.memory),
+            **{name: value for name, value in chosen.items() if value != "auto"},
+            label_propagation=options.model == "auto",
+            seed=options.seed,
+            # "auto" is the CPU: the adjacency may not fit on a GPU.
+            device=str(find_device("cpu" if options.device == "auto" else options.device)),
+            backend=options.backend,
+            on_progress=lambda what: advance(what),
+        )
+        plan = search.plan
+        console.show(
+            f"\nMemory: at most {size(plan.peak(plan.width))} of {size(plan.memory)}, in blocks of "
+            f"{plan.width} columns.\nNot tried: {safe('; '.join(search.left_out))}."
+        )
+        if search.cluster is not None:
+            console.show(f"Blocks are computed on {search.cluster.cores} cores of a Ray cluster.")
+        with console.stage("Propagating", search.steps) as advance:
+            outcome = search.run()
+        outcome.write(folder, has_parquet(), options.spreadsheet_safe)
+        write_document(streamed_page(outcome), folder)
+    if outcome.caveat:
+        console.note(outcome.caveat)
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in outcome.seconds.items())
+    name, scores = outcome.best.name, outcome.scores
+    console.show(
+        f"\nTime: {stages}.\n"
+        f"{safe(name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes {interval(scores)}.\n\n"
+        f"Wrote to {safe(out)}/ in {time.monotonic() - start:.0f} s."
+    )
+    return _summary(out, start, name, scores) | {"nodes": graph.facts.nodes}

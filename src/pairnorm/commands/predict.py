@@ -3,6 +3,7 @@
 import sys
 import time
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -10,17 +11,8 @@ from pairnorm.base.errors import PairNormError, real_number
 from pairnorm.base.memory import peak_memory
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import (
-    EDGE_COLUMNS,
-    FILES,
-    Result,
-    add_command,
-    files_of,
-    flag,
-    option,
-    read_graph,
-    refuse_inputs,
-)
+from pairnorm.commands.options import FILE_OPTIONS, Result, command
+from pairnorm.commands.values import files_of, interval, read_graph, refuse_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,36 +22,29 @@ if TYPE_CHECKING:
     from pairnorm.classify.predictions import Destination
     from pairnorm.data import Graph
 
-
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    example = (
-        "pairnorm predict --run run --nodes customers.csv --edges payments.csv \\\n"
-        "      --out predictions.csv"
-    )
-    parser = add_command(commands, "predict --run FOLDER --nodes FILE --edges FILE", run, example)
-    parser.old_names["--model"] = "--run"
-    out = option(
-        "FILE",
-        "Write predictions to this file (.csv, .parquet, .json, .jsonl), to - (CSV on standard output), or "
-        "to a database: sqlite:///….",
-        "predictions.csv",
-        type=str,
-    )
-    table = option("NAME", "Replace this table of a database given by --out.", "predictions")
-    sets = option("SHARE", "Add a prediction set per node that holds the true class this often, such as 0.9.")
-    explain = option(
-        "FILE",
-        "Write the features and neighbors that contribute most to each label (.csv, .parquet, .json).",
-        type=str,
-    )
-    parser.group("Files", *FILES, "spreadsheet-safe", out=out, table=table, sets=sets, explain=explain)
-    strict = flag("Refuse columns and categories that differ from the fit. Default: impute or ignore them.")
-    parser.group("Columns", "id", *EDGE_COLUMNS, "ignore", strict=strict)
-    model = option("FOLDER", "Use the model in this folder, which `pairnorm fit` wrote.", required=True)
-    parser.group("Running", "device", "quiet", "json", run=model)
+OPTIONS = f"""
+Model:
+--run FOLDER  Use the model in this folder, which `pairnorm fit` wrote.
+Files: {FILE_OPTIONS} spreadsheet-safe
+--out FILE|URL=predictions.csv  Write predictions to this file (.csv, .parquet, .json, .jsonl), to - (CSV on
+  standard output), or to a database: sqlite:///….
+--table NAME=predictions  Replace this table of a database given by --out.
+--sets SHARE  Add a prediction set per node that holds the true class this often, such as 0.9. Default: none.
+--explain FILE|URL  Write the features and neighbors that contribute most to each label (.csv, .parquet,
+  .json). Default: not written.
+Columns: id source target weight on-unknown-node ignore
+--strict  Refuse columns and categories that differ from the fit. Default: impute or ignore them.
+Running: device quiet json
+"""
 
 
+@command(
+    "predict --run FOLDER --nodes TABLE --edges TABLE",
+    "pairnorm predict --run run --nodes customers.csv --edges payments.csv \\\n      --out predictions.csv",
+    options=OPTIONS,
+    required=("run", "nodes"),
+    old_names={"--model": "--run"},
+)
 def run(options: Namespace) -> Result:
     """Label the nodes of a graph with a fitted model.
 
@@ -69,19 +54,19 @@ def run(options: Namespace) -> Result:
     """
     from pairnorm.classify.predictions import Destination
 
-    if "://" not in options.out:
-        refuse_inputs(Path(options.out), *files_of(options), *options.run.glob("model.*"))
-    destination = Destination.parse(options.out, options.table)
-    if options.explain is not None:
-        Destination.parse(options.explain)
-        refuse_inputs(Path(options.explain), *files_of(options), *options.run.glob("model.*"))
+    names = {options.table: options.out} | ({"explanations": options.explain} if options.explain else {})
+    for name in names.values():
+        if "://" not in name:
+            refuse_inputs(Path(name), *files_of(options), *options.run.glob("model.*"))
+    outputs = [Destination.parse(name, table) for table, name in names.items()]
     coverage = None if options.sets is None else _parse_share(options.sets)
-    if destination.is_stdout and options.json:
-        problem = "--out - and --json both write to standard output"
+    to_stdout = sum(output.is_stdout for output in outputs)
+    if to_stdout + options.json > 1:
+        problem = "two of --out -, --explain - and --json write to standard output"
         raise PairNormError(problem, code="conflicting-options", hint="Pass a file to {out}.", out=...)
     stdout = sys.stdout
-    with console.output(options.quiet, to_stderr=options.json or destination.is_stdout):
-        return _predict(options, destination, coverage, stdout)
+    with console.output(options.quiet, to_stderr=options.json or to_stdout > 0):
+        return _predict(options, outputs, coverage, stdout)
 
 
 def _parse_share(text: str) -> float:
@@ -93,51 +78,42 @@ def _parse_share(text: str) -> float:
     return real_number("sets", share, least=0, below=1)
 
 
-def _explain(
-    classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]", options: Namespace
-) -> None:
-    from pairnorm.classify.predictions import Destination
-
-    explanation = classifier.explain_nodes(graph, predicted)
-    with Destination.parse(options.explain, "explanations").opened(sys.stdout) as write:
-        write(
-            explanation.table(graph.node_names, classifier.classes_.astype(str)[predicted]),
-            options.spreadsheet_safe,
-        )
-    if explanation.explained < 1:
-        console.note(
-            f"{safe(options.explain)} leaves out GCN, GAT, GCNII and APPNP, which have "
-            f"{1 - explanation.explained:.0%} of the ensemble's weight."
-        )
-
-
 def _predict(
-    options: Namespace, destination: "Destination", coverage: float | None, stdout: TextIO
+    options: Namespace, outputs: "list[Destination]", coverage: float | None, stdout: TextIO
 ) -> Result:
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.predictions import prediction_table
 
     start = time.monotonic()
     classifier = NodeClassifier.load(options.run).set_params(device=options.device)
-    with destination.opened(stdout) as write:
+    classes = classifier.classes_.astype(str)
+    with ExitStack() as stack:
+        write, *write_explanation = [stack.enter_context(output.opened(stdout)) for output in outputs]
         graph = read_graph(options, classifier.encoder_)
         with console.progress() as on_progress:
             on_progress(f"Predicting with {classifier.best_.name}", 0, None)
             probabilities = classifier.predict_proba(graph)
+            predicted = classifier.decide(probabilities)
             frame = prediction_table(graph, probabilities, classifier, coverage)
-            if options.explain is not None:
+            for write_reasons in write_explanation:
                 on_progress("Explaining", 0, None)
-                _explain(classifier, graph, classifier.decide(probabilities), options)
+                explanation = classifier.explain_nodes(graph, predicted)
+                reasons = explanation.table(graph.node_names, classes[predicted])
+                write_reasons(reasons, options.spreadsheet_safe)
+                if explanation.explained < 1:
+                    console.note(
+                        f"{safe(options.explain)} leaves out GCN, GAT, GCNII and APPNP, which have "
+                        f"{1 - explanation.explained:.0%} of the ensemble's weight."
+                    )
         write(frame, options.spreadsheet_safe)
     counts = frame["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
-    _show_accuracy(classifier, graph, classifier.decide(probabilities))
+    _show_accuracy(classifier, graph, predicted)
     console.show(f"Wrote {safe(options.out)}: {len(frame):,} rows, one per node.")
     if (held_out := classifier.held_out_) is not None:
-        low, high = held_out.interval
         console.show(
             f"At the fit, {held_out.accuracy:.1%} of {held_out.count:,} held-out nodes were right "
-            f"(95% interval {low:.1%} to {high:.1%})."
+            f"{interval(held_out)}."
         )
     if (report := options.run / "report.md").exists():
         console.show(f"\nNext: [bold]{safe(report)}[/] says how far to trust these labels.")
@@ -145,11 +121,11 @@ def _predict(
         "command": "predict",
         "nodes": len(frame),
         "predicted": {str(name): int(count) for name, count in counts.items()},
-        "accuracy_at_fit": None if held_out is None else held_out.accuracy,
-        "accuracy_at_fit_interval": None if held_out is None else list(held_out.interval),
+        "accuracy_at_fit": held_out and held_out.accuracy,
+        "accuracy_at_fit_interval": held_out and list(held_out.interval),
         "seconds": round(time.monotonic() - start, 1),
         "peak_memory_bytes": peak_memory(),
-        "files": [console.safe(options.out)],
+        "files": [safe(options.out)],
     }
 
 
@@ -166,8 +142,6 @@ def _show_accuracy(classifier: "NodeClassifier", graph: "Graph", predicted: "NDA
     for nodes, what in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it was trained on")):
         scores = Scores.of(labels[nodes], predicted[nodes], len(classifier.classes_))
         if scores.count:
-            low, high = scores.interval
             console.show(
-                f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {what} "
-                f"(95% interval {low:.1%} to {high:.1%})."
+                f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {what} {interval(scores)}."
             )

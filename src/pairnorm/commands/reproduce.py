@@ -5,93 +5,70 @@ import shlex
 import time
 from argparse import Namespace
 from importlib.util import find_spec
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pairnorm.base.errors import PairNormError
+from pairnorm.base.files import write_text
 from pairnorm.base.memory import without_collection
 from pairnorm.commands import console
-from pairnorm.commands.compare import reproduce_depth, reproduce_missing
-from pairnorm.commands.console import safe
-from pairnorm.commands.options import (
-    SHARED,
-    add_command,
-    command_line,
-    match_name,
-    names_in,
-    numbers_in,
-    option,
-    refuse,
+from pairnorm.commands.compare import (
+    depth_settings,
+    draw_figures,
+    running,
+    show_remaining,
+    show_written,
+    train,
+    train_depths,
+    write_depths,
 )
-from pairnorm.commands.training import running, show_remaining, show_written, train
+from pairnorm.commands.console import safe
+from pairnorm.commands.options import command
+from pairnorm.commands.values import command_line, match_name, names_in, numbers_in, refuse
 
 if TYPE_CHECKING:
+    from pairnorm.compare.missing import Protocol
     from pairnorm.paper.experiments import Selection
+    from pairnorm.train import Progress
 
-COMPARISONS = ("depth", "missing")
-"""Comparisons of methods beyond the paper; each has a store of its own."""
-SELECTION = ("dataset", "runs", "epochs", "depth", "missing")
+SELECTION = "dataset runs epochs depth missing"
 WRITING = "Writing tables and figures"
+MAX_DRAWING_PROCESSES = 4  # more would wait for the rest
 DEMO_RUNS, DEMO_EPOCHS, DEMO_DEPTHS = 2, 300, (1, 2, 4, 7, 10, 15, 20, 30, 40, 60)
 DATASET_HEADINGS = ("Name", "Nodes", "Edges", "Distinct", "Features", "Classes", "Label rate", "Files")
+MISSING_HEADINGS = ("Protocol", "Graph", "Missing", "Method", "Accuracy", "±", "Runs")
+REPRODUCE_OPTIONS = f"""
+What:
+WHAT...  table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, deep-gcn,
+  sgc-modes, tuned, ablation; or all of these: paper; or scaling, splits, claims (more runs where a verdict is
+  within noise); or all. Several may be named. Or depth: every method against oversmoothing at every depth; or
+  missing: every method where features are missing.
+Selection: {SELECTION}
+--model NAMES  Use only these models in depth and missing, such as GCN,GAT; or fit. Default: all.
+--method NAMES  Use only these methods in depth, or yours as package.module:attribute. Default: all.
+--protocol NAMES  Use only these protocols in missing, such as ssnc-mv,fp-vectors. Default: all.
+Files: root
+--out FOLDER=reproduction  Write tables and figures to this folder.
+--store FILE  Keep results in this file. Default: results.sqlite in --out, or depth.sqlite, missing.sqlite.
+Running: device workers backend time-limit quiet
+"""
+REPORT_OPTIONS = f"""
+Files:
+--store FILE  Read the results of `pairnorm reproduce` from this file, or their export as .csv.
+--out FOLDER=reproduction  Write the report to this folder.
+--tensorboard FOLDER  Write the case study's histograms for TensorBoard here. Default: not written.
+Selection: {SELECTION}
+Running: quiet
+"""
 
 
-def add(commands: Any) -> None:
-    """Add reproduce, report and datasets, with their options."""
-    example = "pairnorm reproduce table2 --dataset cora --runs 1 --depth 2,4,8,12"
-    parser = add_command(commands, "reproduce WHAT...", run, example)
-    parser.add_argument_group("What").add_argument(
-        "what",
-        nargs="+",
-        metavar="WHAT",
-        help="table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, "
-        "deep-gcn, sgc-modes, tuned, ablation; or all of these: paper; or scaling, splits, claims (more runs "
-        "where a verdict is within noise); or all. Several may be named. Or depth: every method against "
-        "oversmoothing at every depth; or missing: every method where features are missing.",
-    )
-    parser.group(
-        "Selection",
-        *SELECTION,
-        model=option("NAMES", "For depth and missing: use only these models, such as GCN,GAT; or fit."),
-        method=option("NAMES", "For depth: use only these methods, or yours as package.module:attribute."),
-        protocol=option("NAMES", "For missing: use only these protocols, such as ssnc-mv,fp-vectors."),
-    )
-    parser.group(
-        "Files",
-        "root",
-        out=option("FOLDER", "Write tables and figures to this folder.", "reproduction"),
-        store=option(
-            "FILE",
-            "Keep results in this file. Default: results.sqlite in --out, or depth.sqlite, missing.sqlite.",
-        ),
-    )
-    parser.group("Running", "device", "workers", "backend", "time-limit", "quiet")
-    example = "pairnorm report --store reproduction/results.sqlite --out reproduction"
-    parser = add_command(commands, "report --store FILE", run_report, example)
-    parser.group(
-        "Files",
-        store=option(
-            "FILE",
-            "Read the results of `pairnorm reproduce` from this file, or their export as .csv.",
-            required=True,
-        ),
-        out=option("FOLDER", "Write the report to this folder.", "reproduction"),
-        tensorboard=option("FOLDER", "Write the case study's histograms for TensorBoard here."),
-    )
-    parser.group("Selection", *SELECTION, quiet=SHARED["quiet"])
-    parser = add_command(commands, "datasets", run_datasets, "pairnorm datasets --root ~/graphs")
-    parser.group("Options", "root")
-
-
-def add_demo(commands: Any) -> None:
-    """Add the demonstration and its options."""
-    parser = add_command(commands, "demo", run_demo, "pairnorm demo")
-    parser.group(
-        "Options", "workers", "quiet", out=option("FOLDER", "Write the results to this folder.", "demo")
-    )
-
-
-def run(options: Namespace) -> int | None:
+@command(
+    "reproduce WHAT...",
+    "pairnorm reproduce table2 --dataset cora --runs 1 --depth 2,4,8,12",
+    options=REPRODUCE_OPTIONS,
+)
+def run(options: Namespace) -> None:
     """Run experiments of the paper, and compare results with its numbers.
 
     Results in the store are not computed again, so the same command resumes an
@@ -99,11 +76,23 @@ def run(options: Namespace) -> int | None:
     """
     from pairnorm.paper.experiments import NAMES
 
-    options.what = [match_name(name, (*NAMES, *COMPARISONS)) for name in options.what]
-    if set(options.what) & set(COMPARISONS):
-        return _compare(options)
-    why = f"is for depth and missing, and {', '.join(options.what)} is of the paper"
-    refuse(options, ("model", "method", "protocol"), why, "Leave it out.")
+    comparisons = {"depth": _reproduce_depth, "missing": _reproduce_missing}
+    options.what = [match_name(name, (*NAMES, *comparisons)) for name in options.what]
+    resume = command_line("reproduce", options, *options.what)
+    if not comparisons.keys() & options.what:
+        _reproduce_paper(options, resume)
+        return
+    if len(options.what) > 1:
+        problem = f"{', '.join(options.what)} are asked for together"
+        hint = "Give each of depth and missing a command of its own: it has a store of its own."
+        raise PairNormError(problem, code="not-together", value=options.what, hint=hint)
+    (what,) = options.what
+    path = options.store or options.out / f"{what}.sqlite"
+    report_file = comparisons[what](options, path, resume)
+    console.show(f"\nNext: read [bold]{safe(report_file)}[/]")
+
+
+def _reproduce_paper(options: Namespace, resume: str) -> None:
     from pairnorm.paper import runner
     from pairnorm.paper.case_study import read_layers
     from pairnorm.paper.experiments import GROUPS
@@ -111,20 +100,19 @@ def run(options: Namespace) -> int | None:
     from pairnorm.sweep.index import ResultIndex, open_results
     from pairnorm.sweep.tables import terminal
 
-    chosen, out = selection(options, *options.what), options.out
+    why = f"is for depth and missing, and {', '.join(options.what)} is of the paper"
+    refuse(options, ("model", "method", "protocol"), why, "Leave it out.")
+    chosen, out = _selection(options, *options.what), options.out
     path = options.store or out / "results.sqlite"
     experiments = chosen.experiments()
     graphs = {name for experiment in experiments for name in experiment.datasets}
-    outcome = train(path, runner, experiments, graphs, _command(options), running(options))
-    if outcome is None:
-        return 130
+    outcome = train(path, runner, experiments, graphs, resume, running(options))
     if not path.exists():  # the time limit came before the first result
-        show_remaining(outcome.left, _command(options))
-        return None
-    with console.progress() as on_progress:
-        on_progress(WRITING, 0, None)
+        show_remaining(outcome.left, resume)
+        return
+    with console.stage(WRITING):
         if set(options.what) & set(GROUPS):
-            outputs = write_report(path, out, chosen, workers=drawers())
+            outputs = write_report(path, out, chosen, workers=_drawing_processes())
             following = f"read [bold]{safe(outputs.files[-1])}[/]"
         else:
             with open_results(path) as store:
@@ -136,35 +124,95 @@ def run(options: Namespace) -> int | None:
             )
     for table in outputs.tables.values():
         console.show(terminal(table))
-    show_remaining(outcome.left, _command(options))
+    show_remaining(outcome.left, resume)
     console.show(f"Results: {safe(path)}")
     show_written(outputs.files)
     console.show(f"\nNext: {following}")
-    return None
 
 
-def drawers() -> int:
-    """Return the number of processes that draw figures; more than four would wait for the rest."""
-    return min(4, os.cpu_count() or 1)
+def _reproduce_depth(options: Namespace, path: Path, resume: str) -> Path:
+    """Compare all methods by depth; return the report."""
+    from pairnorm.compare.depth import DATASETS, DepthComparison
+
+    refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
+    graphs = {"datasets": names_in("dataset", options.dataset, DATASETS), "root": options.root}
+    settings = graphs | depth_settings(options)
+    comparison = DepthComparison(**{name: value for name, value in settings.items() if value is not None})
+    outcome, table = train_depths(comparison, path, resume, options)
+    show_remaining(outcome.left, resume)
+    console.show(f"Results: {safe(path)}")
+    return write_depths(comparison, table, options.out, "depth", "reproduce depth")
 
 
-def _compare(options: Namespace) -> int | None:
-    """Run one comparison of methods; each has a store of its own."""
-    if len(options.what) > 1:
-        problem = f"{', '.join(options.what)} are asked for together"
-        hint = "Give each of depth and missing a command of its own: it has a store of its own."
-        raise PairNormError(problem, code="not-together", value=options.what, hint=hint)
-    (what,) = options.what
-    path = options.store or options.out / f"{what}.sqlite"
-    return reproduce_depth(options, path) if what == "depth" else reproduce_missing(options, path)
+def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
+    """Compare all methods where features are missing; return the report."""
+    from pairnorm.compare.missing import GROUPS, MODELS, PROTOCOLS, Selection
+    from pairnorm.compare.missing_runs import MissingResults, compare, count_pending
+
+    refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
+    if options.depth is not None or options.backend != "here":
+        problem = "'missing' runs on this machine, with depths of its own"
+        hint = "Leave out {depths} and {on}."
+        raise PairNormError(problem, code="wrong-option", value=options.what, hint=hint, depths=..., on=...)
+    how = running(options)
+    chosen = Selection(
+        names_in("protocol", options.protocol, (*PROTOCOLS, *GROUPS)),
+        names_in("dataset", options.dataset),
+        names_in("model", options.model, MODELS),
+        numbers_in("missing", options.missing, float),
+        options.runs,
+        options.epochs,
+    ).chosen()
+    pending = count_pending(chosen, MissingResults.read(path))
+    if pending:
+        console.show(f"Pending runs: {pending:,} or more; results in {safe(path)} are not computed again.")
+
+    def progress(stage: str, now: "Progress") -> None:
+        if now.trials:
+            on_progress(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
+
+    try:
+        with console.progress() as on_progress:
+            left = compare(chosen, path, how, progress) if pending else 0
+    except KeyboardInterrupt:
+        console.show(f"\n[yellow]Stopped.[/] Resume with: [bold]{safe(resume)}[/]")
+        raise console.Stopped from None
+    files = _write_missing(chosen, path, options.out)
+    show_remaining(left, resume, "runs")
+    console.show(f"Results: {safe(path)}")
+    show_written(files)
+    return files[-1]
 
 
-def _command(options: Namespace) -> str:
-    return command_line("reproduce", options, *options.what)
+def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
+    """Print and write the comparison of methods for missing features; return the files."""
+    from pairnorm.compare.missing_report import draw, lines, report, write_csv
+    from pairnorm.compare.missing_runs import MissingResults
+
+    results = lines(chosen, MissingResults.read(path))
+    rows = [
+        (
+            *(line.cell.protocol, line.cell.dataset, f"{line.cell.missing_percent:g}%", line.method),
+            *(f"{line.accuracy:.3f}", "" if isnan(line.std) else f"{line.std:.3f}"),
+            str(len(line.accuracies)),
+        )
+        for line in results
+        if line.accuracies
+    ]
+    console.table(MISSING_HEADINGS, rows, left=(0, 1, 3))
+    figures = draw_figures(lambda: draw(results, out / "figures")) or []
+    files = [out / "missing.csv", *figures, out / "missing.md"]
+    write_csv(results, files[0])
+    write_text(files[-1], report(chosen, results, "figures/missing.png" if figures else None))
+    return files
 
 
-def selection(options: Namespace, *what: str) -> "Selection":
-    """Return as much of the named experiments as the options ask for."""
+def _drawing_processes() -> int:
+    return min(MAX_DRAWING_PROCESSES, os.cpu_count() or 1)
+
+
+def _selection(options: Namespace, *what: str) -> "Selection":
+    """Return the part of the named experiments that the options select."""
     from pairnorm.paper.experiments import DATASETS, Selection
 
     graphs = names_in("dataset", options.dataset, DATASETS)
@@ -172,20 +220,25 @@ def selection(options: Namespace, *what: str) -> "Selection":
     return Selection(what, graphs, options.runs, options.epochs, depths, missing)
 
 
+@command(
+    "report --store FILE",
+    "pairnorm report --store reproduction/results.sqlite --out reproduction",
+    options=REPORT_OPTIONS,
+    required=("store",),
+)
 @without_collection()
-def run_report(options: Namespace) -> None:
+def report(options: Namespace) -> None:
     """Write all tables, figures, report.md and report.html from results.
 
     Nothing is trained. Give the same selection options as to `pairnorm reproduce`.
     """
     from pairnorm.report.paper_report import write_report
 
-    chosen = selection(options, "all")
+    chosen = _selection(options, "all")
     if options.tensorboard is not None:
         _write_tensorboard(options.store, options.tensorboard, chosen)
-    with console.progress() as on_progress:
-        on_progress(WRITING, 0, None)
-        outputs = write_report(options.store, options.out, chosen, workers=drawers())
+    with console.stage(WRITING):
+        outputs = write_report(options.store, options.out, chosen, workers=_drawing_processes())
     for table in outputs.tables.values():
         console.show(f"{table.name}: {table.filled} of {len(table.entries)} cells filled")
     console.show(f"{len(outputs.files)} files in {safe(options.out)}")
@@ -209,7 +262,12 @@ def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
     console.show(f"TensorBoard: [bold]tensorboard --logdir {safe(folder)}[/]")
 
 
-def run_demo(options: Namespace) -> int | None:
+@command(
+    "demo",
+    "pairnorm demo",
+    options="Options: workers quiet\n--out FOLDER=demo  Write the results to this folder.",
+)
+def demo(options: Namespace) -> None:
     """Show what PairNorm does, without a network connection.
 
     SGC labels the papers of Cora from 140 labeled ones: with all features, and with
@@ -240,8 +298,6 @@ def run_demo(options: Namespace) -> int | None:
     command = f"pairnorm demo --out {shlex.quote(str(options.out))}"
     running = Running("cpu", workers=options.workers)
     outcome = train(store, runner, [experiment], {"cora"}, command, running)
-    if outcome is None:
-        return 130
     results = ResultIndex.read(store)
     console.show(terminal(Table.of(results, experiment, reported=reported())))
     plain, normalized = (
@@ -265,16 +321,16 @@ def run_demo(options: Namespace) -> int | None:
         "\nNext: [bold]pairnorm reproduce table1 --dataset cora --missing 0,100[/] is the same with the full "
         "protocol."
     )
-    return None
 
 
-def run_datasets(options: Namespace) -> None:
+@command("datasets", "pairnorm datasets --root ~/graphs", options="Options: root\n")
+def datasets(options: Namespace) -> None:
     """List the graphs of the paper, and where their files are."""
-    from pairnorm.data import datasets
+    from pairnorm import data
     from pairnorm.data.named import data_folder
 
     rows, absent = [], []
-    for dataset in datasets():
+    for dataset in data.datasets():
         if dataset.absent(options.root):
             absent.append(dataset.name)
         where = "absent" if dataset.name in absent else "found" if dataset.files else "bundled"
