@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric.nn import DiffGroupNorm
 
-from pairnorm.measure import collapse, inputs
+from pairnorm.measure import collapse, distances
 from pairnorm.measure.collapse import (
     dominant_subspace_distance,
     estimate_instance_information_gain,
@@ -114,7 +114,7 @@ class TestGroupDistanceRatio:
     @pytest.mark.parametrize("block_bytes", [1, 3000, 2**24])
     @pytest.mark.parametrize("offset", [0, 1e4])  # the latter: collapsed, where products of rows would cancel
     def test_equals_brute_force(self, distance, block_bytes, offset, monkeypatch):
-        monkeypatch.setattr(inputs, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(distances, "BLOCK_BYTES", block_bytes)
         x = torch.randn(30, 2, 5, dtype=torch.float64) + offset
         labels = torch.arange(30) % 4 - 1  # -1: unlabeled
         labels[labels == 2] = 7  # numbers may be missing
@@ -162,7 +162,7 @@ class TestInstanceInformationGain:
     @pytest.mark.parametrize("rows", [7, 512])
     @pytest.mark.parametrize("block_bytes", [1, 3000, 2**24])
     def test_equals_the_difference_of_entropies(self, rows, block_bytes, monkeypatch):
-        monkeypatch.setattr(inputs, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(distances, "BLOCK_BYTES", block_bytes)
         monkeypatch.setattr(collapse, "ROWS", rows)
         x, features = torch.randn(40, 2, 3, dtype=torch.float64), torch.rand(40, 6, dtype=torch.float64)
         features[3] = 0

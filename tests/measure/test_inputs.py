@@ -6,13 +6,8 @@ import torch
 from pairnorm import measure
 from pairnorm.measure import MEASURES as REGISTERED
 from pairnorm.measure import mean_average_distance, row_diff, tpsd
-from pairnorm.measure.inputs import (
-    BLOCK_BYTES,
-    block_length,
-    centered,
-    edges,
-    is_sparse_adjacency,
-)
+from pairnorm.measure.distances import BLOCK_BYTES, block_length, centered, edges
+from pairnorm.measure.probe import is_sparse_adjacency
 from pairnorm.nn import SparseMatrix, normalized_adjacency
 from pairnorm.nn.propagate import is_edge_index
 

@@ -13,15 +13,15 @@ from pairnorm.measure import (
     apd,
     apsd,
     col_diff,
+    collapse,
     connected_pairs,
     dirichlet_energy,
-    functional,
     pair_distances,
     row_diff,
     tpsd,
 )
 from pairnorm.measure import probe as record_module
-from pairnorm.measure.functional import Measures
+from pairnorm.measure.collapse import Measures
 from pairnorm.nn import GCN, SGC, PairNorm
 from pairnorm.nn.patch import add_pair_norm
 
@@ -49,7 +49,7 @@ def test_each_name_is_its_measure(adjacency):
 
 
 def test_large_states_are_sampled_with_an_error(monkeypatch):
-    monkeypatch.setattr(functional, "EXACT_WORK", 60**2 * 20)
+    monkeypatch.setattr(collapse, "EXACT_WORK", 60**2 * 20)
     take = Measures(["row_diff", "col_diff"], sample=500, seed=0)
     within = take(torch.randn(60, 20), {}, None)
     assert list(within) == ["row_diff", "col_diff"]
@@ -435,7 +435,7 @@ def test_tensorboard_itself_takes_it(graph, tmp_path):
 
 def test_a_large_graph_is_sampled(graph, monkeypatch):
 
-    monkeypatch.setattr(functional, "EXACT_WORK", 1000)
+    monkeypatch.setattr(collapse, "EXACT_WORK", 1000)
     model = Network()
     with Probe(model, measures=["row_diff"], sample=200) as probe:
         output = model(torch.randn(40, 4), graph)

@@ -8,20 +8,21 @@ diverged model shows.
 """
 
 from pairnorm.measure.collapse import (
+    MEASURES,
     dominant_subspace_distance,
+    effective_rank,
     estimate_instance_information_gain,
     group_distance_ratio,
     instance_information_gain,
     numerical_rank,
 )
-from pairnorm.measure.functional import (
-    MEASURES,
+from pairnorm.measure.distances import (
+    Estimate,
     apd,
     apsd,
     col_diff,
     connected_pairs,
     dirichlet_energy,
-    effective_rank,
     estimate_col_diff,
     estimate_row_diff,
     mean_average_distance,
@@ -31,7 +32,6 @@ from pairnorm.measure.functional import (
     tpsd,
 )
 from pairnorm.measure.influence import Influence, influence_by_hop
-from pairnorm.measure.inputs import Estimate
 from pairnorm.measure.probe import Probe
 from pairnorm.measure.summary import Verdict
 

@@ -1,24 +1,66 @@
-"""How far states have collapsed: onto few directions, onto the dominant subspace, onto each other's classes.
-
-Each takes states [nodes, features] and returns a scalar, or [nodes, trials..., features] and returns one
-value per trial; it sums in float64 and keeps no graph.
-"""
+"""How far states have collapsed: onto few directions, a subspace, each other's classes; measures by name."""
 
 import math
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.measure.inputs import Estimate, block_length, centered, over_trials, result_dtype, unit_rows
+from pairnorm.base.errors import PairNormError, one_of, quoted, real_number, whole_number
+from pairnorm.measure.distances import (
+    Adjacency,
+    Estimate,
+    apd,
+    apsd,
+    block_length,
+    centered,
+    col_diff,
+    dirichlet_energy,
+    estimate_col_diff,
+    estimate_row_diff,
+    mean_average_distance,
+    per_trial,
+    result_dtype,
+    row_diff,
+    tpsd,
+    unit_rows,
+)
 from pairnorm.nn.ops.moments import check_states
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.
 ROWS = 512
+# Exact distances of this many coordinates take half a second on two cores: 20,000 nodes with 64 features.
+EXACT_WORK = 20_000**2 * 64
+OwnMeasure = Callable[[Tensor], Tensor]
 
 
-@torch.no_grad()
+@per_trial
+def effective_rank(x: Tensor) -> Tensor:
+    """Return exp(−Σ_k p_k ln p_k), p_k = σ_k / Σ_l σ_l, over the singular values σ of X.
+
+    The convention is that of Roy & Vetterli (2007, "The effective rank"): the singular values, not their
+    squares, of ``x`` as it is, not centered. Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph
+    Neural Networks Correctly?") propose the effective rank as a measure of oversmoothing. The value lies in
+    [1, min(n, d)], 1 if all rows are parallel; that of a zero or empty matrix is 0.
+
+    Args:
+        x: states [nodes, features] or [nodes, trials..., features].
+
+    >>> effective_rank(torch.eye(3))
+    tensor(3.)
+    """
+    if not bool(x.isfinite().all()):
+        return x.new_tensor(torch.nan)  # the decomposition would raise; a measure of NaN is NaN
+    tall = x if x.shape[0] >= x.shape[1] else x.T
+    values = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r").R)
+    total = values.sum()
+    entropy = torch.special.entr(values / total.where(total > 0, 1)).sum()
+    return torch.where(total > 0, entropy.exp(), 0)
+
+
+@per_trial
 def numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
     """Return ‖X‖_F² / ‖X‖₂² = Σ_k σ_k² / σ_1², over the singular values σ of X: 1 if all rows are parallel.
 
@@ -40,13 +82,8 @@ def numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
     >>> numerical_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0])))
     tensor(1.5000)
     """
-    if iterations is None:
-        return over_trials(x, _numerical_rank)
-    count = whole_number("iterations", iterations, least=2)
-    return over_trials(x, lambda trial: _numerical_rank(trial, count))
-
-
-def _numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
+    if iterations is not None:
+        whole_number("iterations", iterations, least=2)
     peak = x.abs().amax() if x.numel() else x.new_zeros(())
     if not bool(0 < peak < torch.inf):
         return torch.where(peak == 0, 0, torch.nan)
@@ -99,6 +136,7 @@ def dominant_subspace_distance(
     index = None if component is None else component.to(x.device).long()
     share = root / _sums(root.square(), index)
 
+    @per_trial
     def distance(trial: Tensor) -> Tensor:
         rest = trial
         for _ in range(2):  # the second projection takes off what rounding left of the first
@@ -109,7 +147,7 @@ def dominant_subspace_distance(
             norm = norm / whole.where(whole > 0, 1)
         return norm
 
-    return over_trials(x, distance)
+    return distance(x)
 
 
 @torch.no_grad()
@@ -147,19 +185,22 @@ def group_distance_ratio(
         raise PairNormError(problem, code="too-few-classes", value=len(classes), expected="at least 2")
     index = index.to(x.device)
     measure = _squared_ratio if distance == "squared" else _euclidean_ratio
-    return over_trials(x[labeled.to(x.device)], lambda trial: measure(unit_rows(trial), index))
+    return measure(x[labeled.to(x.device)], index)
 
 
+@per_trial
 def _squared_ratio(x: Tensor, index: Tensor) -> Tensor:
     count = torch.bincount(index)
-    x = centered(x)
+    x = centered(unit_rows(x))
     mean = x.new_zeros(len(count), x.shape[1]).index_add_(0, index, x) / count.unsqueeze(1)
     within = (x - mean[index]).square_().sum(1) @ (1 / count.double())[index] / len(mean)
     between = centered(mean).square().sum() / (len(mean) - 1)
     return torch.where(between > 0, 1 + between / within, torch.where(between.isnan(), between, 1))
 
 
+@per_trial
 def _euclidean_ratio(x: Tensor, index: Tensor) -> Tensor:
+    x = unit_rows(x)
     member = torch.nn.functional.one_hot(index).double()
     share = member / member.sum(0)
     mean = x.new_zeros(share.shape[1], share.shape[1])
@@ -211,9 +252,7 @@ def estimate_instance_information_gain(
     """
     whole_number("sample", sample, least=2)
     rows = torch.randint(len(x), (sample,), generator=torch.Generator().manual_seed(seed))
-    gains = _gains(x, features, rows, variance)
-    error = gains.std(0) / math.sqrt(sample)
-    return Estimate(gains.mean(0).to(result_dtype(x)), error.to(result_dtype(x)))
+    return Estimate.of(_gains(x, features, rows, variance), result_dtype(x))
 
 
 def _gains(x: Tensor, features: Tensor, rows: Tensor, variance: float) -> Tensor:
@@ -258,3 +297,79 @@ def _check_per_node(name: str, given: Tensor | None, nodes: int) -> None:
         problem = f"{name} has shape {list(given.shape)}"
         expected = f"[{nodes}], a value for each node"
         raise PairNormError(problem, code="wrong-shape", value=list(given.shape), expected=expected)
+
+
+class Measure(NamedTuple):
+    """A measure of states alone; s times the states have s to the power ``degree`` times the measure."""
+
+    function: Callable[[Tensor], Tensor]
+    degree: int
+
+
+MEASURES = {
+    "row_diff": Measure(row_diff, 1),
+    "col_diff": Measure(col_diff, 0),
+    "tpsd": Measure(tpsd, 2),
+    "mean_average_distance": Measure(mean_average_distance, 0),
+    "effective_rank": Measure(effective_rank, 0),
+    "numerical_rank": Measure(numerical_rank, 0),
+    "dominant_subspace_distance": Measure(dominant_subspace_distance, 1),
+}
+"""Those that need nothing but states, by name: what training and a ``Probe`` can take."""
+PAIR_MEASURES = {"apd": apd, "apsd": apsd}
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The measures that a Probe computes, and the number of random pairs for estimates."""
+
+    chosen: Sequence[str] | Mapping[str, OwnMeasure]
+    sample: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.chosen, str) or not self.chosen:
+            problem = f"measures is {quoted(self.chosen)}"
+            expected = "a list of names such as ['row_diff']"
+            raise PairNormError(problem, code="wrong-type", value=self.chosen, expected=expected)
+        if not isinstance(self.chosen, Mapping):
+            for name in self.chosen:
+                one_of("a name in measures", name, (*MEASURES, *PAIR_MEASURES, "dirichlet_energy"))
+        whole_number("sample", self.sample, least=2)
+
+    def __call__(self, x: Tensor, pairs: dict[str, Tensor], graph: Adjacency | None) -> dict[str, Tensor]:
+        """Return each measure of ``x``; those of pairs once for each kind of ``pairs``."""
+        if isinstance(self.chosen, Mapping):
+            return {name: _checked(name, measure(x), x.shape[1:-1]) for name, measure in self.chosen.items()}
+        values: dict[str, Tensor] = {}
+        for name in self.chosen:
+            if name == "row_diff" and len(x) ** 2 * x.shape[-1] > EXACT_WORK:
+                values |= _columns(name, estimate_row_diff(x, self.sample, self.seed))
+            elif name == "col_diff" and x.shape[-1] ** 2 * len(x) > EXACT_WORK:
+                values |= _columns(name, estimate_col_diff(x, self.sample, self.seed))
+            elif name in PAIR_MEASURES:
+                values |= {f"{name}_{kind}": PAIR_MEASURES[name](x, some) for kind, some in pairs.items()}
+                if name == "apsd":
+                    values["apsd_random"] = tpsd(x) / max(1, len(x) ** 2)
+            elif name == "dirichlet_energy":
+                if graph is None:
+                    problem = f"{name} needs a graph and none was found"
+                    hint = "Give the Probe {adjacency}."
+                    raise PairNormError(problem, code="no-graph", value=name, hint=hint, adjacency=...)
+                values[name] = dirichlet_energy(x, graph)
+            else:
+                values[name] = MEASURES[name].function(x)
+        return values
+
+
+def _checked(name: str, value: Tensor, trials: torch.Size) -> Tensor:
+    value = torch.as_tensor(value)
+    if value.shape != trials:
+        problem = f"measure {name!r} gave shape {list(value.shape)}"
+        expected = f"one value per trial: {list(trials)}"
+        raise PairNormError(problem, code="wrong-shape", value=list(value.shape), expected=expected)
+    return value
+
+
+def _columns(name: str, estimate: Estimate) -> dict[str, Tensor]:
+    return {name: estimate.value, f"{name}_standard_error": estimate.standard_error}

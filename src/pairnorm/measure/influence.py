@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError, whole_number
-from pairnorm.measure.inputs import Adjacency, check_nodes, edges
+from pairnorm.measure.distances import Adjacency, check_nodes, edges
 from pairnorm.nn.find_convolutions import is_node_states, node_states
 
 if TYPE_CHECKING:

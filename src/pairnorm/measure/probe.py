@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,16 +13,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.measure.functional import (
-    Measures,
-    OwnMeasure,
-    connected_pairs,
-    pair_distances,
-    random_pairs,
-)
+from pairnorm.measure.collapse import Measures, OwnMeasure
+from pairnorm.measure.distances import Adjacency, connected_pairs, pair_distances, random_pairs
 from pairnorm.measure.influence import Influence, influence_of_inputs
-from pairnorm.measure.inputs import Adjacency, is_sparse_adjacency
-from pairnorm.measure.summary import SCALE_FREE, Record, Verdict, form_verdict, no_records
+from pairnorm.measure.summary import SCALE_FREE, Record, Verdict, draw, form_verdict, last_forward
+from pairnorm.nn import SparseMatrix
 from pairnorm.nn.find_convolutions import graph_convolutions, is_known_convolution, node_states
 from pairnorm.nn.patch_hooks import is_observing
 from pairnorm.nn.propagate import is_edge_index
@@ -98,14 +92,13 @@ class Probe:
         self.records: list[Record] = []
         self._convolutions = graph_convolutions(model, layers)
         self._is_named = layers is not None
+        self._hooks: ExitStack | None = None  # while it records
         self._norms: set[nn.Module] = set()
-        self._handles: list[RemovableHandle] = []
-        self._stack = ExitStack()
-        self._forward = -1
-        self._layer = 0
-        self._running = False
-        self._open: list[int] = []  # the latest records, which PairNorm may still follow
-        self._call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}  # of the last forward pass
+        self._forward, self._layer = -1, 0
+        self._in_convolution = False
+        # Records that a PairNorm may still replace, with their graphs.
+        self._latest: list[tuple[int, Adjacency | None]] = []
+        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = (), {}  # of the last forward pass
         self._influence: Influence | None = None
         # The graph that a node type was last seen with, and its connected pairs.
         self._graphs: dict[str, tuple[Adjacency | None, Tensor | None]] = {}
@@ -115,27 +108,24 @@ class Probe:
         return f"Probe({type(self.model).__name__}, {counts})"
 
     def __enter__(self) -> Probe:
-        if self._handles:
+        if self._hooks is not None:
             problem = "this Probe is already recording"
             hint = "Leave its `with` first, or make a second Probe."
             raise PairNormError(problem, code="already-recording", hint=hint)
+        self._hooks = ExitStack()
         if "torch._dynamo" in sys.modules:  # compiled code would not run the hooks
-            self._stack.enter_context(torch.compiler.set_stance("force_eager"))
-        self._handles.append(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
+            self._hooks.enter_context(torch.compiler.set_stance("force_eager"))
+        self._keep(self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
         for name, module in self._convolutions.items():
-            after = functools.partial(self._after_convolution, name)
-            self._handles.append(module.register_forward_pre_hook(self._before_convolution))
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+            self._keep(module.register_forward_pre_hook(self._before_convolution))
+            self._keep(module.register_forward_hook(partial(self._after_convolution, name), with_kwargs=True))
         self._watch_norms()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-        self._stack.close()
-        self._graphs, self._norms = {}, set()
+    def __exit__(self, *error: object) -> None:
+        if self._hooks is not None:
+            self._hooks.close()
+        self._hooks, self._graphs, self._norms = None, {}, set()
 
     def frame(self) -> pandas.DataFrame:
         """Return the records as a DataFrame: one row per call of a convolution and trial.
@@ -145,16 +135,15 @@ class Probe:
         """
         import pandas
 
-        if not self.records:
-            raise no_records()
-        rows: list[dict[str, Any]] = []
+        last_forward(self.records)  # raises an error where there is none
+        rows = []
         for record in self.records:
             identity: dict[str, Any] = {"forward": record.forward, "layer": record.layer, "name": record.name}
             if record.node_type:
                 identity["node_type"] = record.node_type
-            columns = {name: value.flatten().tolist() for name, value in record.measures.items()}
-            for trial, values in enumerate(zip(*columns.values(), strict=True)):
-                rows.append(identity | {"trial": trial} | dict(zip(columns, values, strict=True)))
+            columns = [value.flatten().tolist() for value in record.measures.values()]
+            for trial, values in enumerate(zip(*columns, strict=True)):
+                rows.append(identity | {"trial": trial} | dict(zip(record.measures, values, strict=True)))
         return pandas.DataFrame(rows)
 
     def verdict(
@@ -196,18 +185,14 @@ class Probe:
                 backward pass for every output channel.
             seed: The seed of the random nodes.
         """
-        args, kwargs = self._call
-        if not self.records:
-            raise no_records()
-        graph = self.adjacency
-        if graph is None:
-            graph = _first_graph("", [*args, *kwargs.values()])
+        last_forward(self.records)  # raises an error where there is none
+        args, kwargs = self._inputs
+        graph = self._graph_among("", [*args, *kwargs.values()])
+        steps = max(record.layer for record in self.records)
         is_training = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
-            self._influence = influence_of_inputs(
-                self.model, args, kwargs, graph, nodes, seed, max(record.layer for record in self.records)
-            )
+            self._influence = influence_of_inputs(self.model, args, kwargs, graph, nodes, seed, steps)
         finally:
             for module, mode in is_training.items():
                 module.training = mode
@@ -218,8 +203,6 @@ class Probe:
 
         With a trial axis: the mean as a line, the range from the least to the largest trial as a band.
         """
-        from pairnorm.measure.summary import draw
-
         frame = self.frame()
         known = sorted(set(frame["forward"]))
         if not -len(known) <= forward < len(known):
@@ -236,10 +219,7 @@ class Probe:
             step: the training step, with one tag per layer; or None for one tag in all, with the layer as the
                 step, as in the histograms of the paper's appendix.
         """
-        last = max((record.forward for record in self.records), default=0)
-        for record in self.records:
-            if record.forward != last:
-                continue
+        for record in last_forward(self.records) if self.records else ():
             suffix = "" if step is None else f"/layer_{record.layer:02d}"
             position = record.layer if step is None else step
             for name, value in record.measures.items():
@@ -249,117 +229,132 @@ class Probe:
                 if finite.numel():
                     writer.add_histogram(f"distance_{kind}{suffix}", finite, position)
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _is_recomputing():
-            return
-        self._forward += 1
-        self._layer = 0
-        self._open = []
-        self._running = False
-        self._call, self._influence = (args, kwargs), None
+    def _keep(self, hook: RemovableHandle) -> None:
+        """Keep a hook until the recording ends."""
+        assert self._hooks is not None
+        self._hooks.callback(hook.remove)
 
     def _watch_norms(self) -> None:
         """Register hooks on the PairNorm modules, those included that a patch added in this forward pass."""
         for module in self.model.modules():
             if module not in self._norms and any(one.__name__ == "PairNorm" for one in type(module).__mro__):
                 self._norms.add(module)
-                self._handles.append(module.register_forward_hook(self._after_norm))
+                self._keep(module.register_forward_hook(self._after_norm))
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not _is_recomputing():
+            self._forward += 1
+            self._layer, self._latest, self._in_convolution = 0, [], False
+            self._inputs, self._influence = (args, kwargs), None
 
     def _before_convolution(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._running = True
+        self._in_convolution = True
         if not self._layer:
             self._watch_norms()
 
     def _after_convolution(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        self._running = False
+        self._in_convolution = False
         if is_observing():
             return
-        states = node_states(output)
-        rows = {len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim}
-        is_other = not states or not any(len(x) in rows for x in states.values())
-        if is_other and not self._is_named and not is_known_convolution(module):
+        states, inputs = node_states(output), [*args, *kwargs.values()]
+        rows = {len(x) for x in inputs if isinstance(x, Tensor) and x.ndim}
+        if not (
+            self._is_named or is_known_convolution(module) or any(len(x) in rows for x in states.values())
+        ):
             return  # such as a decoder, which takes a graph and returns a row for every edge
         if not states:
             raise _wrong_output(name, output)
         if _is_recomputing():
             for x in states.values():
-                self._add_gradient(name, x)
+                self._find_gradient(name, x)
             return
         self._layer += 1
-        self._open = []
-        for kind, x in states.items():
-            graph = self.adjacency
-            if graph is None:
-                graph = _first_graph(
-                    kind, [*args, *kwargs.values()], [*self._call[0], *self._call[1].values()]
-                )
-            self._open.append(len(self.records))
-            self.records.append(self._record(name, kind, x, graph))
+        self._latest = []
+        for node_type, x in states.items():
+            graph = self._graph_among(node_type, inputs, [*self._inputs[0], *self._inputs[1].values()])
+            self._latest.append((len(self.records), graph))
+            self.records.append(self._record(name, node_type, x, graph))
 
     def _after_norm(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        """Let PairNorm's output take the place of what the convolution before it gave."""
-        if self._running or is_observing():
+        """Record PairNorm's output in place of the output of the convolution before it."""
+        if self._in_convolution or is_observing():
             return
         if _is_recomputing():
-            self._add_gradient("", output)
+            self._find_gradient("", output)
             return
-        for index in self._open:
-            known = self.records[index]
-            if known.nodes == len(output):
-                self._open.remove(index)
-                graph = self._graphs[known.node_type][0]
-                self.records[index] = self._record(known.name, known.node_type, output, graph)
+        for position, (index, graph) in enumerate(self._latest):
+            replaced = self.records[index]
+            if replaced.nodes == len(output):
+                del self._latest[position]
+                self.records[index] = self._record(replaced.name, replaced.node_type, output, graph)
                 return
 
-    def _add_gradient(self, name: str, states: Tensor) -> None:
+    def _find_gradient(self, name: str, states: Tensor) -> None:
         """Find the record of states that reentrant checkpointing computed without a gradient before."""
         norm = _norm(states)
         for record in reversed(self.records):
             if record.name.startswith(name) and not record.has_gradient and torch.equal(record.norm, norm):
-                states.register_hook(functools.partial(_note_gradient, record))
-                record.has_gradient.append(True)
+                _record_gradient(record, states)
                 return
 
-    def _record(self, name: str, kind: str, states: Tensor, graph: Adjacency | None) -> Record:
+    def _record(self, name: str, node_type: str, states: Tensor, graph: Adjacency | None) -> Record:
         x = states.detach()
-        connected = self._connected_pairs(kind, graph, len(x))
+        connected = self._connected_pairs(node_type, graph, len(x))
         pairs = ({} if connected is None else {"connected": connected}) | self.pairs
         if self.adjacency is None:
             # Weights found on the way may be a model's own normalization, which is not the graph's.
             graph = None if connected is None else torch.cat([connected, connected.flip(0)], dim=1)
-        measures = self.measures(x, pairs, graph)
         record = Record(
             forward=max(self._forward, 0),
             layer=self._layer,
             name=name,
-            node_type=kind,
+            node_type=node_type,
             nodes=len(x),
             norm=_norm(x),
-            measures={name: value.cpu() for name, value in measures.items()},
+            measures={key: value.cpu() for key, value in self.measures(x, pairs, graph).items()},
             distances={
                 kind: pair_distances(x, some).cpu()
-                for kind, some in (self._some(pairs, len(x)) if self.histograms else ())
+                for kind, some in (self._sample(pairs, len(x)) if self.histograms else ())
             },
         )
         if states.requires_grad:
-            states.register_hook(functools.partial(_note_gradient, record))
-            record.has_gradient.append(True)
+            _record_gradient(record, states)
         return record
 
-    def _connected_pairs(self, kind: str, graph: Adjacency | None, num_nodes: int) -> Tensor | None:
+    def _graph_among(self, node_type: str, *arguments: list[Any]) -> Adjacency | None:
+        """Return the given graph, or the first ``edge_index`` or sparse square matrix among arguments.
+
+        Of a dictionary by edge type, that of the edges from a node type to itself.
+        """
+        if self.adjacency is not None:
+            return self.adjacency
+        for values in arguments:
+            # The features come first, and one-hot ones are square too: they are the last to be taken.
+            for value in (*values[1:], *values[:1]):
+                if isinstance(value, Mapping):
+                    own = [
+                        key for key in value if isinstance(key, tuple) and {key[0], key[-1]} == {node_type}
+                    ]
+                    value = value[own[0]] if own else None
+                if is_edge_index(value) or is_sparse_adjacency(value):
+                    graph: Adjacency = value
+                    return graph
+        return None
+
+    def _connected_pairs(self, node_type: str, graph: Adjacency | None, num_nodes: int) -> Tensor | None:
         """Return the connected pairs of ``graph``, or None if it has none, or not of these nodes."""
-        seen, pairs = self._graphs.get(kind, (None, None))
-        if seen is not graph or kind not in self._graphs:
+        seen, pairs = self._graphs.get(node_type, (None, None))
+        if seen is not graph:
             pairs = None if graph is None else connected_pairs(graph)
-            self._graphs[kind] = graph, pairs
+            self._graphs[node_type] = graph, pairs
         if pairs is None or not pairs.shape[1]:
             return None
         # A graph found among the arguments may lead from many nodes to fewer, as in sampled mini-batches.
         return None if self.adjacency is None and int(pairs.max()) >= num_nodes else pairs
 
-    def _some(self, pairs: dict[str, Tensor], num_nodes: int) -> Iterator[tuple[str, Tensor]]:
+    def _sample(self, pairs: dict[str, Tensor], num_nodes: int) -> Iterator[tuple[str, Tensor]]:
         """Yield at most ``sample`` pairs of each kind, and random ones: the same at every layer."""
         sample, seed = self.measures.sample, self.measures.seed
         for kind, chosen in pairs.items():
@@ -368,6 +363,15 @@ class Probe:
             yield kind, chosen[:, subset]
         if num_nodes:
             yield "random", random_pairs(num_nodes, sample, seed)
+
+
+def is_sparse_adjacency(value: object) -> bool:
+    """Return whether ``value`` is a sparse matrix [nodes, nodes], the same for all trials."""
+    if isinstance(value, SparseMatrix):
+        return value.pattern.shape[0] == value.pattern.shape[1] and value.values.ndim == 1
+    if not isinstance(value, Tensor) or value.layout == torch.strided:
+        return False
+    return value.ndim == 2 and value.shape[0] == value.shape[1] and value.is_floating_point()
 
 
 def _is_recomputing() -> bool:
@@ -381,28 +385,14 @@ def _norm(x: Tensor) -> Tensor:
     return norm.cpu()
 
 
-def _note_gradient(record: Record, gradient: Tensor) -> None:
-    record.measures["gradient_norm"] = _norm(gradient)
+def _record_gradient(record: Record, states: Tensor) -> None:
+    """Let a backward pass add the gradient norm of states to their record."""
 
+    def add_norm(gradient: Tensor) -> None:
+        record.measures["gradient_norm"] = _norm(gradient)
 
-def _first_graph(kind: str, *places: list[Any]) -> Adjacency | None:
-    """Return the first ``edge_index`` or sparse square matrix of the first place that has one.
-
-    Of a dictionary by edge type, that of the edges from a node type to itself.
-    """
-    for values in places:
-        # The features come first, and one-hot ones are square too: they are the last to be taken for a graph.
-        for given in (*values[1:], *values[:1]):
-            value = given
-            if isinstance(given, Mapping):
-                ends = ((edges[0], edges[-1]) if isinstance(edges, tuple) else () for edges in given)
-                value = next(
-                    (x for x, end in zip(given.values(), ends, strict=True) if end == (kind, kind)), None
-                )
-            if is_edge_index(value) or is_sparse_adjacency(value):
-                graph: Adjacency = value
-                return graph
-    return None
+    states.register_hook(add_norm)
+    record.has_gradient = True
 
 
 def _wrong_output(name: str, output: Any) -> PairNormError:

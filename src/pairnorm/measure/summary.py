@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor
@@ -54,12 +54,12 @@ _TITLES = {
 _NO_MEASURE = ("forward", "layer", "name", "node_type", "trial")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
     """One call of one convolution: its measures, one value per trial, and distances of node pairs.
 
-    A backward pass adds ``gradient_norm`` to the measures. ``norm`` is ‖X‖_F, and ``node_type`` is empty
-    where there is only one.
+    ``norm`` is ‖X‖_F, and ``node_type`` is empty where there is only one. If ``has_gradient``, a backward
+    pass adds ``gradient_norm`` to the measures.
     """
 
     forward: int
@@ -70,7 +70,7 @@ class Record:
     norm: Tensor
     measures: dict[str, Tensor]
     distances: dict[str, Tensor]
-    has_gradient: list[bool] = field(default_factory=list)  # filled once a hook waits for the gradient
+    has_gradient: bool = False
 
 
 class Verdict(NamedTuple):
@@ -101,10 +101,7 @@ def form_verdict(
     chance_loss: float | None = None,
 ) -> Verdict:
     """Diagnose the last forward pass; losses as for ``Probe.verdict``."""
-    last = max((record.forward for record in records), default=0)
-    records = [record for record in records if record.forward == last]
-    if not records:
-        raise no_records()
+    records = last_forward(records)
     for name in ("numerical_rank", "mean_average_distance"):
         if name not in records[0].measures:
             problem = f"{name} was not measured"
@@ -129,11 +126,13 @@ def form_verdict(
     )
 
 
-def no_records() -> PairNormError:
-    """Return the error of a Probe that has seen nothing."""
-    problem = "nothing was recorded"
-    hint = "Call the model itself inside `with Probe(model) as probe:`."
-    return PairNormError(problem, code="no-records", hint=hint)
+def last_forward(records: Sequence[Record]) -> list[Record]:
+    """Return the records of the last forward pass."""
+    if not records:
+        problem = "nothing was recorded"
+        hint = "Call the model itself inside `with Probe(model) as probe:`."
+        raise PairNormError(problem, code="no-records", hint=hint)
+    return [record for record in records if record.forward == records[-1].forward]
 
 
 def _not_finite(records: list[Record]) -> Verdict | None:

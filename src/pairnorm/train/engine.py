@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pairnorm.base.errors import PairNormError, one_of, quoted
 from pairnorm.data import Graph
 from pairnorm.data.graph import check_graph
-from pairnorm.measure.functional import MEASURES, dirichlet_energy
+from pairnorm.measure import MEASURES, dirichlet_energy
 from pairnorm.nn import SGC
 from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.train.loop import CAPTURE, Loop, on_device

@@ -1,32 +1,111 @@
-"""Measures of states: distances between rows, columns and given pairs, energies, the effective rank."""
+"""Distances between nodes, between columns and over edges; also how all measures take their inputs."""
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
-from pairnorm.measure.collapse import dominant_subspace_distance, numerical_rank
-from pairnorm.measure.inputs import (
-    Adjacency,
-    Estimate,
-    block_length,
-    centered,
-    check_nodes,
-    edges,
-    over_trials,
-    result_dtype,
-    unit_rows,
-)
+from pairnorm.base.errors import PairNormError, one_of, whole_number
+from pairnorm.nn import SparseMatrix
 from pairnorm.nn.ops.moments import check_states
+from pairnorm.nn.propagate import entries
 
+Adjacency = Tensor | SparseMatrix
 Laplacian = Literal["sym", "rw", "unnormalized"]
+MeasureFunction = TypeVar("MeasureFunction", bound=Callable[..., Tensor])
+# The most that one temporary may take on a CPU: a larger one leaves its cache. A GPU takes eight times that,
+# so that it does not wait for launches.
+BLOCK_BYTES = 2**24
 
 
-@torch.no_grad()
+class Estimate(NamedTuple):
+    """A measure estimated from a random sample.
+
+    Args:
+        value: the estimate: a scalar, or one for each trial.
+        standard_error: of the value, in the same shape.
+    """
+
+    value: Tensor
+    standard_error: Tensor
+
+    @classmethod
+    def of(cls, sample: Tensor, dtype: torch.dtype) -> "Estimate":
+        """Estimate the mean of a population from a sample of it, [sample, trials...]."""
+        error = sample.std(0) / math.sqrt(len(sample))
+        return cls(sample.mean(0).to(dtype), error.to(dtype))
+
+
+def result_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of a measure of ``x``: float64 for float64, float32 for everything narrower."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def per_trial(measure: MeasureFunction) -> MeasureFunction:
+    """Make a measure of states [nodes, features] one of [nodes, trials..., features]: one value per trial.
+
+    The measure gets one trial after another, which keeps the memory that of one, in float64: in float32 a sum
+    over n² pairs would lose the small distances of an oversmoothed state, and squares would overflow.
+    """
+
+    @torch.no_grad()
+    @functools.wraps(measure)
+    def measure_trials(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        check_states(x)
+        trials = x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
+        values = [measure(trial.double(), *args, **kwargs) for trial in trials.unbind(1)]
+        stacked = torch.stack(values) if values else x.new_zeros(0)
+        return stacked.to(result_dtype(x)).view(x.shape[1:-1])
+
+    return cast(MeasureFunction, measure_trials)
+
+
+def centered(rows: Tensor) -> Tensor:
+    """Return ``rows`` minus their mean; rows that are all equal become exactly zero."""
+    # The first row goes first: a common offset then never meets the rounding of the mean.
+    shifted = rows - rows[:1]
+    return shifted - shifted.mean(0) if len(rows) else rows
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """Return ``x`` with every row divided by its norm; a zero row stays zero."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / norm.where(norm > 0, 1)
+
+
+def block_length(values_per_item: int, device: torch.device) -> int:
+    """Return how many items fit into one block on ``device``, given their number of float64 values."""
+    block_bytes = BLOCK_BYTES if device.type == "cpu" else 8 * BLOCK_BYTES
+    return max(1, block_bytes // (8 * max(1, values_per_item)))
+
+
+def edges(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    """Return the edges [2, edges] of a graph, without self-loops, and their weights [edges].
+
+    The first row holds the nodes that receive, the second those they receive from, as in a matrix.
+
+    Args:
+        adjacency: a floating-point matrix [nodes, nodes], sparse or dense, whose non-zeros are edges, or an
+            integer ``edge_index`` [2, edges], whose edges weigh 1.
+    """
+    _, row, column, weight = entries(adjacency)
+    weight = weight.detach()
+    mask = (row != column) & (weight != 0)
+    return torch.stack([row[mask], column[mask]]), weight[mask]
+
+
+def check_nodes(what: str, index: Tensor, num_nodes: int) -> None:
+    """Raise an error if ``index`` names a node outside 0 .. ``num_nodes`` - 1."""
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= num_nodes):
+        bad = int(index.min()) if int(index.min()) < 0 else int(index.max())
+        expected = f"nodes from 0 to {num_nodes - 1}"
+        raise PairNormError(f"{what} holds the node {bad}", code="out-of-range", value=bad, expected=expected)
+
+
+@per_trial
 def row_diff(x: Tensor) -> Tensor:
     """Return the mean distance between nodes, (1/n²) Σ_{i,j ∈ [n]} ‖x_i − x_j‖₂ (Eq. 2): 0 if all are equal.
 
@@ -40,7 +119,7 @@ def row_diff(x: Tensor) -> Tensor:
     >>> row_diff(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     tensor(2.5000)
     """
-    return over_trials(x, _mean_distance)
+    return _mean_distance(x)
 
 
 @torch.no_grad()
@@ -56,7 +135,7 @@ def estimate_row_diff(x: Tensor, sample: int, seed: int | torch.Generator = 0) -
     return _estimate(x, sample, seed, result_dtype(x))
 
 
-@torch.no_grad()
+@per_trial
 def col_diff(x: Tensor) -> Tensor:
     """Return the mean distance between normalized columns, (1/d²) Σ_{i,j ∈ [d]} ‖c_i − c_j‖₂ (Eq. 3).
 
@@ -70,7 +149,7 @@ def col_diff(x: Tensor) -> Tensor:
     >>> col_diff(torch.tensor([[1.0, 0.0], [0.0, 7.0]]))
     tensor(0.7071)
     """
-    return over_trials(x, lambda trial: _mean_distance(_unit_columns(trial).T))
+    return _mean_distance(_unit_columns(x).T)
 
 
 @torch.no_grad()
@@ -81,7 +160,7 @@ def estimate_col_diff(x: Tensor, sample: int, seed: int | torch.Generator = 0) -
     return _estimate(columns, sample, seed, result_dtype(x))
 
 
-@torch.no_grad()
+@per_trial
 def tpsd(x: Tensor) -> Tensor:
     """Return the total pairwise squared distance, Σ_{i,j ∈ [n]} ‖x_i − x_j‖₂² = 2n ‖X^c‖²_F (Eqs. 8, 9).
 
@@ -93,7 +172,7 @@ def tpsd(x: Tensor) -> Tensor:
     >>> tpsd(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     tensor(50.)
     """
-    return over_trials(x, lambda trial: 2 * len(trial) * centered(trial).square().sum())
+    return 2 * len(x) * centered(x).square().sum()
 
 
 def _mean_distance(rows: Tensor) -> Tensor:
@@ -126,10 +205,7 @@ def _estimate(rows: Tensor, sample: int, seed: int | torch.Generator, dtype: tor
     if not rows.numel():
         zeros = rows.new_zeros(rows.shape[1:-1], dtype=dtype)
         return Estimate(zeros, zeros)
-    pairs = random_pairs(len(rows), sample, seed)
-    distances = squared_distances(rows, pairs).sqrt()
-    error = distances.std(0) / math.sqrt(sample)
-    return Estimate(distances.mean(0).to(dtype), error.to(dtype))
+    return Estimate.of(squared_distances(rows, random_pairs(len(rows), sample, seed)).sqrt(), dtype)
 
 
 def connected_pairs(adjacency: Adjacency) -> Tensor:
@@ -313,7 +389,7 @@ def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tens
     tensor(1.)
     """
     if adjacency is None:
-        return over_trials(x, _mean_cosine_distance)
+        return _mean_cosine_distance(x)
     pairs, _ = _edges_of(x, adjacency)
     if not pairs.shape[1]:
         raise PairNormError("adjacency has no edges", code="no-pairs", expected="some to average over")
@@ -323,9 +399,10 @@ def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tens
     return mean.to(result_dtype(x))
 
 
-def _mean_cosine_distance(rows: Tensor) -> Tensor:
+@per_trial
+def _mean_cosine_distance(x: Tensor) -> Tensor:
     """Return TPSD(unit rows) / 2 over the n (n − 1) pairs, from Eq. 9 of the paper."""
-    return centered(unit_rows(rows)).square().sum() / max(1, len(rows) - 1)
+    return centered(unit_rows(x)).square().sum() / max(1, len(x) - 1)
 
 
 def _edges_of(x: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
@@ -333,114 +410,3 @@ def _edges_of(x: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     pairs, weight = edges(adjacency)
     check_nodes("adjacency", pairs, len(x))
     return pairs.to(x.device), weight.to(x.device, torch.float64)
-
-
-@torch.no_grad()
-def effective_rank(x: Tensor) -> Tensor:
-    """Return exp(−Σ_k p_k ln p_k), p_k = σ_k / Σ_l σ_l, over the singular values σ of X.
-
-    The convention is that of Roy & Vetterli (2007, "The effective rank"): the singular values, not their
-    squares, of ``x`` as it is, not centered. Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph
-    Neural Networks Correctly?") propose the effective rank as a measure of oversmoothing. The value lies in
-    [1, min(n, d)], 1 if all rows are parallel; that of a zero or empty matrix is 0.
-
-    Args:
-        x: states [nodes, features] or [nodes, trials..., features].
-
-    >>> effective_rank(torch.eye(3))
-    tensor(3.)
-    """
-    return over_trials(x, _effective_rank)
-
-
-def _effective_rank(x: Tensor) -> Tensor:
-    if not bool(x.isfinite().all()):
-        return x.new_tensor(torch.nan)  # the decomposition would raise; a measure of NaN is NaN
-    tall = x if x.shape[0] >= x.shape[1] else x.T
-    values = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r").R)
-    total = values.sum()
-    entropy = torch.special.entr(values / total.where(total > 0, 1)).sum()
-    return torch.where(total > 0, entropy.exp(), 0)
-
-
-class Measure(NamedTuple):
-    """A measure of states alone; s times the states have s to the power ``degree`` times the measure."""
-
-    function: Callable[[Tensor], Tensor]
-    degree: int
-
-
-MEASURES = {
-    "row_diff": Measure(row_diff, 1),
-    "col_diff": Measure(col_diff, 0),
-    "tpsd": Measure(tpsd, 2),
-    "mean_average_distance": Measure(mean_average_distance, 0),
-    "effective_rank": Measure(effective_rank, 0),
-    "numerical_rank": Measure(numerical_rank, 0),
-    "dominant_subspace_distance": Measure(dominant_subspace_distance, 1),
-}
-"""Those that need nothing but states, by name: what training and a ``Probe`` can take."""
-
-OwnMeasure = Callable[[Tensor], Tensor]
-
-# Exact distances of this many coordinates take half a second on two cores: 20,000 nodes with 64 features.
-EXACT_WORK = 20_000**2 * 64
-
-_NAMES = (*MEASURES, "apd", "apsd", "dirichlet_energy")
-
-
-@dataclass(frozen=True)
-class Measures:
-    """The measures that a Probe computes, and the number of random pairs for estimates."""
-
-    chosen: Sequence[str] | Mapping[str, OwnMeasure]
-    sample: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.chosen, str) or not self.chosen:
-            problem = f"measures is {quoted(self.chosen)}"
-            expected = "a list of names such as ['row_diff']"
-            raise PairNormError(problem, code="wrong-type", value=self.chosen, expected=expected)
-        if not isinstance(self.chosen, Mapping):
-            for name in self.chosen:
-                one_of("a name in measures", name, _NAMES)
-        whole_number("sample", self.sample, least=2)
-
-    def __call__(self, x: Tensor, pairs: dict[str, Tensor], graph: Adjacency | None) -> dict[str, Tensor]:
-        """Return each measure of ``x``; those of pairs once for each kind of ``pairs``."""
-        if isinstance(self.chosen, Mapping):
-            return {name: _checked(name, measure(x), x.shape[1:-1]) for name, measure in self.chosen.items()}
-        values: dict[str, Tensor] = {}
-        for name in self.chosen:
-            if name == "row_diff" and len(x) ** 2 * x.shape[-1] > EXACT_WORK:
-                values |= _columns(name, estimate_row_diff(x, self.sample, self.seed))
-            elif name == "col_diff" and x.shape[-1] ** 2 * len(x) > EXACT_WORK:
-                values |= _columns(name, estimate_col_diff(x, self.sample, self.seed))
-            elif name == "apd":
-                values |= {f"apd_{kind}": apd(x, chosen) for kind, chosen in pairs.items()}
-            elif name == "apsd":
-                values |= {f"apsd_{kind}": apsd(x, chosen) for kind, chosen in pairs.items()}
-                values["apsd_random"] = tpsd(x) / max(1, len(x) ** 2)
-            elif name == "dirichlet_energy":
-                if graph is None:
-                    problem = f"{name} needs a graph and none was found"
-                    hint = "Give the Probe {adjacency}."
-                    raise PairNormError(problem, code="no-graph", value=name, hint=hint, adjacency=...)
-                values[name] = dirichlet_energy(x, graph)
-            else:
-                values[name] = MEASURES[name].function(x)
-        return values
-
-
-def _checked(name: str, value: Tensor, trials: torch.Size) -> Tensor:
-    value = torch.as_tensor(value)
-    if value.shape != trials:
-        problem = f"measure {name!r} gave shape {list(value.shape)}"
-        expected = f"one value per trial: {list(trials)}"
-        raise PairNormError(problem, code="wrong-shape", value=list(value.shape), expected=expected)
-    return value
-
-
-def _columns(name: str, estimate: Estimate) -> dict[str, Tensor]:
-    return {name: estimate.value, f"{name}_standard_error": estimate.standard_error}

@@ -22,7 +22,7 @@ from pairnorm.measure import (
     row_diff,
     tpsd,
 )
-from pairnorm.measure import inputs as states_module
+from pairnorm.measure import distances as states_module
 
 
 def unit_columns(x):
