@@ -622,3 +622,41 @@ def test_frames_are_told_where_to_go(raises: Callable) -> None:
     for arguments in ((frame, frame), ("nodes.csv", frame), (frame,)):
         with raises("wrong-type", value="DataFrame", hint="Graph.from_frames takes frames."):
             Graph.from_files(*arguments)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_gml_is_read_as_graphml_is(tmp_path: Path) -> None:
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(
+        [("a", {"age": 3, "risk": "low"}), ("b", {"age": 5, "risk": "high"}), ("c", {"age": 4})]
+    )
+    graph.add_edges_from([("a", "b", {"weight": 2.0}), ("b", "c", {"weight": 1.0})])
+    networkx.write_gml(graph, tmp_path / "g.gml")
+    networkx.write_graphml(graph, tmp_path / "g.graphml")
+    first, second = (Graph.from_files(tmp_path / f"g.{kind}", label="risk") for kind in ("gml", "graphml"))
+    assert first.fingerprint == second.fingerprint
+    assert first.node_names.tolist() == ["a", "b", "c"]
+    assert first.feature_names == ("age",)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize(
+    ("nodes", "label", "columns"),
+    [
+        ("a,1.5,low\nb,2,high\nc,3,low\n", "low", ("column 2",)),  # named by its first cell
+        ("a,1.5,low\nb,2,high\nc,3,low\n", None, ("column 2", "column 3=high", "column 3=low")),
+        ("a,0,0,low\nb,2,3,high\nc,3,1,low\n", "column 4", ("column 2", "column 3")),
+    ],
+)
+def test_nodes_without_a_header_are_read(
+    tmp_path: Path, nodes: str, label: str | None, columns: tuple[str, ...]
+) -> None:
+    (tmp_path / "nodes.csv").write_text(nodes)
+    (tmp_path / "edges.csv").write_text("source,target\na,b\nb,c\n")
+    graph = Graph.from_files(tmp_path / "nodes.csv", tmp_path / "edges.csv", label=label)
+    assert graph.node_names.tolist() == ["a", "b", "c"]
+    assert graph.feature_names == columns
+    assert graph.num_classes == (2 if label else 0)
+    assert [note for note in graph.notes if "header" in note] == [
+        "line 1 of nodes.csv is a node, not a header"
+    ]

@@ -13,6 +13,7 @@ import torch
 
 from pairnorm.data import Graph, GraphWarning, Split
 from pairnorm.data import adjacency as adjacency_module
+from pairnorm.data.constructors import NodeNames
 
 
 def mask(*nodes: int) -> torch.Tensor:
@@ -136,14 +137,21 @@ def test_two_nodes_of_one_name_are_refused(small: Graph, raises: Callable) -> No
 def test_names_that_a_reader_has_looked_at_are_not_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Callable
 ) -> None:
-    looked: list[object] = []
-    monkeypatch.setattr("pairnorm.data.constructors.check_names", looked.append)
+    unchecked: list[object] = []
+    check = NodeNames.of
+
+    def spy(names: object) -> NodeNames:
+        unchecked.extend([] if isinstance(names, NodeNames) else [names])
+        return check(names)
+
+    monkeypatch.setattr(NodeNames, "of", spy)
     nodes, edges = {"id": ["a", "b"], "x": [1, 2]}, {"source": ["a", "b"], "target": ["b", "a"]}
     for name, columns in (("nodes", nodes), ("edges", edges)):
         pandas.DataFrame(columns).to_csv(tmp_path / f"{name}.csv", index=False)
     assert Graph.from_files(tmp_path / "nodes.csv", tmp_path / "edges.csv").node_names.tolist() == ["a", "b"]
     assert Graph.from_frames(nodes, edges).node_names.tolist() == ["a", "b"]
-    assert not looked
+    assert Graph.from_frames(nodes, edges).replace(name="x").node_names.tolist() == ["a", "b"]
+    assert not unchecked
     with raises("duplicate-id", value="a"):
         Graph.from_frames(nodes | {"id": ["a", "a"]}, edges)
 

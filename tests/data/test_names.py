@@ -7,9 +7,9 @@ import pytest
 
 from pairnorm.data import tables
 from pairnorm.data.edges import Ends, read_edges
-from pairnorm.data.names import near_duplicate_notes, node_names, read_rows
-from pairnorm.data.readers import open_table
-from pairnorm.data.tables import Source, read_blocks
+from pairnorm.data.nodes import node_names, read_rows
+from pairnorm.data.profile import near_duplicate_notes
+from pairnorm.data.tables import Source, open_table, read_blocks
 
 Write = Callable[[str, str], Path]
 NODES = Source("nodes.csv", ("id",))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairnorm.data import Encoder, Graph
-from pairnorm.data import nodes as module
+from pairnorm.data import columns as module
 from pairnorm.data.encoder import Column, ColumnOptions, align_features
 from pairnorm.data.frames import arrow_frame
 from pairnorm.data.nodes import read_nodes

@@ -62,7 +62,7 @@ def test_files_of_a_pattern_are_one_table(database: Database, tmp_path: Path) ->
     for number in (2, 1):
         (tmp_path / f"part-{number}.csv").write_text(f"id;x\nn{number};{number}\n")
     table = database.open(tmp_path / "part-*.csv")
-    assert table.source.delimiter == ";"
+    assert table.source.text.delimiter == ";"
     assert database.run(f"SELECT * FROM {table.query} ORDER BY id") == [("n1", "1"), ("n2", "2")]
 
 

@@ -7,8 +7,7 @@ import pyarrow
 import pytest
 
 from pairnorm.data.profile import MISSING_WORDS
-from pairnorm.data.readers import open_table
-from pairnorm.data.tables import Source, read_blocks
+from pairnorm.data.tables import Source, open_table, read_blocks
 
 Write = Callable[[str, str], Path]
 
@@ -63,7 +62,7 @@ def test_blocks_cover_all_rows(write: Write) -> None:
     ],
 )
 def test_text(cells: list[object], expected: list[object]) -> None:
-    assert Source("t", ("x",)).text("x", pandas.Series(cells)).tolist() == expected
+    assert Source("t", ("x",)).texts("x", pandas.Series(cells)).tolist() == expected
 
 
 def test_numbers_keep_what_is_empty_apart() -> None:

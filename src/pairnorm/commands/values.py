@@ -96,7 +96,7 @@ def _table_options(options: Namespace) -> Iterator[str]:
 
 def files_of(options: Namespace) -> list[Path]:
     """Return the files that the options name, none where they are queries of a database."""
-    from pairnorm.data.readers import STDIN, find_files
+    from pairnorm.data.files import STDIN, find_files
 
     if getattr(options, "database", None):
         return []

@@ -1,5 +1,7 @@
 """Graphs: the class, named and generated graphs, readers of a user's files, and masks of missing values."""
 
+from typing import TYPE_CHECKING, Any
+
 from pairnorm.data.constructors import GraphWarning
 from pairnorm.data.encoder import Column, Encoder
 from pairnorm.data.features import row_normalize
@@ -18,8 +20,10 @@ from pairnorm.data.masks import (
 )
 from pairnorm.data.named import Dataset, csbm, datasets, load
 from pairnorm.data.packed import PackedGraph
-from pairnorm.data.packing import pack
 from pairnorm.data.split import Split, per_class, random_split
+
+if TYPE_CHECKING:
+    from pairnorm.data.packing import pack
 
 __all__ = [
     "Column",
@@ -47,3 +51,11 @@ __all__ = [
     "random_split",
     "row_normalize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "pack":  # it needs pandas, which the core does without
+        from pairnorm.data.packing import pack
+
+        return pack
+    raise AttributeError(f"module 'pairnorm.data' has no attribute {name!r}")

@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from os import PathLike
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.base.memory import MemoryLimit
-from pairnorm.data import exchange, files
+from pairnorm.data import exchange
 from pairnorm.data.adjacency import (
     check_edges,
     listed_directions,
@@ -27,11 +27,10 @@ from pairnorm.data.adjacency import (
 )
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import as_ends, as_tensor
+from pairnorm.data.files import Given, name_of, readable
 from pairnorm.data.labels import as_labels
 from pairnorm.data.packed import PackedGraph
-from pairnorm.data.readers import Given, name_of
 from pairnorm.data.split import Split
-from pairnorm.data.tables import readable
 
 if TYPE_CHECKING:
     import networkx
@@ -43,6 +42,24 @@ if TYPE_CHECKING:
 
 class GraphWarning(UserWarning):
     """Something odd in a user's files that was handled. The graph's ``notes`` say the same."""
+
+
+class NodeNames(NamedTuple):
+    """Names of nodes that are known to be all different, so that a graph need not check them again."""
+
+    values: NDArray[Any]
+
+    @classmethod
+    def of(cls, names: ArrayLike | NodeNames) -> NodeNames:
+        """Check names that are not checked yet; raises an error that names a repeated one."""
+        if isinstance(names, NodeNames):
+            return names
+        listed = np.asarray(names).ravel().tolist()
+        if len(set(listed)) < len(listed):
+            ((name, _),) = Counter(listed).most_common(1)
+            problem, hint = f"two nodes have the name {quoted(name)}", "Give every node a name of its own."
+            raise PairNormError(problem, code="duplicate-id", value=name, hint=hint)
+        return cls(np.array(names))
 
 
 class GraphConstructors:
@@ -73,27 +90,6 @@ class GraphConstructors:
             notes: what else was odd; what is odd about the edges comes before it.
             **parts: any other part of a graph, e.g. ``train``.
         """
-        check_names(parts.get("node_names"))
-        return cast(
-            "Graph",
-            cls._from_read(
-                edge_index, features, labels, num_nodes=num_nodes, weights=weights, notes=notes, **parts
-            ),
-        )
-
-    @classmethod
-    def _from_read(
-        cls: type[Any],
-        edge_index: ArrayLike,
-        features: ArrayLike | scipy.sparse.sparray | None = None,
-        labels: ArrayLike | None = None,
-        *,
-        num_nodes: int | None = None,
-        weights: ArrayLike | None = None,
-        notes: tuple[str, ...] = (),
-        **parts: Any,
-    ) -> Graph:
-        """Make a graph as ``from_edges`` does, of names that a reader has found to be all different."""
         tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
         device = next((part.device for part in tensors), torch.device("cpu"))
         ends = as_ends(edge_index)
@@ -163,7 +159,7 @@ class GraphConstructors:
         text one-hot, and so are whole numbers with leading zeros (``01234``). An empty cell is missing; among
         numbers, so is ``NA`` and its like. A column of text whose cells nearly all differ is left out.
         Whole graphs are ``.npz`` (``edge_index``, ``x``, ``y``; or CSR pieces ``adj_*``, ``attr_*``, and
-        ``labels``), a PyG ``Data`` as ``.safetensors`` or ``.pt``, or ``.graphml``.
+        ``labels``), a PyG ``Data`` as ``.safetensors`` or ``.pt``, or ``.graphml`` or ``.gml``.
         What is odd is handled, noted in ``graph.notes``, and warned of once.
 
         Args:
@@ -203,24 +199,19 @@ class GraphConstructors:
             memory: the most memory that reading may take, in bytes or as ``'8GB'``. Default: half of what is
                 free. A file that needs more, also one that unpacks to more, is refused.
         """
+        from pairnorm.data import tabular
+
         options = ColumnOptions(
-            *(id, label, split, source, target, weight, delimiter, categorical, ignore),
-            *(
-                keep,
-                encoding,
-                decimal,
-                classes,
-                unknown_edges,
-                merge_classes,
-                edge_delimiter,
-                strict,
-                edge_columns,
-            ),
-        )
-        parts = files.read_files(nodes, edges, features, database, options, encoder, MemoryLimit.of(memory))
-        place = files.place_name(nodes) if database is None else "graph"
+            id=id, label=label, split=split, source=source, target=target, weight=weight, classes=classes,
+            merge_classes=merge_classes, categorical=categorical, ignore=ignore, keep=keep, strict=strict,
+            edge_columns=edge_columns, unknown_edges=unknown_edges, delimiter=delimiter,
+            edge_delimiter=edge_delimiter, encoding=encoding, decimal=decimal,
+        )  # fmt: skip
+        given = {"nodes": nodes, "edges": edges, "features": features}
+        parts = tabular.read_files(given, database, options, encoder, MemoryLimit.of(memory))
+        place = tabular.place_name(nodes) if database is None else "graph"
         with readable(place):
-            graph = cls._from_read(**(parts | {"name": name or name_of(place)}))
+            graph = _from_read(cls, parts | {"name": name or name_of(place)})
         return _warned(graph)
 
     @classmethod
@@ -251,10 +242,12 @@ class GraphConstructors:
             encoder: as for ``from_files``.
             **options: what ``from_files`` takes on columns, such as ``id``, ``label`` and ``ignore``.
         """
+        from pairnorm.data import tabular
+
         for option in options:
             one_of("an option", option, [field.name for field in fields(ColumnOptions)])
-        parts = exchange.from_frames(nodes, edges, features, ColumnOptions(**options), encoder)
-        return _warned(cls._from_read(**(parts | {"name": name})))
+        parts = tabular.from_frames(nodes, edges, features, ColumnOptions(**options), encoder)
+        return _warned(_from_read(cls, parts | {"name": name}))
 
     @staticmethod
     def open(folder: str | PathLike[str]) -> PackedGraph:
@@ -279,7 +272,7 @@ class GraphConstructors:
                 torch.from_numpy(features if gone is None else np.nan_to_num(features, copy=False, nan=0.0)),
                 torch.from_numpy(packed.labels.astype(np.int64)),
                 missing=gone,
-                node_names=np.concatenate(list(packed.ids())),
+                node_names=NodeNames(np.concatenate(list(packed.ids()))),
                 class_names=facts.classes,
                 numbered=facts.numbered,
                 encoder=facts.encoder,
@@ -314,10 +307,12 @@ class GraphConstructors:
             ignore: attributes of nodes to leave out.
             encoder: as for ``from_files``.
         """
+        from pairnorm.data import tabular
+
         options = ColumnOptions(
             label=label, split=split, weight=weight, categorical=categorical, ignore=ignore
         )
-        return cast("Graph", cls._from_read(**exchange.from_networkx(graph, options, encoder, features)))
+        return _from_read(cls, tabular.from_networkx(graph, options, encoder, features))
 
     @classmethod
     def from_pyg(cls: type[Any], data: Data, **parts: Any) -> Graph:
@@ -338,17 +333,15 @@ class GraphConstructors:
         return cast("Graph", cls.from_edges(**(exchange.from_scipy(adjacency, features) | parts)))
 
 
+def _from_read(cls: type[Any], parts: dict[str, Any]) -> Graph:
+    """Make a graph of parts that a reader made, which has checked the names of nodes."""
+    names = parts.get("node_names")
+    return cast(
+        "Graph", cls.from_edges(**(parts | {"node_names": names if names is None else NodeNames(names)}))
+    )
+
+
 def _warned(graph: Graph) -> Graph:
     if graph.notes:
         warnings.warn(f"{graph.name}: {'; '.join(graph.notes)}.", GraphWarning, stacklevel=3)
     return graph
-
-
-def check_names(names: ArrayLike | None) -> None:
-    """Raise an error that tells a name that two nodes have."""
-    listed = [] if names is None else np.asarray(names).ravel().tolist()
-    if len(set(listed)) < len(listed):
-        ((name, _),) = Counter(listed).most_common(1)
-        problem = f"two nodes have the name {quoted(name)}"
-        hint = "Give every node a name of its own."
-        raise PairNormError(problem, code="duplicate-id", value=name, hint=hint)

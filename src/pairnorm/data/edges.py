@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import csr_matrix, csr_tensor
+from pairnorm.data.columns import ColumnValues, read_column
 from pairnorm.data.encoder import Column, ColumnOptions, Encoder
-from pairnorm.data.names import NodeIndex
-from pairnorm.data.nodes import ColumnValues, read_column
-from pairnorm.data.tables import Source, read_blocks, shown
-
-if TYPE_CHECKING:
-    import pandas
+from pairnorm.data.files import shown
+from pairnorm.data.nodes import NodeIndex, read_nodes
+from pairnorm.data.tables import Source, read_blocks, without_header
 
 AUTO = "auto"
 MAX_EDGE_CATEGORIES = 50
@@ -64,9 +63,9 @@ def note_unused_columns(
         table.notes.append(f"{columns} of {table.name}: not used{more}")
 
 
-def without_header(edges: Source, ends: Ends) -> Source:
-    """Return a table of edges whose first line names two nodes, to be read without a header."""
-    if edges.open is None or (ends.guessed and ends[:2] == PANDAS_DEFAULT):
+def header_is_edge(edges: Source, ends: Ends) -> bool:
+    """Return whether the header of a table of edges, whose two titles are nodes, is an edge itself."""
+    if edges.text is None or (ends.guessed and ends[:2] == PANDAS_DEFAULT):
         raise PairNormError(
             f"{edges.name}: line 1 may be a header or an edge between the nodes {quoted(ends.source)} and "
             f"{quoted(ends.target)}",
@@ -74,10 +73,7 @@ def without_header(edges: Source, ends: Ends) -> Source:
             value=ends[:2],
             hint="Put a first line such as 'source,target' above it, or name the columns.",
         )
-    if not ends.guessed and ends[:2] == PANDAS_DEFAULT:
-        return edges
-    edges.notes.append(f"line 1 of {edges.name} is an edge, not a header")
-    return replace(edges, has_header=False)
+    return ends.guessed or ends[:2] != PANDAS_DEFAULT
 
 
 class Edges(NamedTuple):
@@ -101,10 +97,9 @@ def read_edges(
 
     With ``drop``, an edge with unknown endpoints is left out, and how many those are is noted.
     """
-    import pandas
-
-    if edges.has_header and all((names.astype(str) == end).any() for end in ends[:2]):
-        edges = without_header(edges, ends)
+    is_named = all((names.astype(str) == end).any() for end in ends[:2])
+    if edges.has_header and is_named and header_is_edge(edges, ends):
+        edges = without_header(edges, "an edge", edges.columns)
     index, first = NodeIndex(names, drop), 0
     pairs, weights = [np.zeros((2, 0), dtype=np.int64)], []
     frames: list[pandas.DataFrame] = []
@@ -132,7 +127,7 @@ def _weights(edges: Source, name: str, column: pandas.Series, first: int) -> NDA
     values = edges.numbers(name, column, first)
     if values is None or not (values > 0).all():
         row = 0 if values is None else int((~(values > 0)).argmax())
-        cell = edges.text(name, column.iloc[row : row + 1], first + row)[0]
+        cell = edges.texts(name, column.iloc[row : row + 1], first + row)[0]
         problem = f"the weight in column {quoted(name)} is {quoted(cell)}"
         edges.reject(first + row, problem, "bad-weight", value=cell, expected="a positive number")
     return values
@@ -149,34 +144,82 @@ def choose_edge_columns(
     return [name for name in table.columns if name not in (*ends[:2], weight)]
 
 
-def add_edge_features(
+def read_tables(
+    tables: Sequence[Sequence[Source]], options: ColumnOptions, known: Encoder | None
+) -> dict[str, Any]:
+    """Return the parts of a graph in tables of nodes, of edges, and of features."""
+    nodes, edges, features = tables
+    ends = [find_ends(table, options.source, options.target) for table in edges]
+    for table, two in zip(edges, ends, strict=True):
+        columns = choose_edge_columns(table, two, options.weight, options, known)
+        note_unused_columns(table, two, options.weight, columns)
+    try:
+        parts = read_nodes(nodes, options, known, features)
+        return add_edges(parts, edges, ends, options.weight, options, known)
+    except PairNormError as error:
+        # A node that has the name of a column is the first row of a table without a header.
+        first, named = nodes[0], [name for _, name in options.named]
+        titles = () if first.text is None or not first.has_header else first.columns
+        if error.code != "unknown-node" or str(error.value) != (options.id or next(iter(titles), None)):
+            raise
+        first = replace(without_header(first, "a node", [*named, options.id or ""]), _column_notes={})
+        return read_tables([[first, *nodes[1:]], edges, features], options, known)
+
+
+def add_edges(
+    parts: dict[str, Any],
+    tables: Sequence[Source],
+    ends: Sequence[Ends],
+    weight: str | None,
+    options: ColumnOptions,
+    known: Encoder | None,
+) -> dict[str, Any]:
+    """Return the parts of a graph with its edges, and the aggregates of their columns as features."""
+    columns = choose_edge_columns(tables[0], ends[0], weight, options, known)
+    text = [] if known is None else [one.name for one in known.edge_columns if one.kind == "category"]
+    drop, names = options.unknown_edges == "drop", parts["node_names"]
+    read = [
+        read_edges(table, two, names, weight, drop, columns, text)
+        for table, two in zip(tables, ends, strict=True)
+    ]
+    parts = parts | {
+        "edge_index": np.concatenate([one.edge_index for one in read], 1),
+        "weights": None if weight is None else np.concatenate([one.weights for one in read]),
+        "notes": (*parts["notes"], *(remark for table in tables for remark in table.all_notes())),
+        "num_nodes": len(names),
+    }
+    if not columns:
+        return parts
+    frame = pandas.concat([one.columns for one in read], ignore_index=True)
+    first = tables[0]
+    rows = Source(first.name, first.columns, frame, first.text, decimal=first.decimal)
+    return _add_edge_features(parts, rows, frame, options, known)
+
+
+def _add_edge_features(
     parts: dict[str, Any],
     table: Source,
     frame: pandas.DataFrame,
     options: ColumnOptions,
     known: Encoder | None,
 ) -> dict[str, Any]:
-    """Return the parts of a graph with the aggregates of columns of edges as further features."""
     expected = {} if known is None else {column.name: column for column in known.edge_columns}
-    rows = replace(table, open=None, load=None, frame=frame)
-    read = [read_column(rows, name, frame[name], expected.get(name), options) for name in frame.columns]
     used = []
-    for one in read:
+    for name in frame.columns:
+        one = read_column(table, name, frame[name], expected.get(name), options)
         (column,) = one.columns
         if known is None and len(column.categories) > MAX_EDGE_CATEGORIES:
-            rows.note_column(
-                f"left out, because it holds {len(column.categories):,} different texts", column.name
-            )
+            table.note_column(f"left out, because it holds {len(column.categories):,} different texts", name)
         elif column.kind != "ignored":
             used.append(one)
-    names, values = aggregate_edges(used, parts["edge_index"], len(parts["node_names"]))
-    encoder = parts["encoder"]
+    names, values = aggregate_edges(used, parts["edge_index"], parts["num_nodes"])
+    encoder, features, missing = parts["encoder"], parts["features"], parts["missing"]
     if known is None:
         columns = (*encoder.columns, *(Column(name, "edge") for name in names))
         edge_columns = tuple(one.columns[0] for one in used)
         encoder = replace(encoder, columns=columns, edge_columns=edge_columns)
-    features, missing = parts["features"], parts["missing"]
-    gaps = torch.from_numpy(np.isnan(values))
+    entries = missing if missing.dim() == 2 else missing[:, None].expand(features.shape)
+    entries = torch.cat([entries, torch.from_numpy(np.isnan(values))], 1)
     dense = np.nan_to_num(values)
     if features.layout == torch.sparse_csr:
         from scipy.sparse import csr_array, hstack
@@ -184,14 +227,11 @@ def add_edge_features(
         features = csr_tensor(hstack([csr_matrix(features), csr_array(dense)], format="csr"))
     else:
         features = torch.cat([features, torch.from_numpy(dense)], 1)
-    entries = missing if missing.dim() == 2 else missing[:, None].expand(-1, features.shape[1] - len(names))
-    entries = torch.cat([entries, gaps], 1)
-    complete = not entries.any()
     return parts | {
         "features": features,
-        "missing": torch.zeros(len(entries), dtype=torch.bool) if complete else entries,
+        "missing": entries if entries.any() else entries.any(1),
         "encoder": encoder,
-        "notes": (*parts["notes"], *rows.all_notes()),
+        "notes": (*parts["notes"], *table.all_notes()),
     }
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import numpy as np
 import torch
@@ -13,48 +13,62 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, closest, one_of, quoted, whole_number
 from pairnorm.data.features import take_columns
+from pairnorm.data.files import shown
 from pairnorm.data.profile import MISSING_WORDS
-from pairnorm.data.tables import Source, reject_dates, shown
+
+if TYPE_CHECKING:
+    from pairnorm.data.tables import Source
 
 EACH = "each"
 Kind = Literal["id", "label", "split", "ignored", "number", "category", "date", "sparse", "structure", "edge"]
 FEATURES: tuple[Kind, ...] = ("number", "category", "date", "sparse", "structure", "edge")
-# Options of the first file that also apply to later ones, unless these name others.
-READING_OPTIONS = (
-    "id",
-    "source",
-    "target",
-    "weight",
-    "delimiter",
-    "encoding",
-    "decimal",
-    "unknown_edges",
-    *("merge_classes", "edge_delimiter"),
-)
 
 
-@dataclass(frozen=True)
-class ColumnOptions:
-    """Options for the columns of tables of nodes and edges; see ``Graph.from_files``."""
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """Options of a first file that also apply to later ones, unless these name others.
+
+    Args:
+        id: the column of ids, where the user named it, as for all that follow. Default: the first.
+        source: the column of edges with one end.
+        target: the other end.
+        weight: the weights.
+        delimiter: separates cells.
+        edge_delimiter: separates the cells of tables of edges, where it differs.
+        encoding: of text files.
+        decimal: the decimal point.
+        unknown_edges: ``'drop'`` or ``'error'`` for edges with unknown endpoints.
+        merge_classes: whether classes that differ by case or one letter are one.
+    """
 
     id: str | None = None
-    label: str | None = None
-    split: str | None = None
     source: str | None = None
     target: str | None = None
     weight: str | None = None
     delimiter: str | None = None
+    edge_delimiter: str | None = None
+    encoding: str | None = None
+    decimal: str | None = None
+    unknown_edges: str | None = None
+    merge_classes: bool | None = None
+
+    def reading_options(self) -> dict[str, Any]:
+        """Return the options that apply to later files, by name."""
+        return {one.name: getattr(self, one.name) for one in fields(ReadingOptions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnOptions(ReadingOptions):
+    """Options for the columns of tables of nodes and edges; see ``Graph.from_files``."""
+
+    label: str | None = None
+    split: str | None = None
     categorical: Sequence[str] = ()
     ignore: Sequence[str] = ()
     keep: Sequence[str] = ()
-    encoding: str | None = None
-    decimal: str | None = None
-    classes: int | str | None = None
-    unknown_edges: str | None = None
-    merge_classes: bool | None = None
-    edge_delimiter: str | None = None
-    strict: bool = False
     edge_columns: Sequence[str] = ()
+    classes: int | str | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for option in ("categorical", "ignore", "keep", "edge_columns"):
@@ -65,20 +79,35 @@ class ColumnOptions:
         if self.classes is not None and self.classes != EACH:
             whole_number("classes", self.classes, least=2)
 
-    def check(self, nodes: Source) -> None:
-        """Raise an error unless the columns of nodes that are named are there."""
-        several = {option: getattr(self, option) for option in ("categorical", "ignore", "keep")}
-        for option, names in {"label": [self.label], "split": [self.split], **several}.items():
-            for name in (name for name in names if name is not None):
-                nodes.column(option, name)
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """The options that name columns of nodes, except the id, and these columns."""
+        one = [(option, name) for option in ("label", "split") if (name := getattr(self, option)) is not None]
+        several = ("categorical", "ignore", "keep")
+        return one + [(option, name) for option in several for name in getattr(self, option)]
+
+    def check(self, nodes: Source) -> str:
+        """Return the column of ids, or raise an error about a column that is named but not there."""
+        for option, name in self.named:
+            nodes.column(option, name)
+        if self.split is not None and self.label is None:
+            problem = f"split is {quoted(self.split)} but label is not given"
+            raise PairNormError(problem, code="option-missing", hint="Name the column of the classes too.")
+        return nodes.columns[0] if self.id is None else nodes.column("id", self.id)
+
+    def roles(self, identity: str) -> dict[str, Kind]:
+        """Return the kind of each column of nodes that is no feature."""
+        roles: dict[Any, Any] = dict.fromkeys(self.ignore, "ignored")
+        roles |= {self.split: "split", self.label: "label", identity: "id"}
+        roles.pop(None, None)
+        return roles
 
     def after(self, encoder: Encoder | None) -> ColumnOptions:
         """Return how to read another file: as the first, except for options that are given again."""
         if encoder is None:
             return self
-        return replace(
-            self, **{name: getattr(self, name) or getattr(encoder, name) for name in READING_OPTIONS}
-        )
+        earlier = encoder.reading_options()
+        return replace(self, **{name: getattr(self, name) or earlier[name] for name in earlier})
 
 
 @dataclass(frozen=True)
@@ -108,36 +137,16 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class Encoder(ReadingOptions):
     """How a user's files were read: plain texts all through, so that it can be saved as JSON.
 
     Args:
         columns: of the nodes, in the order of their features.
-        id: the column of ids, where the user named it. Default: the one of that kind, else the first.
-        source: the column of edges with one end, where the user named it, as for all that follow.
-        target: the other end.
-        weight: the weights.
-        delimiter: what separates cells.
-        encoding: of text files.
-        decimal: the decimal point.
-        unknown_edges: ``'drop'`` or ``'error'`` for edges with unknown endpoints.
-        edge_delimiter: separates the cells of tables of edges, where it differs from ``delimiter``.
-        merge_classes: whether classes that differ by case or one letter are one.
         bins: where a numeric label was cut into classes.
         edge_columns: the columns of edges that are aggregated to features of kind ``'edge'``.
     """
 
     columns: tuple[Column, ...]
-    id: str | None = None
-    source: str | None = None
-    target: str | None = None
-    weight: str | None = None
-    delimiter: str | None = None
-    encoding: str | None = None
-    decimal: str | None = None
-    unknown_edges: str | None = None
-    merge_classes: bool | None = None
-    edge_delimiter: str | None = None
     bins: tuple[float, ...] = ()
     edge_columns: tuple[Column, ...] = ()
 
@@ -236,6 +245,14 @@ def compare_categories(place: str, column: Column, known: Column, strict: bool) 
     problem = f"{place} has {what}"
     hint = "Empty those cells, which counts as missing, or fit again with them."
     raise PairNormError(problem, code=code, value=unknown[0] if unknown else column.name, hint=hint)
+
+
+def reject_dates(place: str, name: str, form: str) -> NoReturn:
+    """Raise an error about dates whose day and month stand in another order than a model knows."""
+    problem = f"{place}: the dates in column {quoted(name)} are not written as the model knows them"
+    expected = f"{'day' if form.startswith('%d') else 'month'} first ({form})"
+    hint = "Write them so, or fit again."
+    raise PairNormError(problem, code="other-dates", value=name, expected=expected, hint=hint)
 
 
 def _number(text: str) -> bool:

@@ -1,31 +1,20 @@
-"""Convert graphs from and to frames, networkx, PyG and scipy."""
+"""Convert graphs from and to arrays: PyG, scipy and networkx, and the files that hold such arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted, whole_number
-from pairnorm.data.adjacency import csr_matrix
-from pairnorm.data.edges import (
-    Ends,
-    add_edge_features,
-    choose_edge_columns,
-    find_ends,
-    note_unused_columns,
-    read_edges,
-)
-from pairnorm.data.encoder import ColumnOptions, Encoder
+from pairnorm.data.adjacency import check_csr, csr_matrix
 from pairnorm.data.features import plain_or_csr
-from pairnorm.data.frames import arrow_frame, columns_of
 from pairnorm.data.labels import UNKNOWN, whole_labels
-from pairnorm.data.nodes import read_nodes
-from pairnorm.data.tables import Source
 
 if TYPE_CHECKING:
     import networkx
@@ -34,175 +23,8 @@ if TYPE_CHECKING:
 
     from pairnorm.data.graph import Graph
 
-
 Parts = dict[str, Any]
 PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
-_NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
-
-
-def from_frames(
-    nodes: Any, edges: Any, features: Any, options: ColumnOptions, encoder: Encoder | None
-) -> Parts:
-    """Return the parts of a graph in frames of pandas, or of any library that hands its columns over."""
-    tables = [
-        [] if role == "features" and frame is None else [_frame_source(f"the frame of {role}", frame)]
-        for role, frame in (("nodes", nodes), ("edges", edges), ("features", features))
-    ]
-    try:
-        return from_tables(tables, options.after(encoder), encoder)
-    except PairNormError as error:
-        if error.code == "unknown-node" and str(error.value) in _unread_index(nodes):
-            error.hint += " It is in the index of the nodes; only one with a name, such as 'id', is read."
-        raise
-
-
-def _unread_index(frame: Any) -> set[str]:
-    import pandas
-
-    if not isinstance(frame, pandas.DataFrame) or isinstance(frame.index, pandas.RangeIndex):
-        return set()
-    return set() if any(frame.index.names) else set(map(str, frame.index))
-
-
-def _frame_source(name: str, frame: Any) -> Source:
-    import pandas
-
-    if isinstance(frame, Mapping):
-        frame = pandas.DataFrame(frame)
-    if not isinstance(frame, pandas.DataFrame):
-        import pyarrow
-
-        if hasattr(frame, "__arrow_c_stream__"):
-            frame = arrow_frame(pyarrow.table(frame))
-        elif hasattr(frame, "__dataframe__"):
-            from pyarrow.interchange import from_dataframe
-
-            frame = arrow_frame(from_dataframe(frame))
-        else:
-            problem = f"{name} is a {type(frame).__name__}"
-            expected = "a pandas.DataFrame, or one that has __arrow_c_stream__ or __dataframe__"
-            raise PairNormError(problem, code="wrong-type", value=type(frame).__name__, expected=expected)
-    if any(frame.index.names):  # an index with a name is a column
-        frame = frame.reset_index()
-    return Source(
-        name, columns_of(name, list(frame.columns)), frame.set_axis(map(str, frame.columns), axis=1)
-    )
-
-
-def from_tables(tables: Sequence[Sequence[Source]], options: ColumnOptions, encoder: Encoder | None) -> Parts:
-    """Return the parts of a graph in tables of nodes, of edges, and of features."""
-    nodes, edges, features = tables
-    ends = [find_ends(table, options.source, options.target) for table in edges]
-    for table, two in zip(edges, ends, strict=True):
-        columns = choose_edge_columns(table, two, options.weight, options, encoder)
-        note_unused_columns(table, two, options.weight, columns)
-    return _parts(nodes, edges, ends, options.weight, options, encoder, features)
-
-
-def _parts(
-    nodes: Sequence[Source],
-    edges: Sequence[Source],
-    ends: Sequence[Ends],
-    weight: str | None,
-    options: ColumnOptions,
-    encoder: Encoder | None,
-    features: Sequence[Source] = (),
-) -> Parts:
-    parts = read_nodes(nodes, options, encoder, features)
-    columns = choose_edge_columns(edges[0], ends[0], weight, options, encoder)
-    text = [] if encoder is None else [one.name for one in encoder.edge_columns if one.kind == "category"]
-    read = []
-    for table, two in zip(edges, ends, strict=True):
-        drop = options.unknown_edges == "drop"
-        read.append(read_edges(table, two, parts["node_names"], weight, drop, columns, text))
-    parts["edge_index"] = np.concatenate([one.edge_index for one in read], 1)
-    parts["weights"] = None if weight is None else np.concatenate([one.weights for one in read])
-    parts["notes"] += tuple(remark for table in edges for remark in table.all_notes())
-    if columns:
-        import pandas
-
-        frame = pandas.concat([one.columns for one in read], ignore_index=True)
-        bare = replace(edges[0], notes=[], _column_notes={})
-        parts = add_edge_features(parts, bare, frame, options, encoder)
-    return parts | {"num_nodes": len(parts["node_names"])}
-
-
-def from_networkx(
-    graph: networkx.Graph,
-    options: ColumnOptions,
-    encoder: Encoder | None,
-    features: str = "x",
-    limit: Callable[[int, int], None] = lambda rows, columns: None,
-) -> Parts:
-    """Return the parts of a networkx graph; attributes of nodes are read as the columns of a file are.
-
-    ``limit`` raises an error where a table has too many rows and columns.
-    """
-    import pandas
-
-    for items in (graph.nodes(data=True), graph.edges(data=True)):
-        limit(len(items), len({key for *_, attributes in items for key in attributes}))
-
-    nodes = _attributes([attributes for _, attributes in graph.nodes(data=True)])
-    edges = _edges(graph)
-    options = options.after(encoder)
-    if encoder is None:
-        candidates = nodes.keys() - set(options.ignore)
-        defaults: dict[str, Any] = {
-            name: name for name in ("label", "split") if name in candidates and not getattr(options, name)
-        }
-        options = replace(options, **defaults)
-    else:
-        candidates = nodes.keys() - {*options.ignore, *encoder.features}
-        options = replace(options, id=_NODE)
-    vectors = nodes[features] if features in candidates and any(map(_is_vector, nodes[features])) else None
-    if vectors is not None:
-        nodes = {
-            name: nodes[name] for name in nodes if name in (options.label, options.split, *options.ignore)
-        }
-    weight = options.weight
-    if weight is None and "weight" in edges:
-        weight = "weight"
-        edges[weight] = [1.0 if value is None else value for value in edges[weight]]
-    node_table, edge_table = (
-        Source(f"the {what} of the networkx graph", tuple(columns), pandas.DataFrame(columns))
-        for what, columns in (("nodes", {_NODE: list(graph.nodes)} | nodes), ("edges", edges))
-    )
-    weight = weight and edge_table.column("weight", weight)
-    parts = _parts([node_table], [edge_table], [Ends(_SOURCE, _TARGET)], weight, options, encoder)
-    parts["name"] = graph.name or "graph"
-    return parts if vectors is None else parts | _vectors(vectors, features)
-
-
-def _edges(graph: networkx.Graph) -> dict[str, list[Any]]:
-    """Return the two ends and the attributes of every edge, in both directions where it has none."""
-    edges = list(graph.edges(data=True))
-    if not graph.is_directed():
-        edges += [(target, source, attributes) for source, target, attributes in edges if source != target]
-    ends = {_SOURCE: [edge[0] for edge in edges], _TARGET: [edge[1] for edge in edges]}
-    return ends | _attributes([edge[2] for edge in edges])
-
-
-def _attributes(items: list[dict[Any, Any]]) -> dict[str, list[Any]]:
-    """Return a column for each attribute that some node or edge has; None for those that have it not."""
-    known = dict.fromkeys(key for attributes in items for key in attributes)
-    return {str(key): [attributes.get(key) for attributes in items] for key in known}
-
-
-def _is_vector(value: object) -> bool:
-    return isinstance(value, Sized) and not isinstance(value, str)
-
-
-def _vectors(vectors: list[Any], attribute: str) -> Parts:
-    """Return features that come as whole vectors, some of which may be None: those are missing."""
-    width = len(next(filter(_is_vector, vectors)))
-    try:
-        values = torch.tensor([[torch.nan] * width if one is None else list(one) for one in vectors])
-    except (TypeError, ValueError) as error:
-        problem = f"attribute {quoted(attribute)} is not {width} numbers on every node: {error}"
-        raise PairNormError(problem, code="wrong-shape", value=attribute) from error
-    missing = torch.zeros(len(vectors), dtype=torch.bool)
-    return {"features": values, "missing": missing, "encoder": None, "notes": ()}
 
 
 def from_pyg(data: Mapping[str, Any]) -> Parts:
@@ -298,3 +120,122 @@ def to_networkx(graph: Graph) -> networkx.Graph:
         (names[a], names[b], weight) for a, b, weight in zip(source, target, weights, strict=True) if a < b
     )
     return result
+
+
+def read_npz(file: IO[bytes]) -> Parts:
+    """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them; CSR pieces ``adj_*``,
+    ``attr_*`` and ``labels``; or what scipy's ``save_npz`` writes.
+    """
+    with np.load(file, allow_pickle=False) as archive:
+        _check_sizes(archive)
+        if "edge_index" in archive:
+            return _from_arrays({name: archive[name] for name in archive.files})
+        if "adj_data" not in archive and "format" in archive:
+            return from_scipy(_matrix(archive, "", str(archive["format"].astype(str))))
+        if "adj_data" not in archive:
+            members = ", ".join(archive.files[:10]) or "nothing"
+            raise PairNormError(
+                f"there is no 'edge_index', nor 'adj_data', 'adj_indices', 'adj_indptr', 'adj_shape'; "
+                f"it holds {members}",
+                code="edges-missing",
+            )
+        features = archive.get("attr_matrix")
+        if "attr_data" in archive:
+            features = _matrix(archive, "attr_")
+        parts = from_scipy(_matrix(archive, "adj_"), features)
+        if "labels" in archive:
+            parts["labels"] = whole_labels("labels", torch.from_numpy(archive["labels"]))
+        return parts
+
+
+def _from_arrays(arrays: dict[str, Any]) -> Parts:
+    """Return the parts of a graph in arrays that are called as PyG's; classes may be texts."""
+    texts = {name: value for name, value in arrays.items() if value.dtype.kind in "US"}
+    parts = from_pyg({name: torch.from_numpy(arrays[name]) for name in arrays.keys() - texts.keys()})
+    return parts | {"labels": texts["y"].astype(str)} if "y" in texts else parts
+
+
+def _check_sizes(archive: Any) -> None:
+    """Raise an error if the header of an array claims more than the archive holds."""
+    for name in archive.zip.namelist():
+        with archive.zip.open(name) as member:
+            if not name.endswith(".npy"):
+                continue
+            version = np.lib.format.read_magic(member)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, _, dtype = read(member)
+        claimed = float(np.prod(shape, dtype=float)) * dtype.itemsize
+        if claimed > archive.zip.getinfo(name).file_size:
+            problem = f"{name} claims {claimed:,.0f} bytes, more than are there"
+            raise PairNormError(problem, code="file-damaged", value=name)
+
+
+def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:
+    """Return a sparse matrix of an archive once its pieces are known to fit together."""
+    import scipy.sparse
+
+    data, shape = archive[f"{prefix}data"], tuple(archive[f"{prefix}shape"].tolist())
+    if len(shape) != 2 or data.dtype.kind not in "biuf":
+        raise PairNormError(f"{prefix}data is {data.dtype} of shape {shape}", code="wrong-shape", value=shape)
+    names = {"coo": ("row", "col"), "dia": ("offsets",)}.get(kind, ("indices", "indptr"))
+    pieces = tuple(archive[prefix + name] for name in names)
+    if kind in ("csr", "csc", "bsr"):
+        height, width = data.shape[1:] or (1, 1)
+        rows, columns = shape[0] // max(height, 1), shape[1] // max(width, 1)
+        size = (columns, rows) if kind == "csc" else (rows, columns)
+        check_csr(f"{prefix}indices", pieces[1], pieces[0], len(data), size)
+    elif kind == "coo":
+        for piece, size in zip(pieces, shape, strict=True):
+            check_csr(f"{prefix}coordinates", [0, len(data)], piece, len(data), (1, size))
+        pieces = (pieces,)
+    return getattr(scipy.sparse, f"{kind}_array")((data, *pieces), shape=shape)
+
+
+def _read_npz(path: Path) -> Parts:
+    with path.open("rb") as file:  # numpy leaves a broken one open
+        return read_npz(file)
+
+
+def _read_safetensors(path: Path) -> Parts:
+    from safetensors.torch import load_file
+
+    return from_pyg(load_file(path))
+
+
+def _read_torch(path: Path) -> Parts:
+    allowed: list[Any] = []
+    if zipfile.is_zipfile(path):  # what else torch can read has no such records
+        try:
+            from torch_geometric.data import Data
+            from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+            from torch_geometric.data.storage import GlobalStorage
+        except ImportError:
+            pass  # a dictionary of tensors needs no PyG
+        else:
+            # PyG lists Data itself as harmless, but not the plain records that it refers to.
+            allowed = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
+    with torch.serialization.safe_globals(allowed):
+        contents = torch.load(path, weights_only=True, map_location="cpu")
+    if isinstance(contents, tuple) and contents:
+        contents = contents[0]
+    if hasattr(contents, "to_dict"):
+        contents = contents.to_dict()
+    if not isinstance(contents, dict):
+        problem = f"it holds a {type(contents).__name__}"
+        raise PairNormError(
+            problem, code="unknown-contents", expected="a PyG Data, or what its to_dict() gives"
+        )
+    for name, value in contents.items():
+        if isinstance(value, Tensor) and value.layout == torch.strided:
+            held = value.untyped_storage().nbytes()
+            if value.numel() * value.element_size() > held:
+                problem = f"{quoted(name)} has shape {tuple(value.shape)}, but {held:,} bytes"
+                raise PairNormError(problem, code="file-damaged", value=name)
+    return from_pyg(contents)
+
+
+READERS = {".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}

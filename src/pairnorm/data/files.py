@@ -1,256 +1,367 @@
-"""Read a graph from files: tables of nodes and edges, or one file that holds the whole graph."""
+"""Find and open files: patterns, compression, standard input, encodings; explain files that are broken."""
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import csv
+import gzip
+import json
+import lzma
+import re
+import sys
 import zipfile
-from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
-from os import PathLike
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from glob import glob
+from importlib import import_module
+from io import BufferedReader, BytesIO, RawIOBase, TextIOWrapper
+from itertools import islice
+from os import PathLike, fspath
+from pathlib import Path, PurePath
 from typing import IO, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
-from pairnorm.data.adjacency import check_csr
-from pairnorm.data.encoder import ColumnOptions, Encoder
-from pairnorm.data.exchange import Parts, from_networkx, from_pyg, from_scipy, from_tables
-from pairnorm.data.frames import existing
-from pairnorm.data.labels import whole_labels
-from pairnorm.data.readers import STDIN, TABLES, Given, kind_of, open_tables
-from pairnorm.data.tables import readable
+from pairnorm.base.files import check_path
+from pairnorm.base.memory import MemoryLimit
+
+Given = str | PathLike[str] | Sequence[str | PathLike[str]]
+Open = Callable[[], IO[bytes]]
+
+STDIN = "-"
+COMMENT, MAX_COMMENT_LINES = ("#", "%"), 1000
+PADDED = re.compile("0[0-9]+")
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark begins it
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+MAGIC = {
+    b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"PAR1": ".parquet",
+    b"PK\x03\x04": ".xlsx",
+}
 
 
-def read_files(
-    nodes: Given,
-    edges: Given | None,
-    features: Given | None,
-    database: str | None,
-    options: ColumnOptions,
-    encoder: Encoder | None,
-    memory: MemoryLimit,
-) -> Parts:
-    """Return the parts of a graph in tables of nodes and of edges, or in one file that holds it whole."""
-    for role, given in (("nodes", nodes), ("edges", edges), ("features", features)):
-        if not isinstance(given, str | PathLike | Sequence | None):
-            problem, kind = f"{role} is a {type(given).__name__}", type(given).__name__
-            expected, hint = "the name of a file, or a list of them", "Graph.from_frames takes frames."
-            raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, hint=hint)
-    if not isinstance(nodes, str | PathLike) and len(nodes) == 1:
-        (nodes,) = nodes
-    again = options.after(encoder)
-    if database is not None or not _holds_all(nodes, edges, again.delimiter):
-        if edges is None:
-            problem = f"{place_name(nodes)}: a table of nodes needs a table of edges"
-            raise PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
-        if nodes == edges == STDIN:
-            problem = "nodes and edges are both '-'"
-            raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
-        how: dict[str, Any] = {
-            "encoding": again.encoding,
-            "decimal": again.decimal,
-            "database": database,
-            "memory": memory,
-        }
-        signs = {"edges": again.edge_delimiter or again.delimiter}
-        tables = [
-            []
-            if given is None
-            else open_tables(role, given, delimiter=signs.get(role, again.delimiter), **how)
-            for role, given in (("nodes", nodes), ("edges", edges), ("features", features))
-        ]
-        return from_tables(tables, again, encoder)
-    path = Path(nodes)  # type: ignore[arg-type]
-    for option, given in (("edges", edges), ("features", features)):
-        if given is not None:
-            raise PairNormError(
-                f"{path.name}: {path.suffix!r} is no table, but {option} are given",
-                code="unknown-file-type",
-                value=path.suffix,
-                expected=", ".join(TABLES),
-                hint="For a text file with another ending pass {delimiter}.",
-                delimiter=",",
-            )
-    kind = existing(path).suffix.lower()
-    with readable(path.name):
-        _check_applies(kind, options)
-        if kind == ".graphml":
-            import networkx
-
-            xml = path.stat().st_size
-            memory.check(path.name, xml * BYTES_PER_XML_BYTE, f"{xml:,} bytes of XML")
-            graph = networkx.read_graphml(path)
-            return from_networkx(graph, options, encoder, limit=partial(memory.check_cells, path.name))
-        memory.check(path.name, _unpacked_size(path), "its arrays")
-        return READERS[kind](path)
-
-
-def _unpacked_size(path: Path) -> int:
-    """Return the bytes of the arrays in a file, which may be an archive."""
-    if not zipfile.is_zipfile(path):
-        return path.stat().st_size
-    with zipfile.ZipFile(path) as archive:
-        return sum(member.file_size for member in archive.infolist())
-
-
-def _holds_all(nodes: Given, edges: Given | None, delimiter: str | None) -> bool:
-    """Say whether a file holds the whole graph: by its ending, unless edges and a delimiter come with it."""
-    if (
-        not isinstance(nodes, str | PathLike)
-        or nodes == STDIN
-        or (edges is not None and delimiter is not None)
-    ):
-        return False
-    path = Path(nodes)
-    if any(sign in path.name for sign in "*?[") or path.is_dir():
-        return False
-    return kind_of(path) not in TABLES
-
-
-def place_name(given: Given) -> str:
-    """Return what to call a graph, or its nodes, by where they are."""
-    first = given if isinstance(given, str | PathLike) else next(iter(given), "")
-    return Path(first).name
-
-
-def _check_applies(kind: str, options: ColumnOptions) -> None:
-    """Refuse a kind of file that is not known, and options that mean nothing in it."""
-    if kind not in (".graphml", *READERS):
-        problem = f"files of type {quoted(kind)} are not known"
-        expected = "one of " + ", ".join((*TABLES, ".graphml", *READERS))
-        raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
-    about_attributes = (
-        ("label", "split", "weight", "categorical", "ignore", "edge_columns") if kind == ".graphml" else ()
-    )
-    for option, value in asdict(options).items():
-        if value and option not in about_attributes:
-            raise PairNormError(
-                f"{option} does not apply to {kind} files",
-                code="option-does-not-apply",
-                value=option,
-                hint=f"Leave out {{{option}}}.",
-                **{option: value},
-            )
-
-
-def read_npz(file: IO[bytes]) -> Parts:
-    """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them; CSR pieces ``adj_*``,
-    ``attr_*`` and ``labels``; or what scipy's ``save_npz`` writes.
-    """
-    with np.load(file, allow_pickle=False) as archive:
-        _check_sizes(archive)
-        if "edge_index" in archive:
-            return _from_arrays({name: archive[name] for name in archive.files})
-        if "adj_data" not in archive and "format" in archive:
-            return from_scipy(_matrix(archive, "", str(archive["format"].astype(str))))
-        if "adj_data" not in archive:
-            members = ", ".join(archive.files[:10]) or "nothing"
-            raise PairNormError(
-                f"there is no 'edge_index', nor 'adj_data', 'adj_indices', 'adj_indptr', 'adj_shape'; "
-                f"it holds {members}",
-                code="edges-missing",
-            )
-        features = archive.get("attr_matrix")
-        if "attr_data" in archive:
-            features = _matrix(archive, "attr_")
-        parts = from_scipy(_matrix(archive, "adj_"), features)
-        if "labels" in archive:
-            parts["labels"] = whole_labels("labels", torch.from_numpy(archive["labels"]))
-        return parts
-
-
-def _from_arrays(arrays: dict[str, Any]) -> Parts:
-    """Return the parts of a graph in arrays that are called as PyG's; classes may be texts."""
-    texts = {name: value for name, value in arrays.items() if value.dtype.kind in "US"}
-    parts = from_pyg({name: torch.from_numpy(arrays[name]) for name in arrays.keys() - texts.keys()})
-    return parts | {"labels": texts["y"].astype(str)} if "y" in texts else parts
-
-
-def _check_sizes(archive: Any) -> None:
-    """Raise an error if the header of an array claims more than the archive holds."""
-    for name in archive.zip.namelist():
-        with archive.zip.open(name) as member:
-            if not name.endswith(".npy"):
-                continue
-            version = np.lib.format.read_magic(member)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read(member)
-        claimed = float(np.prod(shape, dtype=float)) * dtype.itemsize
-        if claimed > archive.zip.getinfo(name).file_size:
-            problem = f"{name} claims {claimed:,.0f} bytes, more than are there"
-            raise PairNormError(problem, code="file-damaged", value=name)
-
-
-def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:
-    """Return a sparse matrix of an archive once its pieces are known to fit together."""
-    import scipy.sparse
-
-    data, shape = archive[f"{prefix}data"], tuple(archive[f"{prefix}shape"].tolist())
-    if len(shape) != 2 or data.dtype.kind not in "biuf":
-        raise PairNormError(f"{prefix}data is {data.dtype} of shape {shape}", code="wrong-shape", value=shape)
-    names = {"coo": ("row", "col"), "dia": ("offsets",)}.get(kind, ("indices", "indptr"))
-    pieces = tuple(archive[prefix + name] for name in names)
-    if kind in ("csr", "csc", "bsr"):
-        height, width = data.shape[1:] or (1, 1)
-        rows, columns = shape[0] // max(height, 1), shape[1] // max(width, 1)
-        size = (columns, rows) if kind == "csc" else (rows, columns)
-        check_csr(f"{prefix}indices", pieces[1], pieces[0], len(data), size)
-    elif kind == "coo":
-        for piece, size in zip(pieces, shape, strict=True):
-            check_csr(f"{prefix}coordinates", [0, len(data)], piece, len(data), (1, size))
-        pieces = (pieces,)
-    return getattr(scipy.sparse, f"{kind}_array")((data, *pieces), shape=shape)
-
-
-def _read_npz(path: Path) -> Parts:
-    with path.open("rb") as file:  # numpy leaves a broken one open
-        return read_npz(file)
-
-
-def _read_safetensors(path: Path) -> Parts:
-    from safetensors.torch import load_file
-
-    return from_pyg(load_file(path))
-
-
-def _read_torch(path: Path) -> Parts:
-    allowed: list[Any] = []
-    if zipfile.is_zipfile(path):  # what else torch can read has no such records
-        try:
-            from torch_geometric.data import Data
-            from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-            from torch_geometric.data.storage import GlobalStorage
-        except ImportError:
-            pass  # a dictionary of tensors needs no PyG
+def find_files(given: Iterable[str | PathLike[str]]) -> list[Any]:
+    """Return the files that names, patterns and folders of Parquet files stand for; ``'-'`` stays."""
+    files: list[Any] = []
+    for place in given:
+        path = check_path(Path(place))
+        if fspath(place) == STDIN:
+            files.append(STDIN)
+        elif path.is_dir() and (inside := sorted(path.glob("*.parquet"))):
+            files += inside
+        elif not path.exists() and is_pattern(fspath(place)):
+            matching = sorted(map(Path, glob(fspath(place), recursive=True)))
+            if not matching:
+                raise PairNormError(f"{place}: no file matches", code="file-missing", value=str(place))
+            files += matching
         else:
-            # PyG lists Data itself as harmless, but not the plain records that it refers to.
-            allowed = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
-    with torch.serialization.safe_globals(allowed):
-        contents = torch.load(path, weights_only=True, map_location="cpu")
-    if isinstance(contents, tuple) and contents:
-        contents = contents[0]
-    if hasattr(contents, "to_dict"):
-        contents = contents.to_dict()
-    if not isinstance(contents, dict):
-        problem = f"it holds a {type(contents).__name__}"
+            files.append(path)
+    return files
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name has characters that stand for others."""
+    return any(sign in name for sign in "*?[")
+
+
+def existing(path: Path) -> Path:
+    """Return a path if it is a file, else raise an error that names it."""
+    if path.is_file():
+        return path
+    if path.exists() and not path.is_dir():  # reading a pipe or a device could wait for ever
+        problem = f"{path}: it is a pipe or a device"
+        hint = "Write its contents to a file, or pipe them to the standard input: -"
+        raise PairNormError(problem, code="not-a-file", value=str(path), expected="a regular file", hint=hint)
+    problem = f"{path}: there is no such file"
+    raise PairNormError(problem, code="file-missing", value=str(path), hint="Check the name and the folder.")
+
+
+def kind_of(path: PurePath) -> str:
+    """Return the ending of a file's name, without that of a compression; a zip has that of what is inside.
+
+    >>> kind_of(PurePath("nodes.CSV.gz"))
+    '.csv'
+    """
+    if ".xlsx#" in path.name.lower():  # the sheet of a workbook
+        return ".xlsx"
+    ending = path.suffix.lower()
+    if ending == ".zip" and not PurePath(path.stem).suffix and Path(path).is_file():
+        with readable(path.name):
+            return kind_of(PurePath(_member(Path(path))))
+    return PurePath(path.stem).suffix.lower() if ending in COMPRESSED else ending
+
+
+def name_of(place: str) -> str:
+    """Return what is before the endings of a file's name, those of its kind and of its compression.
+
+    >>> name_of("v1.2.csv.gz")
+    'v1.2'
+    """
+    path = PurePath(place)
+    return PurePath(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
+
+
+def load_library(name: str, what: str) -> Any:
+    """Import an optional library, or raise an error that says how to install it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise missing_library(f"reading {what}", name.partition(".")[0]) from error
+
+
+def missing_library(what: str, library: str | None) -> PairNormError:
+    """Return the error about a library that is not installed."""
+    hint = "pip install 'pairnorm[all]'"
+    return PairNormError(f"{what} needs {library}", code="library-missing", value=library, hint=hint)
+
+
+def empty_file(name: str) -> PairNormError:
+    """Return the error about a file without contents."""
+    return PairNormError(f"{name}: the file is empty", code="file-empty", expected="a header line and rows")
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Turn whatever a reader raises about a broken file into an error that names the file."""
+    try:
+        yield
+    except PairNormError as error:
+        raise error.within(name) from error
+    except MemoryError as error:
+        problem = f"{name}: it asks for more memory than there is ({quoted(str(error))})"
+        raise PairNormError(problem, code="too-large") from error
+    except UnicodeDecodeError as error:
+        problem = f"{name}: byte {error.start} is not {error.encoding.upper()}"
+        hint = "Name the encoding of the file: {encoding}"
+        raise PairNormError(problem, code="wrong-encoding", hint=hint, encoding=...) from error
+    except Exception as error:
+        problem = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
+        hint = ""
+        if fields := re.match(r"Expected (\d+) fields in line (\d+), saw (\d+)", problem):
+            expected, line, cells = fields.groups()
+            problem = f"line {line} has {cells} cells, expected {expected}"
+            hint = "Quote a cell that holds a delimiter."
+        elif problem.startswith("Length of header"):
+            problem, hint = "its rows have more cells than its header", "Give every column a name."
+        problem = problem[:300] or type(error).__name__
+        raise PairNormError(f"{name}: {problem}", code="file-damaged", hint=hint) from error
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a file that is not compressed."""
+    return open(path, "rb")
+
+
+def _unzip(path: Path) -> IO[bytes]:
+    return zipfile.ZipFile(path).open(_member(path))
+
+
+def _member(path: Path) -> str:
+    with zipfile.ZipFile(path) as archive:
+        names = [one.filename for one in archive.infolist() if not one.is_dir()]
+    names = [name for name in names if not name.startswith("__MACOSX/")]
+    if len(names) != 1:
+        problem, expected = f"it holds {len(names)} files: {shown(names)}", "one table"
         raise PairNormError(
-            problem, code="unknown-contents", expected="a PyG Data, or what its to_dict() gives"
+            problem, code="unknown-contents", value=names, expected=expected, hint="Unpack it."
         )
-    for name, value in contents.items():
-        if isinstance(value, Tensor) and value.layout == torch.strided:
-            held = value.untyped_storage().nbytes()
-            if value.numel() * value.element_size() > held:
-                problem = f"{quoted(name)} has shape {tuple(value.shape)}, but {held:,} bytes"
-                raise PairNormError(problem, code="file-damaged", value=name)
-    return from_pyg(contents)
+    return names[0]
 
 
-READERS = {".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
+def _unzstd(path: Path | IO[bytes]) -> IO[bytes]:
+    opened: IO[bytes] = load_library("zstandard", "zstd").open(path, "rb")
+    return opened
+
+
+COMPRESSED: dict[str, Callable[[Any], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _unzstd,
+    ".zip": _unzip,
+}
+
+
+def read_stdin(name: str, role: str, memory: MemoryLimit) -> tuple[str, bytes]:
+    """Return the ending that the standard input would have as a file, and its bytes, unpacked."""
+    data = memory.read(name, sys.stdin.buffer)
+    if not data:
+        problem = f"{name}: there is nothing left to read for the {role}"
+        raise PairNormError(problem, code="file-empty", expected="a table; only one can be piped in")
+    kind = _magic(data)
+    if kind not in COMPRESSED:
+        return kind, data
+    with readable(name), COMPRESSED[kind](BytesIO(data)) as file:
+        data = memory.read(name, file)
+    return _magic(data), data
+
+
+def _magic(data: bytes) -> str:
+    start = data[:64].lstrip(codecs.BOM_UTF8).lstrip()
+    if start.startswith((b"{", b"[")):
+        with suppress(ValueError):
+            json.loads(data)
+            return ".json"
+        return ".jsonl"
+    return next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), ".csv")
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A table in a text file: its bytes, and how to read them.
+
+    Args:
+        open: gives the bytes from the beginning.
+        delimiter: separates cells.
+        encoding: of the characters.
+        has_header: whether the first line names the columns.
+        is_converted: whether ``open`` gives other bytes than the file has: tabs for spaces, no comments.
+    """
+
+    open: Open
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    has_header: bool = True
+    is_converted: bool = False
+
+    @contextmanager
+    def characters(self, errors: str = "strict") -> Iterator[IO[str]]:
+        """Open the file as text."""
+        with self.open() as file:
+            yield TextIOWrapper(file, self.encoding, errors, newline="")
+
+    @contextmanager
+    def rows(self, errors: str = "strict") -> Iterator[Any]:
+        """Give a csv reader, for cells of any length."""
+        with long_cells(), self.characters(errors) as file:
+            yield csv.reader(file, delimiter=self.delimiter, skipinitialspace=True)
+
+    def line_of(self, row: int) -> int:
+        """Return the line in which a row begins, as an editor counts them."""
+        # Counted only when something is wrong, for blank lines and quoted line breaks make it slow work.
+        with self.rows(errors="replace") as reader:
+            seen, start = -self.has_header, 1
+            for cells in reader:
+                if len(cells) > 1 or any(cell.strip() for cell in cells):
+                    if seen == row:
+                        break
+                    seen += 1
+                start = reader.line_num + 1
+        return start
+
+    def padded_columns(self) -> set[int]:
+        """Return the positions of columns in which whole numbers have leading zeros."""
+        around = rf'[^{re.escape(self.delimiter)}"\s]'
+        cell = re.compile(rf"0[0-9](?<!{around}0[0-9])[0-9]*(?!{around})")
+        with self.characters() as file:
+            if not any(map(cell.search, file)):  # much faster than by column
+                return set()
+        with self.rows() as rows:
+            return {place for cells in rows for place, text in enumerate(cells) if is_padded(text.strip())}
+
+
+def is_padded(text: str) -> bool:
+    """Return whether a text is a whole number with a leading zero, as a postcode may be."""
+    return PADDED.fullmatch(text) is not None
+
+
+@contextmanager
+def long_cells() -> Iterator[None]:
+    """Let ``csv`` take cells of any length; its limit is global, so it is put back."""
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def shown(names: Sequence[str], most: int = 3) -> str:
+    """Return the first few names, quoted."""
+    return ", ".join(map(quoted, names[:most])) + (", …" if len(names) > most else "")
+
+
+def check_encoding(name: str) -> None:
+    """Raise an error unless Python knows an encoding."""
+    try:
+        "".encode(name)
+    except (LookupError, ValueError) as error:
+        problem = f"encoding is {quoted(name)}"
+        expected = "one that Python knows, such as 'utf-8', 'utf-16' or 'latin-1'"
+        raise PairNormError(problem, code="unknown-choice", value=name, expected=expected) from error
+
+
+def find_encoding(name: str, opened: Open) -> tuple[str, list[str]]:
+    """Return the encoding of a text by its bytes, all of them, and a note unless it is UTF-8."""
+    with opened() as file:
+        start = file.read(2**12)
+    marked = next((encoding for mark, encoding in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
+    if marked:
+        return marked, []
+    odd, even = start[1::2].count(0), start[::2].count(0)
+    if max(odd, even) > len(start) / 4:  # every other byte of plain UTF-16 is zero
+        encoding = "utf-16-le" if odd > even else "utf-16-be"
+    else:
+        encoding = next((one for one in ("utf-8", "cp1252") if _decodes(opened, one)), "latin-1")
+    if encoding == "utf-8":
+        return encoding, []
+    title = {"cp1252": "Windows-1252 (Latin-1)", "latin-1": "Latin-1"}.get(encoding, encoding.upper())
+    return encoding, [f"{name} is not UTF-8 and is read as {title}; --encoding (encoding=) names another"]
+
+
+def _decodes(opened: Open, encoding: str) -> bool:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    with opened() as file:
+        try:
+            while block := file.read(2**20):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def is_edge_list(opened: Open, encoding: str) -> bool:
+    """Return whether a text begins with comments, or separates the cells of its first line by spaces."""
+    with opened() as file, TextIOWrapper(file, encoding, errors="replace") as text:
+        for line in islice(text, MAX_COMMENT_LINES):
+            if line.startswith(COMMENT):
+                continue
+            if line.strip():
+                cells = line.split()
+                return len(cells) in (2, 3, 4) and not any(sign in line for sign in ',;|\t"')
+    return False
+
+
+def open_edge_list(opened: Open, encoding: str) -> IO[bytes]:
+    """Open an edge list as UTF-8 with a tab between cells, and empty lines for comments."""
+    return BufferedReader(_SpacesAsTabs(opened, encoding))
+
+
+class _SpacesAsTabs(RawIOBase):
+    def __init__(self, opened: Open, encoding: str) -> None:
+        self._text = TextIOWrapper(opened(), encoding)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while len(self._rest) < len(buffer) and (lines := self._text.readlines(2**16)):
+            cells = ("" if line.startswith(COMMENT) else "\t".join(line.split()) for line in lines)
+            self._rest += ("\n".join(cells) + "\n").encode()
+        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        self._text.close()
+        super().close()

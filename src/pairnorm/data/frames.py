@@ -5,67 +5,32 @@ from __future__ import annotations
 import json
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+import pandas
 
 from pairnorm.base.errors import PairNormError, closest, quoted
 from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
-from pairnorm.data.tables import Source, readable, shown
+from pairnorm.data.files import Open, empty_file, existing, load_library, missing_library, readable, shown
 
-if TYPE_CHECKING:
-    import pandas
-
-Open = Callable[[], IO[bytes]]
+CONNECT_SECONDS = 10
 ROWS_AT_ONCE = 10_000
-
-
-def existing(path: Path) -> Path:
-    """Return a path if it is a file, else raise an error that names it."""
-    if path.is_file():
-        return path
-    if path.exists() and not path.is_dir():  # reading a pipe or a device could wait for ever
-        problem = f"{path}: it is a pipe or a device"
-        hint = "Write its contents to a file, or pipe them to the standard input: -"
-        raise PairNormError(problem, code="not-a-file", value=str(path), expected="a regular file", hint=hint)
-    problem = f"{path}: there is no such file"
-    raise PairNormError(problem, code="file-missing", value=str(path), hint="Check the name and the folder.")
 
 
 def columns_of(name: str, header: Sequence[Any]) -> tuple[str, ...]:
     """Return the names of columns, which must all be different."""
     columns = tuple(map(str, header))
-    column, times = Counter(columns).most_common(1)[0] if columns else ("", 0)
-    if times > 1:
-        problem = f"{name}: column {quoted(column)} is there twice"
-        raise PairNormError(
-            problem, code="duplicate-column", value=column, hint="Give each column its own name."
-        )
     if not columns:
         raise empty_file(name)
+    column, times = Counter(columns).most_common(1)[0]
+    if times > 1:
+        problem, hint = f"{name}: column {quoted(column)} is there twice", "Give each column its own name."
+        raise PairNormError(problem, code="duplicate-column", value=column, hint=hint)
     return columns
-
-
-def empty_file(name: str) -> PairNormError:
-    """Return the error about a file without contents."""
-    return PairNormError(f"{name}: the file is empty", code="file-empty", expected="a header line and rows")
-
-
-def load_library(name: str, what: str) -> Any:
-    """Import an optional library, or raise an error that says how to install it."""
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise _missing_library(f"reading {what}", name.partition(".")[0]) from error
-
-
-def _missing_library(what: str, library: str | None) -> PairNormError:
-    hint = "pip install 'pairnorm[all]'"
-    return PairNormError(f"{what} needs {library}", code="library-missing", value=library, hint=hint)
 
 
 class _Reading(NamedTuple):
@@ -96,9 +61,7 @@ def _read_parquet(given: _Reading) -> pandas.DataFrame:
 
 def as_seekable(name: str, file: IO[bytes], memory: MemoryLimit) -> IO[bytes]:
     """Return a file that can be read from any position: itself, or what it unpacks to."""
-    if isinstance(file, BufferedReader | BytesIO):
-        return file
-    return BytesIO(memory.read(name, file))
+    return file if isinstance(file, BufferedReader | BytesIO) else BytesIO(memory.read(name, file))
 
 
 def arrow_frame(table: Any) -> pandas.DataFrame:
@@ -118,8 +81,6 @@ def arrow_frame(table: Any) -> pandas.DataFrame:
 
 def _read_excel(given: _Reading) -> pandas.DataFrame:
     """Read the sheet named after ``#``, else the one named after the role, else the first."""
-    import pandas
-
     openpyxl, role = load_library("openpyxl", "Excel"), given.role
     file = as_seekable(given.name, given.file, given.memory)
     with zipfile.ZipFile(file) as archive:
@@ -177,11 +138,8 @@ def _read_json(given: _Reading) -> pandas.DataFrame:
         # Graphs as d3 and networkx write them have both in one file.
         names = (role, "links") if role == "edges" else (role,)
         contents = next((contents[name] for name in names if isinstance(contents.get(name), list)), contents)
-    if (
-        role == "features"
-        and isinstance(contents, dict)
-        and all(isinstance(v, list | dict) for v in contents.values())
-    ):
+    is_mapping = isinstance(contents, dict) and all(isinstance(v, list | dict) for v in contents.values())
+    if role == "features" and is_mapping:
         contents = [
             {"node": node, "feature": feature, "value": words[feature] if isinstance(words, dict) else 1}
             for node, words in contents.items()
@@ -196,8 +154,6 @@ def _read_json_lines(given: _Reading) -> pandas.DataFrame:
 
 
 def _records(given: _Reading, contents: Any) -> pandas.DataFrame:
-    import pandas
-
     rows = contents if isinstance(contents, list) else [contents]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise PairNormError(
@@ -213,14 +169,11 @@ def _records(given: _Reading, contents: Any) -> pandas.DataFrame:
 
 def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Give columns of objects their type, except whole numbers next to an empty cell."""
-    import pandas
-
     columns = (frame.iloc[:, place] for place in range(frame.shape[1]))
     typed = [column.infer_objects() if column.notna().all() else column for column in columns]
     return pandas.concat(typed, axis=1) if typed else frame
 
 
-CONNECT_SECONDS = 10
 FRAMES = {".parquet": _read_parquet, ".xlsx": _read_excel, ".json": _read_json, ".jsonl": _read_json_lines}
 
 
@@ -230,12 +183,9 @@ def connect_arguments(url: Any) -> dict[str, Any]:
     return {} if known else {"connect_timeout": CONNECT_SECONDS}
 
 
-def run_query(database: str, query: str, role: str, memory: MemoryLimit) -> Source:
-    """Return what a query finds, or all of a table that is named; nothing is changed there."""
-    import pandas
-
+def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pandas.DataFrame:
+    """Return the rows of a query, or of a table that is named; the database is not changed."""
     sqlalchemy = load_library("sqlalchemy", "a database")
-    name = f"the query for {role}"
     try:
         url = sqlalchemy.make_url(database)
     except (ValueError, sqlalchemy.exc.SQLAlchemyError) as error:  # such as a port that is no number
@@ -262,14 +212,13 @@ def run_query(database: str, query: str, role: str, memory: MemoryLimit) -> Sour
             while some := result.fetchmany(ROWS_AT_ONCE):
                 rows += some
                 memory.check_cells(name, len(rows), len(columns))
-            frame = _typed(pandas.DataFrame(rows, columns=list(columns), dtype=object))
+            return _typed(pandas.DataFrame(rows, columns=list(columns), dtype=object))
     except sqlalchemy.exc.NoSuchModuleError as error:
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:
-        raise _missing_library("this database", error.name) from error
+        raise missing_library("this database", error.name) from error
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise _no_database(f"{name}: {getattr(error, 'orig', None) or error}", error) from error
-    return Source(name, columns, frame)
 
 
 def _no_database(problem: str, error: Exception) -> PairNormError:

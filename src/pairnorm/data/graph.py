@@ -21,7 +21,7 @@ from pairnorm.data.adjacency import (
     check_adjacency,
     mark_validated,
 )
-from pairnorm.data.constructors import GraphConstructors, GraphWarning, check_names
+from pairnorm.data.constructors import GraphConstructors, GraphWarning, NodeNames
 from pairnorm.data.encoder import Column, Encoder, align_features
 from pairnorm.data.features import (
     STRUCTURE,
@@ -33,9 +33,9 @@ from pairnorm.data.features import (
     stored_values,
     structural_features,
 )
+from pairnorm.data.files import shown
 from pairnorm.data.labels import UNKNOWN, as_given, as_labels, check_labels, numbered_classes
 from pairnorm.data.split import Split, check_split, split_by_name
-from pairnorm.data.tables import shown
 
 if TYPE_CHECKING:
     import networkx
@@ -109,7 +109,7 @@ class Graph(GraphConstructors):
             given = getattr(self, part)
             self._set(part, none if given is None else as_tensor(part, given, device=device))
         self._set("named", self.node_names is not None if self.named is None else self.named)
-        names = np.arange(nodes) if self.node_names is None else np.array(self.node_names)
+        names = np.arange(nodes) if self.node_names is None else NodeNames.of(self.node_names).values
         names.flags.writeable = False
         self._set("node_names", names)
         if self.encoder is not None:
@@ -203,13 +203,13 @@ class Graph(GraphConstructors):
 
     def replace(self, **changes: Any) -> Graph:
         """Return the graph with some of its parts exchanged."""
-        check_names(changes.get("node_names"))
         if "feature_names" in changes:
             changes.setdefault("encoder", None)  # it tells of those features only
         if "class_names" in changes:
             changes.setdefault("numbered", None)  # it tells of those names only
         if changes.get("node_names") is not None:
             changes.setdefault("named", True)
+        changes.setdefault("node_names", NodeNames(self.node_names))
         if changes.get("adjacency", self.adjacency) is not self.adjacency:
             changes.setdefault("directed", None)  # it tells of those edges only
         return replace(self, **changes)

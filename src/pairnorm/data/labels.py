@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.encoder import EACH
 from pairnorm.data.features import as_array, as_tensor, is_absent
-from pairnorm.data.names import plain_form
+from pairnorm.data.files import shown
+from pairnorm.data.profile import plain_form
 from pairnorm.data.split import Split
-from pairnorm.data.tables import Source, shown
 
 if TYPE_CHECKING:
     import pandas
 
+    from pairnorm.data.tables import Source
 
 UNKNOWN = -1
 BOOLEANS = ("False", "True")
@@ -46,24 +47,18 @@ def read_labels(
     merge: bool = False,
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return the class of each node, -1 where the cell is empty, and the names of the classes in order."""
-    import pandas
-
-    codes, texts = pandas.factorize(table.text(name, cells))
-    counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-    classes = choose_classes(
-        table, name, dict(zip(texts, counts.tolist(), strict=True)), known=known, each=each, merge=merge
-    )
-    text = np.array([*(classes[value] for value in texts), None], dtype=object)[codes]
-    codes, names = class_codes(text, known)
-    if unknown := [place for place, value in enumerate(names) if known and value not in known]:
-        table.reject(
-            int((codes == unknown[0]).argmax()),
-            f"class {quoted(names[unknown[0]])} is unknown to the model, which has {shown(known or (), 7)}",
-            code="unknown-class",
-            value=names[unknown[0]],
-            hint="Empty it or fit again.",
-        )
-    return torch.from_numpy(codes), names if known is None else tuple(known)
+    profile, codes = table.profile(name, cells)
+    counts = dict(zip(profile.texts, profile.counts.tolist(), strict=True))
+    classes = choose_classes(table, name, counts, known=known, each=each, merge=merge)
+    names = tuple(known or sorted({*classes.values()}, key=numbers_first))
+    numbers = {value: number for number, value in enumerate(names)}
+    for number, value in enumerate(classes.values()):
+        if value not in numbers:
+            problem = f"class {quoted(value)} is unknown to the model, which has {shown(names, 7)}"
+            row, hint = int((codes == number).argmax()), "Empty it or fit again."
+            table.reject(row, problem, code="unknown-class", value=value, hint=hint)
+    of_texts = np.array([*(numbers[value] for value in classes.values()), UNKNOWN])
+    return torch.from_numpy(of_texts[codes]), names
 
 
 def choose_classes(
@@ -77,7 +72,7 @@ def choose_classes(
 ) -> dict[str, str]:
     """Return the class of each text of a label column; what cannot be classes is refused."""
     classes = {text: text for text in counts}
-    if table.delimiter is not None and not (known is not None and classes.keys() <= {*known}):
+    if table.text is not None and not (known is not None and classes.keys() <= {*known}):
         classes = without_points(counts)
     totals: dict[str, int] = {}
     for text, count in counts.items():
@@ -167,23 +162,6 @@ def without_points(texts: Iterable[str]) -> dict[str, str]:
     return {text: re.split("[.,]", text)[0] if whole else text for text in listed}
 
 
-def class_codes(
-    text: NDArray[np.object_], known: Sequence[str] | None = None
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return the number of the class of each node, -1 for None, and the classes, numbers before words.
-
-    Classes that are not ``known`` come after those that are.
-    """
-    import pandas
-
-    codes, distinct = pandas.factorize(text)
-    names = list(known or ())
-    names += sorted(set(distinct) - set(names), key=numbers_first)
-    order = {value: place for place, value in enumerate(names)}
-    places = np.array([*(order[value] for value in distinct), -1])
-    return places[codes].astype(np.int64), tuple(names)
-
-
 def _check_classes(table: Source, name: str, classes: Sequence[str], labeled: int) -> None:
     """Refuse numbers that ask for a regression, and names."""
     values = _as_numbers(classes)
@@ -224,11 +202,18 @@ def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> t
     """Return where to cut a numeric label so that classes have equally many nodes, as far as can be."""
     values = table.numbers(name, cells)
     if values is None or np.isnan(values).all():
-        problem = f"{table.name}: column {quoted(name)} holds no numbers, but classes is {classes}"
-        hint = "Leave it out: {classes}"
-        raise PairNormError(problem, code="not-a-number", value=name, hint=hint, classes=classes)
+        reject_bins(table, name, classes)
     there = values[~np.isnan(values)].astype(np.float64)
     return cut_points(np.quantile(there, np.arange(1, classes) / classes), there.min())
+
+
+def reject_bins(table: Source, name: str, classes: int) -> NoReturn:
+    """Raise an error about a label to be cut into classes that is no column of numbers."""
+    problem, hint = (
+        f"column {quoted(name)} holds no numbers, but classes is {classes}",
+        "Leave it out: {classes}",
+    )
+    table.reject(None, problem, code="not-a-number", value=name, hint=hint, classes=classes)
 
 
 def cut_points(quantiles: Iterable[float], low: float) -> tuple[float, ...]:
@@ -247,16 +232,9 @@ def bin_names(bins: Sequence[float]) -> tuple[str, ...]:
     return (f"below {bins[0]:g}", *between, f"{bins[-1]:g} or more")
 
 
-def binned(table: Source, name: str, cells: pandas.Series, bins: Sequence[float]) -> pandas.Series:
-    """Return the names of the classes that numbers fall into."""
-    import pandas
-
-    values = table.numbers(name, cells)
-    if values is None:
-        return cells  # others than numbers are refused as classes that are not known
-    names = np.array(bin_names(bins), dtype=object)[np.searchsorted(bins, values, side="right")]
-    names[np.isnan(values)] = None
-    return pandas.Series(names, dtype=object)
+def bin_codes(values: NDArray[Any], bins: Sequence[float]) -> NDArray[np.int64]:
+    """Return the number of the class that each number falls into, -1 for NaN."""
+    return np.where(np.isnan(values), UNKNOWN, np.searchsorted(bins, values, side="right"))
 
 
 def numbers_first(text: str) -> tuple[int, int, str]:
@@ -265,30 +243,42 @@ def numbers_first(text: str) -> tuple[int, int, str]:
 
 
 def read_split(
-    table: Source, name: str, cells: pandas.Series, labels: Tensor, class_names: tuple[str, ...]
+    table: Source, name: str, cells: pandas.Series, labels: Tensor, class_names: Sequence[str]
 ) -> Split:
     """Return the three masks that a column of 'train', 'validation', 'test' or nothing describes."""
-    text = table.text(name, cells)
-    parts = np.array(
-        [-1 if value is None else PARTS.get(value.lower(), -2) for value in text], dtype=np.int64
-    )
-    if (parts == -2).any():
-        row = int((parts == -2).argmax())
-        problem = f"{quoted(text[row])} in column {quoted(name)}"
-        expected = "'train', 'validation', 'test' or an empty cell"
-        table.reject(row, problem, code="unknown-part", value=text[row], expected=expected)
+    profile, codes = table.profile(name, cells)
+    for number, text in enumerate(profile.texts):
+        if text.lower() not in PARTS:
+            reject_part(table, name, text, int((codes == number).argmax()))
+    parts = np.array([*(PARTS[text.lower()] for text in profile.texts), -1])[codes]
     blank = (parts >= 0) & (labels.numpy() < 0)
     if blank.any():
         row = int(blank.argmax())
-        problem = f"the node is in {quoted(text[row])} but has no label"
+        problem = f"the node is in {quoted(profile.texts[codes[row]])} but has no label"
         table.reject(row, problem, code="label-missing", hint=f"Label it, or empty its {quoted(name)} cell.")
-    counts = np.bincount(labels.numpy()[parts == 0], minlength=len(class_names))
+    check_training(
+        table, name, np.bincount(labels.numpy()[parts == 0], minlength=len(class_names)), class_names
+    )
+    return Split(*(torch.from_numpy(parts == number) for number in range(3)))
+
+
+def reject_part(table: Source, name: str, text: str, row: int | None = None) -> NoReturn:
+    """Raise an error about a cell of the split that names no part of it."""
+    expected = "'train', 'validation', 'test' or an empty cell"
+    table.reject(
+        row, f"{quoted(text)} in column {quoted(name)}", "unknown-part", value=text, expected=expected
+    )
+
+
+def check_training(table: Source, name: str, counts: NDArray[Any], class_names: Sequence[str]) -> None:
+    """Raise an error about a class that has no training node."""
     if (counts == 0).any():
         empty = class_names[int((counts == 0).argmax())]
-        problem = f"{table.name}: class {quoted(empty)} has no training node"
-        hint = f"Mark one of its nodes 'train' in column {quoted(name)}."
-        raise PairNormError(problem, code="class-without-training", value=empty, hint=hint)
-    return Split(*(torch.from_numpy(parts == number) for number in range(3)))
+        problem, hint = (
+            f"class {quoted(empty)} has no training node",
+            "Mark one of its nodes 'train' in column ",
+        )
+        table.reject(None, problem, "class-without-training", value=empty, hint=f"{hint}{quoted(name)}.")
 
 
 def as_labels(
@@ -326,13 +316,14 @@ def _are_booleans(labels: Any) -> bool:
 def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the number of the class of each node, and the names of the classes, ``known`` if they are."""
     cells = np.asarray(labels, object).ravel()  # among texts alone numpy would write NaN as one
-    names = [None if is_absent(one) or one == "" else str(one) for one in cells]
-    codes, class_names = class_codes(np.array(names, dtype=object), known)
-    if known is not None and len(class_names) > len(known):
-        problem = f"a label is {quoted(class_names[len(known)])}"
-        expected = f"one of class_names: {shown(tuple(known), 7)}"
-        raise PairNormError(problem, code="unknown-class", value=class_names[len(known)], expected=expected)
-    return codes, class_names
+    texts = [None if is_absent(one) or one == "" else str(one) for one in cells]
+    distinct = {text for text in texts if text is not None}
+    names = tuple(sorted(distinct, key=numbers_first)) if known is None else tuple(known)
+    if unknown := sorted(distinct.difference(names), key=numbers_first):
+        problem, expected = f"a label is {quoted(unknown[0])}", f"one of class_names: {shown(names, 7)}"
+        raise PairNormError(problem, code="unknown-class", value=unknown[0], expected=expected)
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+    return np.array([numbers.get(text, UNKNOWN) for text in texts], np.int64), names
 
 
 def whole_labels(what: str, labels: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.data.adjacency import csr_tensor, first_of_run, mark_validated, symmetric_adjacency
+from pairnorm.data.exchange import read_npz
 from pairnorm.data.features import with_values
-from pairnorm.data.files import read_npz
 from pairnorm.data.graph import Graph
 from pairnorm.data.split import Split, Stream, per_class, rest_is_test
 

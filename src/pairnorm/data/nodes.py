@@ -4,46 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NoReturn
 
 import numpy as np
+import pandas
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.data.adjacency import csr_tensor
-from pairnorm.data.encoder import (
-    EACH,
-    READING_OPTIONS,
-    Column,
-    ColumnOptions,
-    Encoder,
-    Kind,
-    compare_categories,
-    compare_columns,
-)
-from pairnorm.data.labels import bin_names, binned, find_bins, numbers_first, read_labels, read_split
-from pairnorm.data.names import NodeIndex, near_duplicate_notes, read_rows
-from pairnorm.data.profile import (
-    DROPPED_NAMES,
-    EMPTY_NOTE,
-    ID_NAME,
-    MIN_NAMES,
-    MISSING_WORDS,
-    is_row_id,
-    parse_dates,
-    parse_numbers,
-    unit_note,
-)
-from pairnorm.data.tables import Source, read_blocks, reject_dates, shown
-
-if TYPE_CHECKING:
-    import pandas
-
-# Below this share of non-zeros a sparse tensor is both smaller and faster.
-MAX_SPARSE_DENSITY = 0.1
+from pairnorm.data.columns import ColumnValues, assemble, encoder_notes, note_empty_columns, read_columns
+from pairnorm.data.encoder import EACH, Column, ColumnOptions, Encoder, compare_columns
+from pairnorm.data.files import shown
+from pairnorm.data.labels import bin_codes, bin_names, find_bins, numbers_first, read_labels, read_split
+from pairnorm.data.profile import SPELLING, near_duplicate_notes, plain_form
+from pairnorm.data.tables import Source, read_blocks
 
 
 def read_nodes(
@@ -52,238 +26,200 @@ def read_nodes(
     known: Encoder | None = None,
     long: Sequence[Source] = (),
 ) -> dict[str, Any]:
-    """Return what tables of nodes tell of a graph: names, features, labels, split, and the encoder.
+    """Return what tables of nodes say of a graph: names, features, labels, split, and the encoder.
 
     Tables are read by an earlier encoder, ``known``, where there is one; ``long`` ones hold node, feature and
     value.
     """
     columns = list(dict.fromkeys(name for table in tables for name in table.columns))
     everywhere = replace(tables[0], columns=tuple(columns))
-    options.check(everywhere)
     options = options if known is None else known.options(options, columns)
-    identity = columns[0] if options.id is None else everywhere.column("id", options.id)
-    if options.split is not None and options.label is None:
-        problem = f"split is {quoted(options.split)} but label is not given"
-        raise PairNormError(problem, code="option-missing", hint="Name the column of the classes too.")
-    roles = _roles(options, identity)
+    identity = options.check(everywhere)
+    roles = options.roles(identity)
     chosen = [name for name in columns if name not in roles]
     differences: list[str] = []
     absent: list[str] = []
+    as_text = [identity, *(name for option, name in options.named if option not in ("ignore", "keep"))]
     if known is not None:
         differences = compare_columns(everywhere.name, chosen, known, options.strict)
         there, chosen = set(chosen), [column.name for column in known.named("number", "category", "date")]
         absent = [name for name in chosen if name not in there]
-
-    as_text = [
-        name for name in (identity, options.label, options.split, *options.categorical) if name is not None
-    ]
-    as_text += [] if known is None else [c.name for c in known.named("category") if c.name not in absent]
+        as_text += [column.name for column in known.named("category") if column.name not in absent]
     as_text += [name for table in tables for name in table.padded()]
     table, frame, node_names = read_rows(tables, identity, as_text)
     if len(frame) == 0:
-        problem = f"{table.name}: there are no rows under the header"
-        raise PairNormError(problem, code="no-rows", expected="a row per node")
+        problem = "there are no rows under the header"
+        table.reject(None, problem, code="no-rows", expected="a row per node")
     for name in absent:
         frame[name] = np.nan
     parts, bins = _read_classes(table, frame, options, known)
     classes = parts.get("class_names", ())
-    read = list(_read_features(table, frame, chosen, options, known))
+    read = list(read_columns(table, frame, chosen, options, known))
     left_out = [column for one in read for column in one.columns if column.kind == "ignored"]
     read = [one for one in read if one.columns[0].kind != "ignored"]
-    for one in read:
-        for place in np.flatnonzero(one.empty.all(0)):
-            if one.columns[place].name not in absent:
-                table.note_column(EMPTY_NOTE, one.columns[place].name)
+    note_empty_columns(table, read, absent)
     if long or (known is not None and known.named("sparse")):
-        read.append(_read_long(long, identity, node_names, options, known))
-    parts["node_names"] = node_names
-    parts["features"], parts["missing"] = _assemble(read, len(frame))
+        read.append(read_long(long, identity, node_names, options, known))
     rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
     encoder = known or Encoder(
         (*rest, *left_out, *(column for one in read for column in one.columns)),
-        **{name: getattr(options, name) for name in READING_OPTIONS},
+        **options.reading_options(),
         bins=bins,
     )
     if encoder.named("structure"):  # they are made of the edges, later
         encoder = replace(encoder, columns=tuple(c for c in encoder.columns if c.kind != "structure"))
-    _check_names(table.name, encoder)
-    parts["encoder"] = encoder
+    _check_long_names(table, encoder)
+    features, missing = assemble(read, len(frame))
     remarks = [*differences, *table.all_notes(), *(remark for one in long for remark in one.all_notes())]
-    parts["notes"] = (*remarks, *near_duplicate_notes(node_names), *encoder_notes(encoder, classes, options))
-    return parts
-
-
-def _roles(options: ColumnOptions, identity: str) -> dict[str, Kind]:
-    """Return what the columns are for that are no features."""
-    named: tuple[tuple[str | None, Kind], ...] = (
-        (options.split, "split"),
-        (options.label, "label"),
-        (identity, "id"),
-    )
-    ignored: dict[str, Kind] = dict.fromkeys(options.ignore, "ignored")
-    return ignored | {column: kind for column, kind in named if column is not None}
+    notes = (*remarks, *near_duplicate_notes(node_names), *encoder_notes(encoder, classes, options))
+    return parts | {
+        "node_names": node_names,
+        "features": features,
+        "missing": missing,
+        "encoder": encoder,
+        "notes": notes,
+    }
 
 
 def _read_classes(
     table: Source, frame: pandas.DataFrame, options: ColumnOptions, known: Encoder | None
 ) -> tuple[dict[str, Any], tuple[float, ...]]:
     """Return labels, class names and split, as far as columns are named, and the cuts of a numeric label."""
-    parts: dict[str, Any] = {}
     bins = () if known is None else known.bins
-    if options.label is not None:
-        cells = frame[options.label]
-        expected = None if known is None else next((c.categories for c in known.named("label")), None)
-        if isinstance(options.classes, int):
-            bins = find_bins(table, options.label, cells, options.classes)
-        if bins:
-            cells, expected = binned(table, options.label, cells, bins), expected or bin_names(bins)
+    if options.label is None:
+        return {}, bins
+    cells = frame[options.label]
+    expected = None if known is None else next((c.categories for c in known.named("label")), None)
+    if isinstance(options.classes, int):
+        bins = find_bins(table, options.label, cells, options.classes)
+    values = table.numbers(options.label, cells) if bins else None
+    if values is not None:
+        labels, names = torch.from_numpy(bin_codes(values, bins)), expected or bin_names(bins)
+    else:
+        expected = expected or (bin_names(bins) if bins else None)
         each, merge = options.classes == EACH, bool(options.merge_classes)
-        classes = read_labels(table, options.label, cells, expected, each, merge)
-        parts["labels"], parts["class_names"] = classes
-        # A text file does not tell numbers and texts apart: there they are read as ids are.
-        parts["numbered"] = table.delimiter is not None or not any(isinstance(cell, str) for cell in cells)
-        if options.split is not None:
-            parts |= read_split(table, options.split, frame[options.split], *classes)._asdict()
+        labels, names = read_labels(table, options.label, cells, expected, each, merge)
+    # A text file does not distinguish numbers from texts: there they are read as ids are.
+    numbered = table.text is not None or not any(isinstance(cell, str) for cell in cells)
+    parts: dict[str, Any] = {"labels": labels, "class_names": names, "numbered": numbered}
+    if options.split is not None:
+        parts |= read_split(table, options.split, frame[options.split], labels, names)._asdict()
     return parts, bins
 
 
-def _check_names(place: str, encoder: Encoder) -> None:
+def _check_long_names(table: Source, encoder: Encoder) -> None:
     wide = {column.name for column in encoder.named("number", "category", "date")}
     if twice := [column.name for column in encoder.named("sparse") if column.name in wide]:
-        problem = f"{place}: {quoted(twice[0])} is a column, and a feature of the long table too"
+        problem = f"{quoted(twice[0])} is a column, and a feature of the long table too"
         hint = "Rename one, or pass {ignore}."
-        raise PairNormError(problem, code="duplicate-column", value=twice[0], hint=hint, ignore=twice[:1])
+        table.reject(None, problem, "duplicate-column", value=twice[0], hint=hint, ignore=twice[:1])
 
 
-class ColumnValues(NamedTuple):
-    """Columns, their stored entries (row, place, value) among their features, and which cells are empty."""
+def read_rows(
+    tables: Sequence[Source], identity: str, text: Sequence[str]
+) -> tuple[Source, pandas.DataFrame, NDArray[Any]]:
+    """Read tables of nodes whole, put together by id: what one leaves empty, another may fill.
 
-    columns: tuple[Column, ...]
-    rows: NDArray[np.int64]
-    places: NDArray[np.int64]
-    values: NDArray[np.float32]
-    empty: NDArray[np.bool_]
-
-    @property
-    def widths(self) -> list[int]:
-        """How many features each column makes."""
-        return [column.width for column in self.columns]
-
-
-def _read_features(
-    table: Source,
-    frame: pandas.DataFrame,
-    names: Sequence[str],
-    options: ColumnOptions,
-    known: Encoder | None,
-) -> Iterator[ColumnValues]:
-    """Read columns in order: each by itself, but plain numbers many at a time, for a table may be wide."""
-    plain = {
-        name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind in "iufb"
-    }
-    plain -= {
-        *options.categorical,
-        *(() if known is None else (column.name for column in known.named("category", "date"))),
-        *(() if known or len(frame) < MIN_NAMES else filter(ID_NAME.search, names)),
-    }
-    step = max(1, 10_000_000 // len(frame))
-    for together, run in groupby(names, plain.__contains__):
-        group = list(run)
-        if together:
-            for start in range(0, len(group), step):
-                yield _read_numbers(table, frame[group[start : start + step]])
-        else:
-            for name in group:
-                expected = None if known is None else known.features[name]
-                yield read_column(table, name, frame[name], expected, options)
+    Returns where the rows are from, the rows, and the names of the nodes.
+    """
+    frames, sources = [], list[Source]()
+    for table in tables:
+        table.column("id", identity)
+        (frame,) = read_blocks(table, [name for name in text if name in table.columns], rows=None)
+        source, frame = _drop_repeated_rows(table, identity, frame)
+        if len(tables) == 1:
+            return source, frame, node_names(source, identity, frame[identity])
+        frames.append(frame.assign(**{identity: _ids(source, identity, frame[identity])}))
+        sources.append(source)
+    frame = pandas.concat(frames, ignore_index=True)
+    places = [np.stack([np.full(len(one), table), np.arange(len(one))]) for table, one in enumerate(frames)]
+    rows = np.concatenate(places, 1)
+    columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
+    name = " and ".join(table.name for table in tables) if len(tables) < 4 else f"{tables[0].name} and others"
+    merged = Source(name, columns, frame, tables[0].text, decimal=tables[0].decimal, parts=(sources, rows))
+    again = frame[identity].duplicated().to_numpy()
+    if again.any():
+        _check_agreement(merged, identity, frame)
+        frame = frame.groupby(identity, sort=False, as_index=False).first()[list(columns)]
+        merged = replace(merged, parts=(sources, rows[:, ~again]))
+    merged.notes.extend(remark for table in tables for remark in table.all_notes())
+    return replace(merged, frame=frame), frame, _whole_numbers(frame[identity].to_numpy(dtype=object))
 
 
-def _read_numbers(table: Source, frame: pandas.DataFrame) -> ColumnValues:
-    with np.errstate(over="ignore"):
-        values = frame.to_numpy(dtype=np.float64).astype(np.float32)
-    if (infinite := np.isinf(values).any(0)).any():
-        name = frame.columns[int(infinite.argmax())]
-        table.numbers(name, frame[name])  # says which cell
-    empty = np.isnan(values)
-    rows, places = np.nonzero(~empty & (values != 0))
-    columns = tuple(Column(name, "number") for name in frame.columns)
-    return ColumnValues(columns, rows, places, values[rows, places], empty)
+def _drop_repeated_rows(
+    table: Source, identity: str, frame: pandas.DataFrame
+) -> tuple[Source, pandas.DataFrame]:
+    """Return a table without rows that repeat another exactly, which are noted."""
+    if not frame[identity].duplicated().any():
+        return table, frame
+    try:
+        repeated = frame.duplicated().to_numpy()
+    except TypeError:  # cells that are lists, which are refused where they are read
+        return table, frame
+    if not repeated.any():
+        return table, frame
+    table.notes.append(repeated_rows_note(table.name, int(repeated.sum())))
+    rows = np.flatnonzero(~repeated)
+    parts = (table,), np.stack([np.zeros_like(rows), rows])
+    return replace(table, parts=parts), frame[~repeated].reset_index(drop=True)
 
 
-def read_column(
-    table: Source, name: str, cells: pandas.Series, known: Column | None, options: ColumnOptions
-) -> ColumnValues:
-    """Read a feature: numbers and dates as numbers, text one-hot; by the encoder, or by its profile."""
-    import pandas
+def repeated_rows_note(name: str, count: int) -> str:
+    """Return the note on rows that repeat another exactly."""
+    return f"{count:,} {'row' if count == 1 else 'rows'} of {name} repeat another exactly: kept once"
 
-    kind = known.kind if known else "category" if name in options.categorical else None
-    keep = name in options.keep
-    if kind is None and _is_numeric_categorical(cells):
-        table.note_column("numbers are read as categories, as their type says", name)
-        kind = "category"
-    values = None if kind == "category" else table.native_values(name, cells)
-    if values is not None and known is None and not keep:
-        filled = values[~np.isnan(values)]
-        if is_row_id(name, len(filled), len(np.unique(filled)), bool((filled % 1 == 0).all())):
-            return _ignored(table, name, DROPPED_NAMES)
-    if values is not None:
-        is_date = pandas.api.types.infer_dtype(cells).startswith("date")
-        own = Column(name, "date" if is_date else "number")
-        if known is None or known.kind == own.kind or np.isnan(values).all():
-            return _numeric(known or own, table.to_float32(name, values))
-        compare_categories(table.name, own, known, options.strict)
-    profiled = table.profile(name, cells)
-    texts = profiled.profile.texts
-    decision = table.decide(name, profiled, kind=kind, form=known.form if known else "", keep=keep)
-    if decision.kind == "ignored":
-        return _ignored(table, name)
-    if decision.kind == "number":
-        values = table.to_float32(name, profiled.values(parse_numbers(texts, decision.numbers)))
-        return _numeric(known or Column(name, "number"), values)
-    if decision.kind == "date":
-        values = profiled.values(parse_dates(texts, decision.dates)).astype(np.float32)
-        if known and (np.isnan(values) & (profiled.codes >= 0)).any():
-            reject_dates(table.name, name, known.form)
-        return _numeric(known or Column(name, "date", form=decision.form), values)
-    if known:
-        here = Column(name, "category", tuple(texts))
-        if note := compare_categories(table.name, here, known, options.strict):
-            table.notes.append(note)
-        column, order = (
-            known,
-            pandas.Index(known.categories, dtype=object).get_indexer(pandas.Index(texts, dtype=object)),
+
+def _check_agreement(merged: Source, identity: str, frame: pandas.DataFrame) -> None:
+    """Raise an error where two tables say different things of one node."""
+    several = frame[frame[identity].duplicated(keep=False)]
+    for name in (name for name in merged.columns if name != identity):
+        differing = several[[identity, name]].dropna().drop_duplicates()
+        second = differing[identity].duplicated()
+        if second.any():
+            row = int(second.index[int(second.to_numpy().argmax())])
+            node = differing[identity][row]
+            cells = [quoted(str(cell)) for cell in differing[name][differing[identity] == node][:2]]
+            problem = (
+                f"{quoted(node)} has {cells[1]} in column {quoted(name)}, but {cells[0]} in another file"
+            )
+            merged.reject(row, problem, "conflicting-rows", value=node, hint="Correct one of them.")
+
+
+def node_names(source: Source, name: str, column: pandas.Series) -> NDArray[Any]:
+    """Return the names of the nodes: int64 where all are plainly written whole numbers, else strings."""
+    return _whole_numbers(_ids(source, name, column))
+
+
+def _ids(source: Source, name: str, column: pandas.Series) -> NDArray[np.object_]:
+    """Return the names of nodes as texts, once each is known to have one of its own."""
+    text = source.texts(name, column)
+    empty = pandas.isna(text)
+    if empty.any():
+        row, hint = int(empty.argmax()), "Give every node a name of its own."
+        source.reject(row, f"the id in column {quoted(name)} is empty", "empty-cell", value=name, hint=hint)
+    again = pandas.Series(text).duplicated().to_numpy()
+    if again.any():
+        row = int(again.argmax())
+        first = source.line(int((text == text[row]).argmax()))
+        problem = f"id {quoted(text[row])} was used before, in {first}"
+        source.reject(
+            row, problem, code="duplicate-id", value=text[row], hint="Give every node an id of its own."
         )
-    else:
-        column = Column(name, "category", tuple(sorted(texts)))
-        order = np.argsort(np.argsort(texts)) if len(texts) else np.zeros(0, np.int64)
-    codes = np.append(order, -1)[profiled.codes].astype(np.int64)
-    rows = np.flatnonzero(codes >= 0)
-    return ColumnValues(
-        (column,), rows, codes[rows], np.ones(len(rows), dtype=np.float32), codes[:, None] < 0
-    )
+    return text
 
 
-def _numeric(column: Column, values: NDArray[np.float32]) -> ColumnValues:
-    empty = np.isnan(values)
-    rows = np.flatnonzero(~empty & (values != 0))
-    return ColumnValues((column,), rows, np.zeros_like(rows), values[rows], empty[:, None])
+def _whole_numbers(text: NDArray[np.object_]) -> NDArray[Any]:
+    """Return names as int64 where all are plainly written whole numbers, else as they are."""
+    try:
+        whole = text.astype(np.int64)
+    except (ValueError, OverflowError):
+        return text
+    # '007' and '7' may be two customers: names stay text unless every number is written as we would write it.
+    plain = all(str(value) == written for value, written in zip(whole.tolist(), text, strict=True))
+    return whole if plain else text
 
 
-def _ignored(table: Source, name: str, note: str = "") -> ColumnValues:
-    if note:
-        table.note_column(note, name)
-    nothing = np.zeros(0, dtype=np.int64)
-    return ColumnValues((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
-
-
-def _is_numeric_categorical(cells: pandas.Series) -> bool:
-    """Return whether cells are pandas' categories of numbers; texts may be categories to save memory."""
-    import pandas
-
-    return isinstance(cells.dtype, pandas.CategoricalDtype) and cells.cat.categories.dtype.kind in "iuf"
-
-
-def _read_long(
+def read_long(
     tables: Sequence[Source],
     identity: str,
     names: NDArray[Any],
@@ -291,109 +227,102 @@ def _read_long(
     known: Encoder | None,
 ) -> ColumnValues:
     """Read tables of node, feature and value: a node without a row lacks all, else what is absent is 0."""
-    import pandas
-
     if not tables:
         problem = "the model knows features of a long table"
         raise PairNormError(problem, code="option-missing", hint="Pass {features}.", features=...)
     index = NodeIndex(names, options.unknown_edges == "drop")
-    nodes, words, values = [], [], []
-    for table in tables:
-        node, feature, value = _long_columns(table, identity)
-        first = 0
-        for block in read_blocks(table, () if names.dtype == np.int64 else [node]):
-            text = table.text(feature, block[feature], first)
-            number = np.ones(len(block), np.float32)
-            if value is not None:
-                numbers_read = table.numbers(value, block[value], first)
-                number = np.full(len(block), np.nan, np.float32) if numbers_read is None else numbers_read
-            for row in np.flatnonzero(pandas.isna(text) | np.isnan(number))[:1].tolist():
-                problem = f"expected a feature in {quoted(feature)} and a number in {quoted(value)}"
-                table.reject(first + row, problem, "empty-cell", hint="Fill it in or drop the row.")
-            place = index.places(table, node, block[node], first)
-            nodes.append(place)
-            words.append(text)
-            values.append(number)
-            first += len(block)
-    rows, strings, numbers = np.concatenate(nodes), np.concatenate(words), np.concatenate(values)
-    wide = [column.name for column in known.named("sparse")] if known else None
-    ordered = sorted(set(strings), key=numbers_first) if wide is None else wide
-    places = pandas.Index(ordered, dtype=object).get_indexer(pandas.Index(strings, dtype=object))
-    if wide is not None and (unknown := set(strings[places < 0])):
-        note = f"{len(unknown):,} features unknown to the model are left out: {shown(sorted(unknown))}"
-        tables[0].notes.append(note)
+    blocks = [block for table in tables for block in _long_blocks(table, identity, index)]
+    rows, words, numbers = (np.concatenate(part) for part in zip(*blocks, strict=True))
+    notes = tables[0].notes
+    features = sorted(set(words), key=numbers_first)
+    if known:
+        there, features = set(features), [column.name for column in known.named("sparse")]
+        if unknown := sorted(there.difference(features)):
+            notes.append(f"{len(unknown):,} features unknown to the model are left out: {shown(unknown)}")
+    places = pandas.Index(features, dtype=object).get_indexer(pandas.Index(words, dtype=object))
     absent = np.ones(len(names), dtype=bool)
     absent[rows[rows >= 0]] = False
     if absent.any():
-        tables[0].notes.append(
-            f"{int(absent.sum()):,} nodes have no row in {tables[0].name}: features missing"
-        )
+        notes.append(f"{int(absent.sum()):,} nodes have no row in {tables[0].name}: features missing")
     used = (rows >= 0) & (places >= 0)
     sums = pandas.Series(numbers[used]).groupby([rows[used], places[used]]).sum()
     if len(sums) < used.sum():
-        tables[0].notes.append(f"{int(used.sum()) - len(sums):,} features given more than once were added up")
+        notes.append(f"{int(used.sum()) - len(sums):,} features given more than once were added up")
     row, place = (sums.index.get_level_values(level).to_numpy(np.int64) for level in (0, 1))
-    columns = tuple(Column(name, "sparse") for name in ordered)
+    columns = tuple(Column(name, "sparse") for name in features)
     empty = np.broadcast_to(absent[:, None], (len(names), len(columns)))
     return ColumnValues(columns, row, place, sums.to_numpy(np.float32), empty)
 
 
-def _long_columns(table: Source, identity: str) -> tuple[str, str, str | None]:
+def _long_blocks(table: Source, identity: str, index: NodeIndex) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Yield the number of the node, the feature and the value of each row, block by block."""
     if not 2 <= len(table.columns) <= 3:
         problem = f"{table.name}: it has the columns {shown(table.columns)}"
         expected = "a row for each feature of a node: node, feature and value, or no value for 1"
         raise PairNormError(problem, code="wrong-shape", value=len(table.columns), expected=expected)
     node = identity if identity in table.columns else table.columns[0]
-    feature, *value = (name for name in table.columns if name != node)
-    return node, feature, value[0] if value else None
+    feature, value = (*(name for name in table.columns if name != node), None)[:2]
+    assert feature is not None
+    first = 0
+    for block in read_blocks(table, () if index.is_whole else [node]):
+        words, numbers = table.texts(feature, block[feature], first), np.ones(len(block), np.float32)
+        if value is not None:
+            read = table.numbers(value, block[value], first)
+            numbers = np.full(len(block), np.nan, np.float32) if read is None else read
+        for row in np.flatnonzero(pandas.isna(words) | np.isnan(numbers))[:1].tolist():
+            problem = f"expected a feature in {quoted(feature)} and a number in {quoted(value)}"
+            table.reject(first + row, problem, "empty-cell", hint="Fill it in or drop the row.")
+        yield index.places(table, node, block[node], first), words, numbers
+        first += len(block)
 
 
-def _assemble(read: Sequence[ColumnValues], nodes: int) -> tuple[Tensor, Tensor]:
-    """Return features [n, d], dense or sparse, and what is missing of them, bool [n] or [n, d]."""
-    starts = np.cumsum([0, *(sum(one.widths) for one in read)])
-    width, stored = int(starts[-1]), sum(len(one.values) for one in read)
-    places = [one.places + start for one, start in zip(read, starts, strict=False)]
-    if stored < MAX_SPARSE_DENSITY * nodes * width:
-        from scipy.sparse import coo_array
+class NodeIndex:
+    """The number of each node by its name.
 
-        rows, values = (np.concatenate([one[field] for one in read]) for field in (1, 3))
-        matrix = coo_array((values, (rows, np.concatenate(places))), shape=(nodes, width)).tocsr()
-        matrix.sort_indices()
-        features = csr_tensor(matrix)
-    else:
-        dense = np.zeros((nodes, width), dtype=np.float32)
-        for one, place in zip(read, places, strict=True):
-            dense[one.rows, place] = one.values
-        features = torch.from_numpy(dense)
+    Args:
+        names: of all nodes.
+        drop: give -1 for what is not a node instead of an error; ``unknown_example`` is the first of those.
+    """
 
-    whole, partly = np.full(nodes, bool(read)), np.zeros(nodes, dtype=bool)
-    for one in read:
-        whole &= one.empty.all(1)
-        partly |= one.empty.any(1)
-    if (whole == partly).all():
-        return features, torch.from_numpy(whole)
-    entries = [np.repeat(one.empty, one.widths, axis=1) for one in read]
-    return features, torch.from_numpy(np.concatenate(entries, 1))
+    def __init__(self, names: NDArray[Any], drop: bool = False) -> None:
+        self._index, self._drop, self.unknown_example = pandas.Index(names), drop, ""
+        self.is_whole = names.dtype == np.int64
 
+    def places(self, table: Source, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.int64]:
+        """Return the number of each named node. ``first`` is the number of the block's first row."""
+        cells: Any = column
+        index = self._index
+        if not self.is_whole:
+            cells = table.texts(name, column, first)
+        elif not pandas.api.types.is_integer_dtype(column.dtype):
+            # Something among these cells is no whole number; compared as text, it will be found and named.
+            cells, index = table.texts(name, column, first), pandas.Index(index.astype(str), dtype=object)
+        places: NDArray[np.int64] = index.get_indexer(cells)
+        if (unknown := places < 0).any():
+            row = int(unknown.argmax())
+            cell = cells.iloc[row].item() if cells is column else cells[row]
+            if not self._drop:
+                self._refuse(table, name, cell, first + row, int(unknown.sum()), len(unknown))
+            self.unknown_example = self.unknown_example or quoted(cell) + self._hint(cell)
+        return places
 
-def encoder_notes(encoder: Encoder, classes: Sequence[str], options: ColumnOptions) -> tuple[str, ...]:
-    """Return notes on what may be unintended: no features, near-duplicates, numbers or missing values."""
-    notes = []
-    if not encoder.features:
-        notes.append("there are no feature columns: fit takes degrees and other structure instead")
-    # Classes -1 and 1 are plausible, and so is any negative number among others.
-    minus = len(classes) > 2 and all(name.isdecimal() for name in classes if name != "-1")
-    notes += [
-        f"{quoted(name)} is read as a class; empty the cells if it means unknown"
-        for name in classes
-        if name in MISSING_WORDS or name.lower() == "unknown" or (minus and name == "-1")
-    ]
-    for column in encoder.named("category"):
-        where = f"texts in column {quoted(column.name)}"
-        notes += near_duplicate_notes(column.categories, where, "categories")
-        if column.name not in (*options.categorical, *options.keep):
-            notes += unit_note(column.name, column.categories)
-        for word in (word for word in column.categories if word in MISSING_WORDS):
-            where = f"{word!r} in column {quoted(column.name)}"
-            notes.append(f"{where} is read as a category; empty the cells if it means missing")
-    return tuple(notes)
+    def _refuse(self, table: Source, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:
+        if cell is None:
+            problem = f"column {quoted(name)} is empty; an edge needs two ends"
+            table.reject(row, problem, "empty-cell", hint="Fill it in or drop the edge.")
+        more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
+        problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
+        if 1 < unknown == cells:
+            problem += f"; nodes are called {shown([str(node) for node in self._index[:3]])}"
+            hint = "Pass {id} if their ids are in another column, or name another column of the edges."
+            table.reject(row, problem, code="unknown-node", value=cell, hint=hint, id=...)
+        hint = "Add the node, name another column, or drop such rows with {unknown_edges}."
+        table.reject(row, problem, code="unknown-node", value=cell, hint=hint, unknown_edges="drop")
+
+    def _hint(self, cell: object) -> str:
+        """Name the node whose id differs from a cell only in how it is written."""
+        plain = plain_form(cell)
+        close = next((node for node in self._index if plain_form(node) == plain), None)
+        if close is None:
+            return ""
+        return f"; it differs from the node {quoted(close)} {SPELLING}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import size
 from pairnorm.data.encoder import Column, Encoder
-from pairnorm.data.labels import PARTS
+from pairnorm.data.labels import PARTS, bin_codes, check_training
 from pairnorm.data.pack_nodes import NodeTable
 from pairnorm.data.packed import ROWS_PER_BATCH
 from pairnorm.data.profile import EMPTY_NOTE, Decision, NumberFormat, parse_dates, parse_numbers
@@ -119,17 +119,12 @@ class NodePacker(NodeTable):
                 training += np.bincount(classes[parts == 0], minlength=len(training))
                 classes.astype("<i4").tofile(labels)
                 parts.astype("i1").tofile(splits)
-        if self.options.split is not None and (training == 0).any():
-            name = self.classes[int((training == 0).argmax())]
-            problem = f"class {quoted(name)} has no training node"
-            hint = f"Mark one of its nodes 'train' in column {quoted(self.options.split)}."
-            raise PairNormError(problem, code="class-without-training", value=name, hint=hint)
+        if self.options.split is not None:
+            check_training(self.source, self.options.split, training, self.classes)
 
     def _class_codes(self, texts: NDArray[Any]) -> NDArray[np.int64]:
         if self.bins:
-            values = parse_numbers(texts, NumberFormat()).astype(np.float32)
-            bins = np.searchsorted(self.bins, values, side="right").astype(np.int64)
-            return np.where(np.isnan(values), -1, bins)
+            return bin_codes(parse_numbers(texts, NumberFormat()).astype(np.float32), self.bins)
         numbers = {name: number for number, name in enumerate(self.classes)}
         return _numbers_of(texts, {text: numbers[name] for text, name in self.class_of.items()})
 

@@ -8,27 +8,26 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
 from pairnorm.base.errors import PairNormError, quoted, whole_number
 from pairnorm.base.memory import BYTES_PER_CELL
+from pairnorm.data.columns import encoder_notes
 from pairnorm.data.encoder import EACH, Column, ColumnOptions, Encoder
-from pairnorm.data.labels import PARTS, bin_names, choose_classes, cut_points, numbers_first
-from pairnorm.data.names import near_duplicate_notes, repeated_rows_note
-from pairnorm.data.nodes import encoder_notes
-from pairnorm.data.packed import MOST_NODES, ROWS_PER_BATCH
-from pairnorm.data.profile import (
-    DROPPED_NAMES,
-    DURATIONS_NOTE,
-    ID_NAME,
-    ColumnProfile,
-    Decision,
-    date_note,
-    decide,
-    is_row_id,
+from pairnorm.data.labels import (
+    PARTS,
+    bin_names,
+    choose_classes,
+    cut_points,
+    numbers_first,
+    reject_bins,
+    reject_part,
 )
+from pairnorm.data.nodes import repeated_rows_note
+from pairnorm.data.packed import MOST_NODES, ROWS_PER_BATCH
+from pairnorm.data.profile import ColumnProfile, Decision, decide, decide_typed, near_duplicate_notes
 from pairnorm.data.queries import (
     DURATION,
     NUMERIC,
@@ -87,18 +86,15 @@ class NodeTable:
     def _name_nodes(self) -> list[Column]:
         """Number the nodes in the order of their rows, and find out what every column is."""
         source, options = self.source, self.options
-        options.check(source)
-        self.name = name = source.columns[0] if options.id is None else source.column("id", options.id)
+        self.name = name = options.check(source)
         self._reject_nested(source, name)
         self.tick("names", 0.0)
         self._number_names()
         self._check_names(source)
         self._split_columns()
-        named = (("label", options.label), ("split", options.split))
-        roles = dict.fromkeys(options.ignore, "ignored") | {name: "id"}
-        roles |= {column: role for role, column in named if column is not None}
+        roles = options.roles(name)
         columns = [
-            Column(column, roles[column], self._classes(source, column) if roles[column] == "label" else ())  # type: ignore[arg-type]
+            Column(column, roles[column], self._classes(source, column) if roles[column] == "label" else ())
             for column in source.columns
             if column in roles
         ]
@@ -157,7 +153,7 @@ class NodeTable:
         )
         self.table, self.sources = (
             f"read_parquet({path})",
-            [replace(source, open=None, load=partial(_read, copy))],
+            [replace(source, load=partial(_read, copy))],
         )
         self.base.run("DROP TABLE names")
         self._number_names()
@@ -169,7 +165,7 @@ class NodeTable:
         from pyarrow import parquet
 
         names = [name for name in self.source.columns if name != self.name]
-        if self.source.delimiter is None or len(names) < MAX_COLUMNS:
+        if self.source.text is None or len(names) < MAX_COLUMNS:
             return
         starts = range(0, len(names), COLUMNS_PER_PART)
         groups = [[self.name], *(names[start : start + COLUMNS_PER_PART] for start in starts)]
@@ -212,7 +208,7 @@ class NodeTable:
     def _classes(self, source: Source, column: str) -> tuple[str, ...]:
         options = self.options
         self._reject_nested(source, column)
-        self.numbered = source.delimiter is not None or self.kinds[column] != "VARCHAR"
+        self.numbered = source.text is not None or self.kinds[column] != "VARCHAR"
         if isinstance(options.classes, int):
             return self._binned_classes(source, column, options.classes)
         counts = self._texts(column, MAX_CLASSES + 1)
@@ -236,9 +232,7 @@ class NodeTable:
             f"count({as_text(column, self.kinds[column])}) FROM {self._tables([column])}"
         )
         if not known or known < filled:
-            problem = f"{source.name}: column {quoted(column)} holds no numbers, but classes is {classes}"
-            hint = "Leave it out: {classes}"
-            raise PairNormError(problem, code="not-a-number", value=column, hint=hint, classes=classes)
+            reject_bins(source, column, classes)
         self.bins = cut_points(cuts, low)
         self.classes = bin_names(self.bins)
         return self.classes
@@ -250,9 +244,7 @@ class NodeTable:
     def _check_split(self, source: Source, column: str) -> None:
         for text in self._texts(column, MAX_CLASSES):
             if text.lower() not in PARTS:
-                problem = f"{source.name}: {quoted(text)} in column {quoted(column)}"
-                expected = "'train', 'validation', 'test' or an empty cell"
-                raise PairNormError(problem, code="unknown-part", value=text, expected=expected)
+                reject_part(source, column, text)
 
     def _features(self, source: Source, names: Sequence[str]) -> Iterator[Column]:
         """Decide how to encode columns, by the rules of ``pairnorm.data.profile``."""
@@ -262,18 +254,10 @@ class NodeTable:
             self._reject_nested(source, name)
             named = "category" if name in options.categorical else None
             keep = name in options.keep
-            if named is None and (kind.startswith(NUMERIC) or name in plain):
-                if not keep and self._is_row_id(name):
-                    source.note_column(DROPPED_NAMES, name)
-                    yield Column(name, "ignored")
-                else:
-                    yield Column(name, "number")
-            elif named is None and kind == DURATION:
-                source.note_column(DURATIONS_NOTE, name)
-                yield Column(name, "number")
-            elif named is None and kind.startswith(("DATE", "TIMESTAMP")):
-                source.note_column(date_note(""), name)
-                yield Column(name, "date")
+            dtype = None if named else "number" if name in plain else _dtype(kind)
+            if dtype is not None:
+                count = None if keep else partial(self._counts, name)
+                yield Column(name, source.note(name, decide_typed(dtype, name, count)).kind)
             else:
                 counts = self._texts(name, MAX_SAMPLED_TEXTS)
                 decision = self._decide(source, name, counts, named, keep)
@@ -300,10 +284,8 @@ class NodeTable:
         ) -> NoReturn:
             raise PairNormError(f"{source.name}: {problem}", code=code, value=value, **fields)
 
-        decision = decide(profile, name, reject, decimal=self.options.decimal, kind=kind, keep=keep)
-        for note in decision.notes:
-            source.note_column(note, name)
-        return decision
+        settings: dict[str, Any] = {"decimal": self.options.decimal, "kind": kind, "keep": keep}
+        return source.note(name, decide(profile, name, reject, **settings))
 
     def _reject_nested(self, source: Source, name: str) -> None:
         """Refuse a column of lists, structures or bytes."""
@@ -318,14 +300,14 @@ class NodeTable:
                 ignore=[name],
             )
 
-    def _is_row_id(self, name: str) -> bool:
-        if not ID_NAME.search(name):
-            return False
-        ((filled, distinct, fractions),) = self.base.run(
+    def _counts(self, name: str) -> tuple[int, int, int]:
+        """Return the filled cells of a column of numbers, the distinct ones, and the fractions."""
+        (counts,) = self.base.run(
             "SELECT count(c), count(DISTINCT c), count(*) FILTER (c % 1 <> 0) "
             f"FROM (SELECT {self._number(name)} AS c FROM {self._tables([name])})"
         )
-        return is_row_id(name, filled, distinct, not fractions)
+        filled, distinct, fractions = counts
+        return filled, distinct, fractions
 
     def _plain_numbers(self, names: Sequence[str]) -> set[str]:
         """Return the columns of text whose cells are plain numbers, without leading zeros, or missing."""
@@ -344,6 +326,15 @@ class NodeTable:
                 [name for (name,) in self.base.run("SELECT name FROM names ORDER BY number")]
             )
         return (*self.source.all_notes(), *similar, *encoder_notes(encoder, self.classes, self.options))
+
+
+def _dtype(kind: str) -> Literal["number", "date", "duration"] | None:
+    """Return what a type of DuckDB is among ours, None for text."""
+    if kind == DURATION:
+        return "duration"
+    if kind.startswith(("DATE", "TIMESTAMP")):
+        return "date"
+    return "number" if kind.startswith(NUMERIC) else None
 
 
 def _read(path: Path) -> pandas.DataFrame:

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.data.encoder import Encoder
-from pairnorm.data.frames import existing
-from pairnorm.data.tables import readable
+from pairnorm.data.files import existing, readable
 
 FORMAT = 1
 FACTS = "graph.json"

@@ -19,13 +19,13 @@ from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.base.files import atomic_folder
 from pairnorm.base.memory import parse_memory
 from pairnorm.data.adjacency import EdgeCounts, first_of_run, merge_weights
-from pairnorm.data.edges import Ends, find_ends, note_unused_columns, without_header
-from pairnorm.data.encoder import READING_OPTIONS, ColumnOptions, Encoder
+from pairnorm.data.edges import Ends, find_ends, header_is_edge, note_unused_columns
+from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.pack_features import NodePacker
 from pairnorm.data.pack_nodes import Tick
 from pairnorm.data.packed import DTYPES, Facts, PackedGraph
 from pairnorm.data.queries import Database, File, Files, Table, as_id, as_number, sql_name, sql_row
-from pairnorm.data.tables import Source
+from pairnorm.data.tables import Source, without_header
 
 OPTIONS = (
     *("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "keep", "classes"),
@@ -78,16 +78,13 @@ def pack(
         hint = "Choose another folder, or remove it."
         raise PairNormError(problem, code="exists-already", value=str(place), hint=hint)
     options = ColumnOptions(**columns)
-    if options.split is not None and options.label is None:
-        problem = f"split is {quoted(options.split)} but label is not given"
-        raise PairNormError(problem, code="option-missing", hint="Name the column of the classes too.")
     with atomic_folder(place, ()) as draft, _workplace(draft, limit) as base:
         links = _Links.opened(base, edges, options)  # better now than when all nodes have been packed
         packer = NodePacker(base, draft, nodes, options, tick)
         features = packer.write(dtype, block)
         encoder = Encoder(
             tuple(packer.columns),
-            **{name: getattr(options, name) for name in READING_OPTIONS},
+            **options.reading_options(),
             bins=packer.bins,
         )
         notes = packer.notes(encoder)
@@ -170,11 +167,13 @@ class _EdgePacker:
 
     def _without_header(self, table: Source, ends: Ends, query: str) -> str:
         """Return a query that reads the first line as an edge where it names two nodes."""
-        if table.delimiter is not None and table.has_header:
-            names = f"SELECT count(*) FROM names WHERE name::VARCHAR IN {sql_row(ends[:2])}"
-            if self.base.run(names) == [(2,)] and not without_header(table, ends).has_header:
-                return query.replace("header=true", "header=false", 1)
-        return query
+        names = f"SELECT count(*) FROM names WHERE name::VARCHAR IN {sql_row(ends[:2])}"
+        if table.text is None or not table.has_header or self.base.run(names) != [(2,)]:
+            return query
+        if not header_is_edge(table, ends):
+            return query
+        without_header(table, "an edge", table.columns)
+        return query.replace("header=true", "header=false", 1)
 
     def _reject_end(self, table: Source, query: str, column: str, end: str, lost: int) -> None:
         cell = sql_name(column)

@@ -7,6 +7,7 @@ by ``GROUP BY``. ``decide`` returns how to encode the column, with the notes to 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import quoted
+from pairnorm.data.files import is_padded
 
 # Words that mean a missing value among numbers. In a column of text only an empty cell is missing.
 MISSING_WORDS = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?", "—", "–", "-", "#N/A")
@@ -40,11 +42,15 @@ COMMA_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", re.ASCII)
 COMMA_DECIMAL = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?", re.ASCII)
 POINT_THOUSANDS = re.compile(r"[+-]?\d{1,3}(\.\d{3})*", re.ASCII)
 WHOLE = re.compile("[0-9]+")
-PADDED = re.compile("0[0-9]+")
 LETTER = re.compile(r"[^\W\d_]")
 WITH_UNIT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*\s?([^\w\s]|[^\W\d_]{1,3})?")
 # A column without a name is the index that pandas writes, which pandas names "Unnamed: 0" when it reads it.
 ID_NAME = re.compile(r"(^|_| )id$|^$|^Unnamed: \d+$", re.IGNORECASE)
+
+LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+# What becomes of whole numbers where a column of floats is written as text.
+FINAL_ZERO = re.compile(r"([+-]?\d+)\.0")
+SPELLING = "only in case, spaces, leading zeros, a final .0 or Unicode form"
 
 ISO, MONTH_FIRST, DAY_FIRST = "ISO8601", "%m/%d/%Y", "%d/%m/%Y"
 DATE_PATTERNS = {
@@ -58,12 +64,12 @@ DATE_PATTERNS = {
 NOT_A_MONTH = re.compile(r"(1[3-9]|[23]\d)/", re.ASCII)
 DATE_ORDERS = {MONTH_FIRST: ", month first", DAY_FIRST: ", day first"}
 
-DROPPED_NAMES = "left out, because nearly all cells differ; --keep (in Python, keep=) takes it in"
+KEEP_NOTE = "--keep (in Python, keep=) takes it in"
+DROPPED_NAMES = f"left out, because nearly all cells differ; {KEEP_NOTE}"
 CODES_NOTE = (
     "whole numbers with leading zeros are codes, read as categories; write them without if they are numbers"
 )
 EMPTY_NOTE = "empty throughout"
-DURATIONS_NOTE = "durations are read as days"
 
 Reject = Callable[..., NoReturn]
 
@@ -166,14 +172,8 @@ class ColumnProfile:
     @cached_property
     def is_codes(self) -> bool:
         """Whether all cells are whole numbers, some with leading zeros, as postcodes are."""
-        if self.others:
-            return False
-        padded = False
-        for text in self.texts[~self.is_missing]:
-            if not WHOLE.fullmatch(text):
-                return False
-            padded = padded or PADDED.fullmatch(text) is not None
-        return padded
+        texts = self.texts[~self.is_missing]
+        return not self.others and all(map(WHOLE.fullmatch, texts)) and any(map(is_padded, texts))
 
     @cached_property
     def is_names(self) -> bool:
@@ -276,13 +276,14 @@ def decide(
                     categorical=[name],
                 )
     if kind in (None, "date") and (dates := profile.date_format(form)):
-        return Decision("date", dates=dates, notes=(date_note(dates),))
+        return Decision("date", dates=dates, notes=(_date_note(dates),))
     free = kind is None and not keep
     if free and profile.is_names:
         return Decision("ignored", notes=(DROPPED_NAMES,))
     if free and profile.distinct > MAX_CATEGORIES:
         if profile.filled < 2 * profile.distinct:
-            return Decision("ignored", notes=(_dropped_texts(profile.distinct),))
+            note = f"left out, because it holds {profile.distinct:,} different texts; {KEEP_NOTE}"
+            return Decision("ignored", notes=(note,))
         reject(
             None,
             f"column {column} holds {profile.distinct:,} different texts",
@@ -296,13 +297,26 @@ def decide(
     return Decision("category", notes=(CODES_NOTE,) if kind is None and profile.is_codes else ())
 
 
-def date_note(form: str) -> str:
-    """Return the note on dates, with their order where it had to be guessed."""
+def decide_typed(
+    dtype: Literal["number", "date", "duration"],
+    name: str,
+    count: Callable[[], tuple[int, int, int]] | None = None,
+) -> Decision:
+    """Decide how to encode a column that a file or frame types as numbers, dates or durations.
+
+    ``count`` returns the filled cells, the distinct ones and the fractions: a column that is named id, and
+    has different whole numbers, is an index. Without ``count``, the user keeps the column.
+    """
+    if dtype == "number" and count is not None and ID_NAME.search(name):
+        filled, distinct, fractions = count()
+        if filled >= MIN_NAMES and filled == distinct and not fractions:
+            return Decision("ignored", notes=(DROPPED_NAMES,))
+    notes = {"date": (_date_note(""),), "duration": ("durations are read as days",)}.get(dtype, ())
+    return Decision("date" if dtype == "date" else "number", notes=notes)
+
+
+def _date_note(form: str) -> str:
     return f"dates{DATE_ORDERS.get(form, '')} are read as days since 1970-01-01"
-
-
-def _dropped_texts(distinct: int) -> str:
-    return f"left out, because it holds {distinct:,} different texts; --keep (in Python, keep=) takes it in"
 
 
 def _number_notes(profile: ColumnProfile, numbers: NumberFormat, decimal: str | None) -> tuple[str, ...]:
@@ -391,11 +405,6 @@ def to_days(moments: Any) -> NDArray[np.float64]:
     return days
 
 
-def is_row_id(name: str, filled: int, distinct: int, all_whole: bool) -> bool:
-    """Return whether a column of numbers is an index: named id, whole numbers, all different."""
-    return bool(ID_NAME.search(name)) and filled >= MIN_NAMES and filled == distinct and all_whole
-
-
 def unit_note(name: str, categories: Sequence[str]) -> list[str]:
     """Return a note where many categories are numbers with a unit, as ``'12 kg'``."""
     texts = [word for word in categories if WITH_UNIT.fullmatch(word) and not word.isdecimal()]
@@ -403,3 +412,36 @@ def unit_note(name: str, categories: Sequence[str]) -> list[str]:
         return []
     where = f"{len(categories):,} texts in column {quoted(name)} are read as categories"
     return [f"{where}, though they look like numbers, as {quoted(texts[0])}; write plain numbers if they are"]
+
+
+def plain_form(name: object) -> str:
+    """Return what is left of a name without case, spaces, leading zeros, a final .0 and forms of Unicode.
+
+    >>> plain_form("Straße  7") == plain_form("STRASSE 07"), plain_form("7.0") == plain_form("7")
+    (True, True)
+    """
+    text = str(name)
+    if not text.isascii():  # most are, and names may be many
+        text = unicodedata.normalize("NFKC", text)
+    text = " ".join(text.casefold().split())
+    if "0" not in text:
+        return text
+    whole = FINAL_ZERO.fullmatch(text)
+    return LEADING_ZEROS.sub("", whole[1] if whole else text)
+
+
+def near_duplicate_notes(
+    names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "nodes"
+) -> list[str]:
+    """Return a note where different names have nearly the same spelling."""
+    if isinstance(names, np.ndarray) and names.dtype != object:
+        return []
+    seen: dict[str, str] = {}
+    pairs = [(other, name) for name in names if (other := seen.setdefault(plain_form(name), name)) != name]
+    if not pairs:
+        return []
+    first, second = map(quoted, pairs[0])
+    return [
+        f"{len(pairs):,} {what} differ from another {SPELLING}, as {first} and {second}; "
+        f"they are different {are}"
+    ]

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
+from pairnorm.data.files import kind_of, readable
 from pairnorm.data.frames import FRAMES
 from pairnorm.data.profile import DASHES, MISSING_WORDS
-from pairnorm.data.readers import kind_of, open_table
-from pairnorm.data.tables import Source, readable
+from pairnorm.data.tables import Source, open_table
 
 WHOLE = (
     "TINYINT",
@@ -103,12 +103,12 @@ class Database:
         limit = MemoryLimit(None, self.memory // MAX_LINE_SHARE)
         source, *others = opened = [open_table(path, delimiter, role=role, memory=limit) for path in paths]
         for other in others:
-            if (other.columns, other.delimiter) != (source.columns, source.delimiter):
+            if other.columns != source.columns or _delimiter(other) != _delimiter(source):
                 problem = f"{other.name}: its columns are not those of {source.name}"
                 raise PairNormError(problem, code="unlike-columns", value=other.name)
         listed = sql_list([str(path) for path in self._converted(opened, paths)])
         durations: dict[str, str] = {}
-        if source.delimiter is None:
+        if source.text is None:
             table = f"read_parquet({listed})"
             if durations := _durations(paths):
                 days = (f"{sql_name(name)} / {UNITS_PER_DAY[unit]}.0" for name, unit in durations.items())
@@ -120,7 +120,7 @@ class Database:
             columns = ", ".join(f"{sql_text(name)}: 'VARCHAR'" for name in source.columns)
             header = str(source.has_header).lower()
             table = (
-                f"read_csv({listed}, delim={sql_text(source.delimiter)}, header={header}, quote='\"', "
+                f"read_csv({listed}, delim={sql_text(source.text.delimiter)}, header={header}, quote='\"', "
                 f"escape='\"', auto_detect=false, columns={{{columns}}}, max_line_size=16777216)"
             )
         kinds = {name: kind for name, kind, *_ in self.run(f"DESCRIBE SELECT * FROM {table}")}
@@ -135,14 +135,17 @@ class Database:
 
     def _converted(self, sources: Sequence[Source], paths: Sequence[Path]) -> Sequence[Path]:
         """Copy edge lists that DuckDB cannot read: separated by spaces, with comments."""
-        if not any(source.is_converted for source in sources):
-            return paths
-        copies = []
+        copies = list(paths)
         for number, source in enumerate(sources):
-            copies.append(self.folder / f"edges-{number}.tsv")
-            with source.characters() as text, open(copies[-1], "w", encoding="utf-8") as copy:
-                copy.writelines(line for line in text if line.strip())
+            if source.text is not None and source.text.is_converted:
+                copies[number] = self.folder / f"edges-{number}.tsv"
+                with source.text.characters() as text, open(copies[number], "w", encoding="utf-8") as copy:
+                    copy.writelines(line for line in text if line.strip())
         return copies
+
+
+def _delimiter(source: Source) -> str | None:
+    return None if source.text is None else source.text.delimiter
 
 
 def _check_kind(path: Path) -> None:

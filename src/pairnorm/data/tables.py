@@ -1,54 +1,65 @@
-"""Tables of a user: their rows, their cells as text, numbers or dates, and where a cell is."""
+"""Tables of a user: open them, read their rows, take their cells as text or numbers, say where a cell is."""
 
 from __future__ import annotations
 
-import csv
-import re
+import codecs
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
-from io import TextIOWrapper
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from functools import partial
+from io import BytesIO
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
-from pairnorm.base.errors import PairNormError, closest, quoted
-from pairnorm.data.profile import (
-    DURATIONS_NOTE,
-    PADDED,
-    ColumnProfile,
-    Decision,
-    date_note,
-    decide,
-    parse_numbers,
-    to_days,
+from pairnorm.base.errors import PairNormError, closest, one_of, quoted
+from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, NO_LIMIT, MemoryLimit
+from pairnorm.data.files import (
+    COMPRESSED,
+    STDIN,
+    Given,
+    Open,
+    TextFile,
+    check_encoding,
+    empty_file,
+    existing,
+    find_encoding,
+    find_files,
+    is_edge_list,
+    kind_of,
+    load_library,
+    open_edge_list,
+    open_plain,
+    read_stdin,
+    readable,
+    shown,
 )
-
-if TYPE_CHECKING:
-    import pandas
+from pairnorm.data.frames import FRAMES, as_seekable, columns_of, read_frame, run_query
+from pairnorm.data.profile import ColumnProfile, Decision, decide, decide_typed, parse_numbers, to_days
 
 ROWS_PER_BLOCK = 1_000_000
 NOT_A_CELL = (bytes, list, dict, set, np.ndarray)
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
+TABLES = (*DELIMITERS, *FRAMES)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from, and how to tell a person about one of them.
+    """A table: where its rows come from, what was odd about them, and how to tell a person about one.
 
     Args:
         name: what to call it in messages, e.g. ``'nodes.csv'``.
         columns: the names of its columns.
         frame: its rows; None for a file that is read when they are needed.
+        text: the text file that it is read from.
         load: gives the rows of a file that is no text.
-        open: gives the bytes of a text file from the beginning.
-        delimiter: what separates the cells of a text file.
-        encoding: of a text file.
         decimal: the decimal point, where the user named it.
-        has_header: whether the first line of a text file names the columns.
-        is_converted: whether ``open`` gives other bytes than the file has: tabs for spaces, no comments.
         notes: what was odd, a sentence each; grows while the rows are read.
         parts: the tables that it was put together from, and of each row the number of its table and its row.
     """
@@ -56,43 +67,24 @@ class Source:
     name: str
     columns: tuple[str, ...]
     frame: pandas.DataFrame | None = None
-    open: Callable[[], IO[bytes]] | None = None
+    text: TextFile | None = None
     load: Callable[[], pandas.DataFrame] | None = None
-    delimiter: str | None = None
-    encoding: str = "utf-8"
     decimal: str | None = None
-    has_header: bool = True
-    is_converted: bool = False
     notes: list[str] = field(default_factory=list, compare=False)
     parts: tuple[Sequence[Source], NDArray[np.int64]] | None = None
     _column_notes: dict[str, list[str]] = field(default_factory=dict, compare=False)
 
-    @contextmanager
-    def characters(self, errors: str = "strict") -> Iterator[IO[str]]:
-        """Open a text file."""
-        assert self.open is not None
-        with self.open() as file:
-            yield TextIOWrapper(file, self.encoding, errors, newline="")
-
-    @contextmanager
-    def lines(self, errors: str = "strict") -> Iterator[Any]:
-        """Give the csv reader of a text file, for cells of any length."""
-        with long_cells(), self.characters(errors) as file:
-            yield csv.reader(file, delimiter=self.delimiter or ",", skipinitialspace=True)
+    @property
+    def has_header(self) -> bool:
+        """Whether columns have names: a text file may have no header."""
+        return self.text is None or self.text.has_header
 
     def padded(self) -> list[str]:
         """Return the columns of a text file in which whole numbers have leading zeros, to be read as text."""
-        if self.open is None:
+        if self.text is None:
             return []
-        around = rf'[^{re.escape(self.delimiter or ",")}"\s]'
-        cell = re.compile(rf"0[0-9](?<!{around}0[0-9])[0-9]*(?!{around})")
-        with readable(self.name), self.characters() as file:
-            if not any(map(cell.search, file)):  # much faster than by column
-                return []
-        with readable(self.name), self.lines() as lines:
-            columns = {
-                place for cells in lines for place, text in enumerate(cells) if PADDED.fullmatch(text.strip())
-            }
+        with readable(self.name):
+            columns = self.text.padded_columns()
         return [name for place, name in enumerate(self.columns) if place in columns]
 
     def note_column(self, note: str, name: str) -> None:
@@ -107,31 +99,21 @@ class Source:
             f"{'column' if len(names) == 1 else 'columns'} {shown(names)} of {self.name}: {note}"
             for note, names in self._column_notes.items()
         )
-        return [*self.notes, *on_columns]
+        return [*dict.fromkeys(self.notes), *on_columns]
 
     def column(self, option: str, name: str) -> str:
         """Return ``name`` if there is such a column, else raise an error that suggests the closest one."""
         if name in self.columns:
             return name
-        problem = (
-            f"{self.name}: there is no column {quoted(name)} ({option}); it has {shown(self.columns, 10)}"
-        )
+        problem = f"{self.name}: there is no column {quoted(name)} ({option}); it has "
+        problem += shown(self.columns, 10)
         raise PairNormError(problem, code="unknown-column", value=name, hint=closest(name, self.columns))
 
     def line(self, row: int) -> str:
         """Say where a row is: ``'line 7'`` of a text file (its header is line 1), ``'row 7'`` of others."""
-        if self.open is None:
+        if self.text is None or self.frame is not None:
             return f"row {row + 1:,}"
-        # Counted only when something is wrong, for blank lines and quoted line breaks make it slow work.
-        with self.lines(errors="replace") as reader:
-            seen, start = -self.has_header, 1
-            for cells in reader:
-                if len(cells) > 1 or any(cell.strip() for cell in cells):
-                    if seen == row:
-                        break
-                    seen += 1
-                start = reader.line_num + 1
-        return f"line {start:,}"
+        return f"line {self.text.line_of(row):,}"
 
     def place(self, row: int) -> str:
         """Say in which table a row is, and where."""
@@ -142,14 +124,13 @@ class Source:
         table: Source = tables[number]
         return table.place(row)
 
-    def reject(self, row: int, problem: str, code: str, **fields: Any) -> NoReturn:
-        """Raise an error about one row; ``fields`` are those of ``PairNormError``."""
-        raise PairNormError(f"{self.place(row)}: {problem}", code=code, **fields)
+    def reject(self, row: int | None, problem: str, code: str, **fields: Any) -> NoReturn:
+        """Raise an error about one row, or None for all; ``fields`` are those of ``PairNormError``."""
+        place = self.name if row is None else self.place(row)
+        raise PairNormError(f"{place}: {problem}", code=code, **fields)
 
-    def text(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.object_]:
+    def texts(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.object_]:
         """Return cells as stripped strings, None where empty; whole numbers are written without a point."""
-        import pandas
-
         if isinstance(column.dtype, pandas.CategoricalDtype) and column.cat.categories.dtype.kind == "f":
             column = column.astype(np.float64)
         if isinstance(column.dtype, pandas.StringDtype):
@@ -165,71 +146,65 @@ class Source:
         values[values == ""] = None
         return values
 
-    def native_values(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[Any] | None:
-        """Return numbers, or durations and dates as days, of a column typed as such; None for others."""
-        import pandas
-
+    def typed(
+        self, name: str, column: pandas.Series, first: int = 0
+    ) -> tuple[Literal["number", "date", "duration"], NDArray[Any]] | None:
+        """Return the type of a column that is no text, and its values, dates and durations as days."""
         types = pandas.api.types
         if types.is_complex_dtype(column.dtype):
             self._reject_kind(first, name, 1j)
         if types.is_numeric_dtype(column.dtype):
-            return column.to_numpy(dtype=np.float64, na_value=np.nan)
+            return "number", column.to_numpy(dtype=np.float64, na_value=np.nan)
         if types.is_datetime64_any_dtype(column.dtype):
-            self.note_column(date_note(""), name)
-            return to_days(column)
+            return "date", to_days(column)
         kind = types.infer_dtype(column)
         if kind.startswith("timedelta"):
-            self.note_column(DURATIONS_NOTE, name)
-            days: NDArray[Any] = pandas.to_timedelta(column).to_numpy() / np.timedelta64(1, "D")
-            return days
+            return "duration", pandas.to_timedelta(column).to_numpy() / np.timedelta64(1, "D")
         filled = column.dropna()
         if kind == "complex" or any(isinstance(cell, complex) for cell in filled):
             self._reject_kind(first, name, 1j)
         if len(filled) and column.dtype == object and all(isinstance(cell, date) for cell in filled):
             with readable(f"{self.name}, column {quoted(name)}"):
-                moments = pandas.to_datetime(column, utc=True).astype("datetime64[us, UTC]")
-            self.note_column(date_note(""), name)
-            return to_days(moments)
+                return "date", to_days(pandas.to_datetime(column, utc=True).astype("datetime64[us, UTC]"))
         return None
 
-    def profile(self, name: str, column: pandas.Series, first: int = 0) -> _Profiled:
-        """Return the profile of a column, and for every cell the place of its text in it, -1 where empty."""
-        import pandas
-
-        codes, texts = pandas.factorize(self.text(name, column, first))
+    def profile(self, name: str, column: pandas.Series, first: int = 0) -> CodedColumn:
+        """Return the profile of a column, and for every cell the position of its text in it."""
+        codes, texts = pandas.factorize(self.texts(name, column, first))
         counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-        return _Profiled(ColumnProfile(np.asarray(texts, dtype=object), counts), codes)
+        return CodedColumn(ColumnProfile(np.asarray(texts, dtype=object), counts), codes)
 
-    def decide(self, name: str, profiled: _Profiled, first: int = 0, **settings: Any) -> Decision:
-        """Decide how to encode a column, note it, or refuse it with the line of the cell in question."""
+    def decide(self, name: str, coded: CodedColumn, first: int = 0, **settings: Any) -> Decision:
+        """Decide how to encode a column of text, note it, or refuse it with the line of the cell."""
 
         def reject(
             text: str | None, problem: str, code: str, value: object = name, **fields: Any
         ) -> NoReturn:
-            if text is None:
-                raise PairNormError(f"{self.name}: {problem}", code=code, value=value, **fields)
-            where = int(np.flatnonzero(profiled.profile.texts == text)[0])
-            places = np.flatnonzero(profiled.codes == where)
-            self.reject(first + int(places[0]), problem, code=code, value=value, **fields)
+            row = None
+            if text is not None:
+                row = first + int((coded.codes == np.flatnonzero(coded.profile.texts == text)[0]).argmax())
+            self.reject(row, problem, code=code, value=value, **fields)
 
-        decision = decide(profiled.profile, name, reject, decimal=self.decimal, **settings)
+        return self.note(name, decide(coded.profile, name, reject, decimal=self.decimal, **settings))
+
+    def note(self, name: str, decision: Decision) -> Decision:
+        """Note what was decided about a column."""
         for note in decision.notes:
             self.note_column(note, name)
         return decision
 
     def numbers(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.float32] | None:
         """Return a column of numbers or booleans, NaN where empty, or None if it holds texts or dates."""
-        import pandas
-
         if pandas.api.types.is_datetime64_any_dtype(column.dtype):
             return None
-        values = self.native_values(name, column, first)
-        if values is None:
-            profiled = self.profile(name, column, first)
-            decision = self.decide(name, profiled, first, kind="number")
-            if decision.kind != "number":
-                return None
-            values = profiled.values(parse_numbers(profiled.profile.texts, decision.numbers))
+        if typed := self.typed(name, column, first):
+            self.note(name, decide_typed(typed[0], name))
+            return self.to_float32(name, typed[1], first)
+        coded = self.profile(name, column, first)
+        decision = self.decide(name, coded, first, kind="number")
+        if decision.kind != "number":
+            return None
+        values = coded.values(parse_numbers(coded.profile.texts, decision.numbers))
         return self.to_float32(name, values, first)
 
     def to_float32(self, name: str, values: NDArray[Any], first: int = 0) -> NDArray[np.float32]:
@@ -251,7 +226,7 @@ class Source:
         self.reject(row, problem, code="not-a-cell", value=name, expected=expected, hint=hint, ignore=[name])
 
 
-class _Profiled(NamedTuple):
+class CodedColumn(NamedTuple):
     """A profile, and for every cell the index of its text, -1 where it is empty."""
 
     profile: ColumnProfile
@@ -262,57 +237,173 @@ class _Profiled(NamedTuple):
         return np.append(per_text, np.nan)[self.codes]
 
 
-def reject_dates(place: str, name: str, form: str) -> NoReturn:
-    """Raise an error about dates whose day and month stand in another order than a model knows."""
-    problem = f"{place}: the dates in column {quoted(name)} are not written as the model knows them"
-    expected = f"{'day' if form.startswith('%d') else 'month'} first ({form})"
-    hint = "Write them so, or fit again."
-    raise PairNormError(problem, code="other-dates", value=name, expected=expected, hint=hint)
-
-
 def _written(value: Any) -> str:
     """Write a cell; a whole number as one, as ``queries.as_text`` does."""
     whole = isinstance(value, float | np.floating) and value.is_integer() and abs(float(value)) < 1e18
     return str(int(value) if whole else value)
 
 
-@contextmanager
-def long_cells() -> Iterator[None]:
-    """Let ``csv`` take cells of any length; its limit is global, so it is put back."""
-    limit = csv.field_size_limit(2**31 - 1)
+def open_tables(
+    role: str, given: Given, *, database: str | None = None, memory: MemoryLimit = NO_LIMIT, **text: Any
+) -> list[Source]:
+    """Look at the head of each of some tables of one ``role``: nodes, edges or features.
+
+    They are files, patterns, ``'-'``, or queries; options of ``text`` are those of ``open_table``.
+    """
+    if text.get("decimal") is not None:
+        one_of("decimal", text["decimal"], (".", ","))
+    if text.get("encoding") is not None:
+        check_encoding(text["encoding"])
+    several = [given] if isinstance(given, str | PathLike) else list(given)
+    if database is not None:
+        name = f"the query for {role}"
+        frames = [run_query(name, database, fspath(query), memory) for query in several]
+        return [Source(name, tuple(frame.columns), frame) for frame in frames]
+    sources = []
+    for place in find_files(several):
+        if place == STDIN:
+            name = "the standard input"
+            kind, data = read_stdin(name, role, memory)
+            sources.append(_open(name, kind, partial(BytesIO, data), role=role, memory=memory, **text))
+        else:
+            sources.append(open_table(place, role=role, memory=memory, **text))
+    return sources
+
+
+def open_table(
+    path: Path,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+    role: str = "nodes",
+    memory: MemoryLimit = NO_LIMIT,
+) -> Source:
+    """Look at the head of one file; options are as for ``Graph.from_files``."""
+    book, _, sheet = str(path).rpartition("#")
+    if book.lower().endswith(".xlsx") and not path.exists():
+        opened = partial(open_plain, existing(Path(book)))
+        return _open(path.name, ".xlsx", opened, delimiter, encoding, decimal, f"#{sheet}", memory)
+    if existing(path).stat().st_size == 0:
+        raise empty_file(path.name)
+    kind, compression = kind_of(path), path.suffix.lower()
+    if compression not in COMPRESSED and kind not in FRAMES:
+        count = path.stat().st_size
+        memory.check(path.name, count * BYTES_PER_TEXT_BYTE, f"a text of {count:,} bytes")
+    opened = partial(COMPRESSED.get(compression, open_plain), path)
+    return _open(path.name, kind, opened, delimiter, encoding, decimal, role, memory)
+
+
+def _open(
+    name: str,
+    kind: str,
+    opened: Open,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
+    role: str = "nodes",
+    memory: MemoryLimit = NO_LIMIT,
+) -> Source:
+    if kind == ".parquet":  # may be large, and names its columns first
+        with readable(name), opened() as file:
+            parquet = load_library("pyarrow.parquet", "Parquet")
+            columns = columns_of(name, parquet.read_schema(as_seekable(name, file, memory)).names)
+        load = partial(read_frame, name, kind, opened, role, memory)
+        return Source(name, columns, load=lambda: load()[0], decimal=decimal)
+    if kind in FRAMES:
+        frame, notes = read_frame(name, kind, opened, role, memory)
+        return Source(name, columns_of(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
+    sign = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
+    if len(sign) != 1:
+        problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
+        raise PairNormError(problem, code="out-of-range", value=sign, expected=expected)
+    text, notes = _open_text(
+        name,
+        partial(_limited, name, opened, memory, sign),
+        sign,
+        encoding,
+        may_be_list=role == "edges" and delimiter is None,
+    )
+    with readable(name), text.rows() as rows:
+        titles = ([cell.strip() for cell in cells] for cells in rows)
+        header: list[str] = next(filter(any, titles), [])
+    if not header:
+        raise empty_file(name)
+    other = next((one for one in (",", ";", "\t", "|") if one != text.delimiter and one in header[0]), None)
+    if len(header) == 1 and other and delimiter is None:
+        result = _open(name, kind, opened, other, encoding, decimal, role, memory)
+        note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
+        return replace(result, notes=[*result.notes, note])
+    if len(header) == 1 and other:
+        problem = (
+            f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not by {sign!r}?"
+        )
+        hint = "Pass {delimiter}."
+        raise PairNormError(problem, code="wrong-delimiter", value=sign, hint=hint, delimiter=other)
+    is_repeated = len({*header}) < len(header)
+    if is_repeated and (
+        role == "edges" or any(header.count(title) > 1 for title in filter(_is_number, header))
+    ):
+        source = Source(name, tuple(header), text=text, decimal=decimal, notes=notes)
+        return without_header(source, "an edge" if role == "edges" else "a node", [])
+    return Source(name, columns_of(name, header), text=text, decimal=decimal, notes=notes)
+
+
+def _is_number(text: str) -> bool:
     try:
-        yield
-    finally:
-        csv.field_size_limit(limit)
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
-def shown(names: Sequence[str], most: int = 3) -> str:
-    """Return the first few names, quoted."""
-    return ", ".join(map(quoted, names[:most])) + (", …" if len(names) > most else "")
+def without_header(source: Source, what: str, named: Sequence[str]) -> Source:
+    """Return a text table whose first line is a row; its columns are numbered, unless the user names them."""
+    assert source.text is not None
+    source.notes.append(f"line 1 of {source.name} is {what}, not a header")
+    columns = (title if title in named else f"column {n + 1}" for n, title in enumerate(source.columns))
+    return replace(source, columns=tuple(columns), text=replace(source.text, has_header=False))
+
+
+def _limited(name: str, opened: Open, memory: MemoryLimit, delimiter: str) -> Any:
+    return memory.stream(name, opened(), delimiter)
+
+
+def _open_text(
+    name: str, opened: Open, delimiter: str, encoding: str | None, may_be_list: bool
+) -> tuple[TextFile, list[str]]:
+    """Find the encoding of a text, and whether it is an edge list separated by spaces."""
+    with readable(name):
+        if encoding is None:
+            encoding, notes = find_encoding(name, opened)
+        else:  # with or without a byte order mark
+            is_utf8, notes = codecs.lookup(encoding).name == "utf-8", []
+            encoding = "utf-8-sig" if is_utf8 else encoding
+        if not (may_be_list and is_edge_list(opened, encoding)):
+            return TextFile(opened, delimiter, encoding), notes
+    notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
+    return TextFile(partial(open_edge_list, opened, encoding), "\t", is_converted=True), notes
 
 
 def read_blocks(
     source: Source, text: Sequence[str] = (), rows: int | None = ROWS_PER_BLOCK
 ) -> Iterator[pandas.DataFrame]:
     """Read a table block by block, or whole where ``rows`` is None; columns of ``text`` stay so."""
-    if source.open is not None:
+    frame = source.load() if source.load is not None else source.frame
+    if frame is None:
         yield from _read_text(source, text, rows)
         return
-    frame = source.load() if source.load is not None else source.frame
-    assert frame is not None
     step = rows or max(len(frame), 1)
     yield from (frame.iloc[start : start + step] for start in range(0, max(len(frame), 1), step))
 
 
 def _read_text(source: Source, text: Sequence[str], rows: int | None) -> Iterator[pandas.DataFrame]:
-    import pandas
-
-    with readable(source.name), warnings.catch_warnings(), source.characters() as file:
+    assert source.text is not None
+    with readable(source.name), warnings.catch_warnings(), source.text.characters() as file:
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         whole_or_blocks = pandas.read_csv(
             file,
-            sep=source.delimiter,
-            header=0 if source.has_header else None,
+            sep=source.text.delimiter,
+            header=0 if source.text.has_header else None,
             names=list(source.columns),
             index_col=False,
             dtype=dict.fromkeys(text, str),
@@ -327,31 +418,3 @@ def _read_text(source: Source, text: Sequence[str], rows: int | None) -> Iterato
         else:
             with whole_or_blocks:
                 yield from whole_or_blocks
-
-
-@contextmanager
-def readable(name: str) -> Iterator[None]:
-    """Turn whatever a reader throws at a broken file into an error that names the file."""
-    try:
-        yield
-    except PairNormError as error:
-        raise error.within(name) from error
-    except MemoryError as error:
-        problem = f"{name}: it asks for more memory than there is ({quoted(str(error))})"
-        raise PairNormError(problem, code="too-large") from error
-    except UnicodeDecodeError as error:
-        problem = f"{name}: byte {error.start} is not {error.encoding.upper()}"
-        raise PairNormError(
-            problem, code="wrong-encoding", hint="Name the encoding of the file: {encoding}", encoding=...
-        ) from error
-    except Exception as error:
-        problem = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
-        hint = ""
-        if fields := re.match(r"Expected (\d+) fields in line (\d+), saw (\d+)", problem):
-            expected, line, cells = fields.groups()
-            problem = f"line {line} has {cells} cells, expected {expected}"
-            hint = "Quote a cell that holds a delimiter."
-        elif problem.startswith("Length of header"):
-            problem, hint = "its rows have more cells than its header", "Give every column a name."
-        problem = problem[:300] or type(error).__name__
-        raise PairNormError(f"{name}: {problem}", code="file-damaged", hint=hint) from error
