@@ -10,10 +10,9 @@ from torch.nn.functional import silu
 
 from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.layers import Features, GCNConvolution, GCNIIConvolution, Linear, Propagation
-from pairnorm.nn.models import DeepModel
+from pairnorm.nn.models import DeepModel, first
 from pairnorm.nn.norms.standardize import LayerNorm
 from pairnorm.nn.ops.dropout import dropout
-from pairnorm.nn.ops.kernels import disable_dynamo
 from pairnorm.nn.propagate import Normalization
 from pairnorm.nn.sparse import SparseMatrix
 
@@ -25,25 +24,10 @@ class _DeepArchitecture(DeepModel):
         self, in_channels: int, out_channels: int, num_layers: int, hidden_channels: int, dropout: float,
         adjacency: Normalization, num_models: int | None,
     ) -> None:  # fmt: skip
-        super().__init__(in_channels, out_channels, num_layers, None, 1.0, dropout, adjacency, num_models)
+        super().__init__(in_channels, out_channels, num_layers, dropout, adjacency, num_models)
         whole_number("hidden_channels", hidden_channels, least=1)
         self.first = Linear(in_channels, hidden_channels, num_models or 1)
         self.last = Linear(hidden_channels, out_channels, num_models or 1)
-
-    def _feature_keys(self, keys: Tensor | None, adjacency: SparseMatrix) -> list[Tensor | None]:
-        pairs = self._keys(keys, self.num_keys, adjacency.values.device)
-        return [None if pair is None else pair[0] for pair in pairs]
-
-    @disable_dynamo
-    def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
-        """Return logits; arguments as for ``GCN``."""
-        return self._logits(self.hidden_and_logits(x, adjacency, keys)[1])
-
-    def hidden_and_logits(
-        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the last state before the logits, ``[nodes, models, ...]``, and the logits."""
-        raise NotImplementedError
 
 
 class GCNII(_DeepArchitecture):
@@ -81,6 +65,7 @@ class GCNII(_DeepArchitecture):
         super().__init__(
             in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
         )
+        self.num_keys = num_layers + 2
         self.alpha = real_number("alpha", alpha, least=0, most=1)
         self.theta = real_number("theta", theta, above=0)
         shares = [math.log(self.theta / layer + 1) for layer in range(1, num_layers + 1)]
@@ -89,17 +74,10 @@ class GCNII(_DeepArchitecture):
         )
         self.reset_parameters()
 
-    @property
-    def num_keys(self) -> int:
-        """How many pairs of dropout keys ``forward`` takes."""
-        return self.num_layers + 2
-
-    def hidden_and_logits(
-        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
+    def _compute(
+        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        """Return the last state, ``[nodes, models, hidden]``, and the logits it gives."""
-        x, adjacency = self._prepare(x, adjacency)
-        before, *between, after = self._feature_keys(keys, adjacency)
+        before, *between, after = map(first, keys)
         h = initial = self.first(x, self.dropout, before).relu()
         for convolution, layer_keys in zip(self.convolutions, between, strict=True):
             h = h if layer_keys is None else dropout(h, self.dropout, layer_keys)
@@ -136,22 +114,16 @@ class APPNP(_DeepArchitecture):
         super().__init__(
             in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
         )
+        self.num_keys = 2
         self.alpha = real_number("alpha", alpha, least=0, most=1)
         self.propagation = Propagation()
         self.reset_parameters()
 
-    @property
-    def num_keys(self) -> int:
-        """How many pairs of dropout keys ``forward`` takes."""
-        return 2
-
-    def hidden_and_logits(
-        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
+    def _compute(
+        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of the last propagation, ``[nodes, models, out_channels]``, and the logits."""
-        x, adjacency = self._prepare(x, adjacency)
-        first, second = self._feature_keys(keys, adjacency)
-        initial = self.last(self.first(x, self.dropout, first).relu(), self.dropout, second)
+        h = self.first(x, self.dropout, first(keys[0])).relu()
+        initial = self.last(h, self.dropout, first(keys[1]))
         before = z = initial
         for _ in range(self.num_layers):
             before, z = z, self.propagation(z, adjacency).lerp(initial, self.alpha)
@@ -196,6 +168,7 @@ class SMPNN(_DeepArchitecture):
         super().__init__(
             in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
         )
+        self.num_keys = 2 * num_layers + 2
         width, count, layers = hidden_channels, num_models or 1, range(num_layers)
         self.convolutions = nn.ModuleList(GCNConvolution(width, width, count) for _ in layers)
         self.maps = nn.ModuleList(Linear(width, width, count) for _ in layers)
@@ -211,27 +184,18 @@ class SMPNN(_DeepArchitecture):
         super().reset_parameters(seeds)
         nn.init.constant_(self.shares, self.initial_share)
 
-    @property
-    def num_keys(self) -> int:
-        """How many pairs of dropout keys ``forward`` takes."""
-        return 2 * self.num_layers + 2
-
-    def hidden_and_logits(
-        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
+    def _compute(
+        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        """Return the last state, ``[nodes, models, hidden]``, and the logits it gives."""
-        x, adjacency = self._prepare(x, adjacency)
-        pairs = self._keys(keys, self.num_keys, adjacency.values.device)
-        first, last = (None if pair is None else pair[0] for pair in (pairs[0], pairs[-1]))
-        h = silu(self.first(x, self.dropout, first))
+        h = silu(self.first(x, self.dropout, first(keys[0])))
         for layer, (convolution, linear) in enumerate(zip(self.convolutions, self.maps, strict=True)):
-            before, after = pairs[2 * layer + 1], pairs[2 * layer + 2]
+            before, after = keys[2 * layer + 1 : 2 * layer + 3]
             by_graph, by_node = self.shares[:, layer].unsqueeze(-1).unbind(1)
             state = convolution(self.layer_norms[2 * layer](h), adjacency, self.dropout, before)
             h = h + by_graph * silu(state)
             state = self.layer_norms[2 * layer + 1](h)
-            h = h + by_node * silu(linear(state, self.dropout, None if after is None else after[0]))
-        return h, self.last(h, self.dropout, last)
+            h = h + by_node * silu(linear(state, self.dropout, first(after)))
+        return h, self.last(h, self.dropout, first(keys[-1]))
 
 
 class G2(_DeepArchitecture):
@@ -271,25 +235,18 @@ class G2(_DeepArchitecture):
         super().__init__(
             in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
         )
+        self.num_keys = 2
         width, count = hidden_channels, num_models or 1
         self.convolution = GCNConvolution(width, width, count, "relu")
         self.gate = GCNConvolution(width, width, count, "relu")
         self.reset_parameters()
 
-    @property
-    def num_keys(self) -> int:
-        """How many pairs of dropout keys ``forward`` takes."""
-        return 2
-
-    def hidden_and_logits(
-        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
+    def _compute(
+        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        """Return the last state, ``[nodes, models, hidden]``, and the logits it gives."""
-        x, adjacency = self._prepare(x, adjacency)
-        first, last = self._feature_keys(keys, adjacency)
         neighbors = replace(adjacency, values=torch.ones_like(adjacency.values))  # and the node itself
         count = neighbors @ adjacency.values.new_ones(adjacency.num_rows, 1, 1)
-        h = self.first(x, self.dropout, first).relu()
+        h = self.first(x, self.dropout, first(keys[0])).relu()
         for _ in range(self.num_layers):
             y = self.gate(h, adjacency)
             if not adjacency.is_sharded:  # differences stay, and their squares cancel less
@@ -299,4 +256,4 @@ class G2(_DeepArchitecture):
             squared = (squares - 2 * y * total + count * y.square()).clamp(min=0)
             rate = torch.tanh(squared / (count - 1).clamp(min=1))
             h = torch.lerp(h, self.convolution(h, adjacency), rate)
-        return h, self.last(h, self.dropout, last)
+        return h, self.last(h, self.dropout, first(keys[1]))

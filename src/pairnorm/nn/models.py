@@ -52,34 +52,55 @@ class DeepModel(nn.Module):
     """The base of all models: checked settings, the model axis, initial weights by seed."""
 
     drop_edge = 0.0
+    num_keys: int
+    """How many pairs of dropout keys ``forward`` takes."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, num_layers: int, norm: Mode | MakeNorm | None,
-        scale: float, dropout: float, adjacency: Normalization, num_models: int | None,
+        self, in_channels: int, out_channels: int, num_layers: int, dropout: float, adjacency: Normalization,
+        num_models: int | None, norm: Mode | MakeNorm | None = None, scale: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        whole_number("in_channels", in_channels, least=1)
+        self.in_channels = whole_number("in_channels", in_channels, least=1)
         whole_number("out_channels", out_channels, least=1)
-        whole_number("num_layers", num_layers, least=1)
-        whole_number("num_models", 1 if num_models is None else num_models, least=1)
-        real_number("dropout", dropout, least=0, below=1)
-        self.in_channels, self.num_layers, self.num_models = in_channels, num_layers, num_models
-        self.dropout = dropout
+        self.num_layers = whole_number("num_layers", num_layers, least=1)
+        self.num_models = None if num_models is None else whole_number("num_models", num_models, least=1)
+        self.dropout = real_number("dropout", dropout, least=0, below=1)
         one_of("adjacency", adjacency, NORMALIZATIONS)
         self.adjacency = adjacency
-        if callable(norm):
-            self.norm: nn.Module | None = norm()
-        else:
-            self.norm = None if norm is None else PairNorm(scale, one_of("norm", norm, MODES))  # type: ignore[arg-type]
-
-    @property
-    def num_keys(self) -> int:
-        """How many pairs of dropout keys ``forward`` takes."""
-        return self.num_layers
+        self.norm: nn.Module | None = None
+        if norm is not None:
+            self.norm = norm() if callable(norm) else PairNorm(scale, one_of("norm", norm, MODES))  # type: ignore[arg-type]
 
     def normalized_adjacency(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
         """Normalize an adjacency as this model takes it; do it once and pass the result to ``forward``."""
         return normalized_adjacency(adjacency, self.adjacency, num_nodes)
+
+    @disable_dynamo
+    def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
+        """Return logits.
+
+        Args:
+            x: Features ``[nodes, features]``, dense or sparse, shared by all models; or
+                ``[nodes, models, features]``; or a ``SparseMatrix`` with values per model.
+            adjacency: A sparse tensor or ``edge_index``, normalized on every call, or (faster) the result of
+                ``normalized_adjacency``.
+            keys: Dropout keys ``[num_keys, 2, models]``; drawn from torch's generator when not given.
+        """
+        logits = self.hidden_and_logits(x, adjacency, keys)[1]
+        return logits.squeeze(1) if self.num_models is None else logits
+
+    def hidden_and_logits(
+        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the last state before the logits, ``[nodes, models, ...]``, and the logits."""
+        x, adjacency = self._prepare(x, adjacency)
+        return self._compute(x, adjacency, self._layer_keys(keys, adjacency.values.device))
+
+    def _compute(
+        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the last state and the logits; ``keys`` are pairs: of features, of attention or edges."""
+        raise NotImplementedError
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
         """Draw Glorot-uniform weights, and set biases to zero; a norm resets its own parameters.
@@ -94,12 +115,10 @@ class DeepModel(nn.Module):
                 raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected="one for each")
             generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         norms = self._norms()
-        for number, norm in enumerate(norms):
+        for number, norm in enumerate(norms, 1):
             reset: Any = getattr(norm, "reset_parameters", None)
             if reset is not None:  # with seeds that no other layer draws from
-                reset(
-                    None if seeds is None else [(seed + (number + 1) * SEED_STRIDE) % 2**31 for seed in seeds]
-                )
+                reset(None if seeds is None else [(seed + number * SEED_STRIDE) % 2**31 for seed in seeds])
         own = {id(parameter) for norm in norms for parameter in norm.parameters()}
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -118,11 +137,8 @@ class DeepModel(nn.Module):
         """Bring features to ``[nodes, 1 or models, features]`` or a SparseMatrix; normalize the adjacency."""
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.from_torch(x)
-        if isinstance(x, SparseMatrix):
-            shape: Sequence[int] = (x.pattern.shape[0], *x.values.shape[:-1], x.pattern.shape[1])
-            dtype = x.values.dtype
-        else:
-            shape, dtype = x.shape, x.dtype
+        shape: Sequence[int] = x.shape if isinstance(x, Tensor) else x.stacked_shape
+        dtype = x.dtype if isinstance(x, Tensor) else x.values.dtype
         num_models = self.num_models or 1
         fits = len(shape) > 1 and shape[-1] == self.in_channels and shape[1:-1] in ((), (1,), (num_models,))
         if not fits or not dtype.is_floating_point:
@@ -141,21 +157,23 @@ class DeepModel(nn.Module):
             raise PairNormError(problem, code="wrong-shape", value=adjacency.num_rows, expected=expected)
         return x, adjacency
 
-    def _keys(self, keys: Tensor | None, count: int, device: torch.device) -> Tensor | list[None]:
+    def _layer_keys(self, keys: Tensor | None, device: torch.device) -> Sequence[Tensor | None]:
         """Return the dropout keys of each layer, None where there is no dropout."""
         if not self.training or self.dropout == self.drop_edge == 0:
-            return [None] * count
-        shape = (count, 2, self.num_models or 1)
+            return [None] * self.num_keys
+        shape = (self.num_keys, 2, self.num_models or 1)
         if keys is None:
-            return draw_keys(*shape, device=device)
+            keys = draw_keys(*shape, device=device)
         if keys.shape != shape or keys.dtype != torch.int32:
             problem = f"keys have shape {list(keys.shape)} and dtype {keys.dtype}"
             expected = f"{list(shape)} and torch.int32"
             raise PairNormError(problem, code="wrong-shape", value=list(keys.shape), expected=expected)
-        return keys
+        return keys.unbind()
 
-    def _logits(self, h: Tensor) -> Tensor:
-        return h.squeeze(1) if self.num_models is None else h
+
+def first(keys: Tensor | None) -> Tensor | None:
+    """Return the keys of the features; the others of a pair are of attention, or of edges."""
+    return None if keys is None else keys[0]
 
 
 class _DeepGNN(DeepModel):
@@ -164,110 +182,91 @@ class _DeepGNN(DeepModel):
     activation: str
 
     def __init__(
-        self, in_channels: int, out_channels: int, num_layers: int, norm: Mode | MakeNorm | None,
-        scale: float, dropout: float, adjacency: Normalization, num_models: int | None, hidden_channels: int,
-        skip: int, order: Order, residual: bool, jump: Jump | None, drop_edge: float, precision: Precision,
+        self, in_channels: int, out_channels: int, num_layers: int = 2, hidden_channels: int = 32,
+        norm: Mode | MakeNorm | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
+        adjacency: Normalization = "rw", order: Order = "after", residual: bool = False,
+        jump: Jump | None = None, drop_edge: float = 0.0, precision: Precision = "float32",
+        num_models: int | None = None,
     ) -> None:  # fmt: skip
+        shared_norm = None if callable(norm) else norm
         super().__init__(
-            in_channels, out_channels, num_layers, None if callable(norm) else norm, scale, dropout,
-            adjacency, num_models,
-        )  # fmt: skip
+            in_channels, out_channels, num_layers, dropout, adjacency, num_models, shared_norm, scale
+        )
         whole_number("hidden_channels", hidden_channels, least=1)
-        whole_number("skip", skip)
-        one_of("order", order, ORDERS)
-        self.skip, self.order, self.jump = skip, order, jump if jump is None else one_of("jump", jump, JUMPS)
-        self._states = getattr(torch, one_of("precision", precision, PRECISIONS))
+        self.skip, self.order = whole_number("skip", skip), one_of("order", order, ORDERS)
+        self.jump = None if jump is None else one_of("jump", jump, JUMPS)
+        self._state_dtype = getattr(torch, one_of("precision", precision, PRECISIONS))
         self.drop_edge = real_number("drop_edge", drop_edge, least=0, below=1)
         if drop_edge:
             one_of("adjacency of a model that drops edges", adjacency, ("rw",))
         reads_out = residual or jump is not None
+        self.num_keys = num_layers + reads_out
         self._hidden_layers = num_layers if reads_out else num_layers - 1
-        self.convolutions = nn.ModuleList()
-        widths = [in_channels, *[hidden_channels] * self._hidden_layers]
-        count = num_models or 1
-        residuals = [Linear(width, hidden_channels, count, bias=False) for width in widths[:-1]]
+        widths = [in_channels, *[hidden_channels] * self._hidden_layers, out_channels]
+        # Something comes between the convolutions of the hidden layers and their activation.
+        activates_late = residual or (norm is not None and order == "before")
+        self.convolutions = nn.ModuleList(
+            self._convolution(
+                widths[layer],
+                widths[layer + 1],
+                "none" if layer == self._hidden_layers or activates_late else self.activation,
+                layer == self._hidden_layers,
+            )
+            for layer in range(num_layers)
+        )
+        count, inner = num_models or 1, widths[: self._hidden_layers]
+        residuals = [Linear(width, hidden_channels, count, bias=False) for width in inner]
         self.residuals = nn.ModuleList(residuals) if residual else None
         read = hidden_channels * num_layers if jump == "concat" else hidden_channels
         self.readout = Linear(read, out_channels, count) if reads_out else None
-        self.norms = nn.ModuleList(norm() for _ in widths[:-1]) if callable(norm) else None
+        self.norms = nn.ModuleList(norm() for _ in inner) if callable(norm) else None
+        self.reset_parameters()
 
-    @property
-    def num_keys(self) -> int:
-        """How many pairs of dropout keys ``forward`` takes."""
-        return self.num_layers + (self.readout is not None)
+    def _convolution(self, width: int, out: int, activation: str, is_last: bool) -> nn.Module:
+        raise NotImplementedError
 
     def _norms(self) -> list[nn.Module]:
         return super()._norms() if self.norms is None else [*self.norms]
 
-    @property
-    def _activates_late(self) -> bool:
-        """Whether something comes between the convolutions of the hidden layers and their activation."""
-        return self.residuals is not None or (bool(self._norms()) and self.order == "before")
-
-    def _activation(self, layer: int) -> str:
-        """What convolution ``layer`` does itself."""
-        return "none" if layer == self._hidden_layers or self._activates_late else self.activation
-
-    @disable_dynamo
-    def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
-        """Return logits.
-
-        Args:
-            x: Features ``[nodes, features]``, dense or sparse, shared by all models; or
-                ``[nodes, models, features]``; or a ``SparseMatrix`` with values per model.
-            adjacency: A sparse tensor or ``edge_index``, normalized on every call, or (faster) the result of
-                ``normalized_adjacency``.
-            keys: Dropout keys ``[num_keys, 2, models]``; drawn from torch's generator when not given.
-        """
-        return self._logits(self.hidden_and_logits(x, adjacency, keys)[1])
-
-    def hidden_and_logits(
-        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
+    def _compute(
+        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        """Return the state of the last hidden layer, ``[nodes, models, hidden]``, and the logits."""
-        h, adjacency = self._prepare(x, adjacency)
-        outputs: list[Tensor] = []
-        layer_keys = self._keys(keys, self.num_keys, adjacency.values.device)
-        if self.drop_edge and (edge_keys := layer_keys[0]) is not None:
-            adjacency = drop_edges(adjacency, self.drop_edge, edge_keys[1])
+        h: Any = x
+        if self.drop_edge and (pair := keys[0]) is not None:
+            adjacency = drop_edges(adjacency, self.drop_edge, pair[1])
         if self.dropout == 0:
-            layer_keys = [None] * self.num_keys
-        norms, activate, narrow = self._norms(), ACTIVATIONS[self.activation], self._states != torch.float32
-        for layer, convolution in enumerate(self.convolutions):
-            last = h
-            if narrow and 0 < layer == self._hidden_layers:
-                h = h.float()  # type: ignore[union-attr]
-            norm = norms[min(layer, len(norms) - 1)] if norms and layer < self._hidden_layers else None
-            together = type(norm) is PairNorm and convolution.activation == self.activation
-            together = together and not _has_hooks(convolution, norm)  # type: ignore[arg-type]
-            h = convolution(h, adjacency, self.dropout, layer_keys[layer], norm if together else None)
-            if layer == self._hidden_layers:
-                break
-            if self.residuals is not None:
-                h = h + self.residuals[layer](last, self.dropout, _first(layer_keys[layer]))
-            if self._activates_late and self.order == "after":
-                h = activate(h)
-            if norm is not None and not together:
-                h = norm(h)
-            if self._activates_late and self.order == "before":
-                h = activate(h)
-            if narrow and layer == 0:
-                h = h.to(self._states)
+            keys = [None] * self.num_keys
+        outputs: list[Tensor] = []
+        for layer in range(self._hidden_layers):
+            h = self._hidden_layer(layer, h, adjacency, keys[layer])
             if self.skip and layer >= self.skip:
                 h = h + outputs[layer - self.skip]
             if self.skip or self.jump:
                 outputs.append(h)
-        if self.readout is not None:
-            last = h
-            if self.jump is not None:
-                h = torch.cat(outputs, -1) if self.jump == "concat" else reduce(torch.maximum, outputs)
-            h = self.readout(h.float() if narrow else h, self.dropout, _first(layer_keys[-1]))  # type: ignore[union-attr]
-        return last, h  # type: ignore[return-value]
+        is_narrow = self._state_dtype != torch.float32 and self._hidden_layers > 0
+        if self.readout is None:
+            state = h.float() if is_narrow else h
+            return h, self.convolutions[-1](state, adjacency, self.dropout, keys[-1])
+        state = h
+        if self.jump is not None:
+            state = torch.cat(outputs, -1) if self.jump == "concat" else reduce(torch.maximum, outputs)
+        return h, self.readout(state.float() if is_narrow else state, self.dropout, first(keys[-1]))
 
-
-def _first(keys: Tensor | None) -> Tensor | None:
-    """The keys of the features; the others are of attention, or of edges."""
-    return None if keys is None else keys[0]
+    def _hidden_layer(self, layer: int, x: Features, adjacency: SparseMatrix, keys: Tensor | None) -> Tensor:
+        convolution, norms = self.convolutions[layer], self._norms()
+        norm = norms[min(layer, len(norms) - 1)] if norms else None
+        activates_late = convolution.activation != self.activation
+        is_fused = type(norm) is PairNorm and not activates_late and not _has_hooks(convolution, norm)
+        h: Tensor = convolution(x, adjacency, self.dropout, keys, norm if is_fused else None)
+        if self.residuals is not None:
+            h = h + self.residuals[layer](x, self.dropout, first(keys))
+        if activates_late and self.order == "after":
+            h = ACTIVATIONS[self.activation](h)
+        if norm is not None and not is_fused:
+            h = norm(h)
+        if activates_late and self.order == "before":
+            h = ACTIVATIONS[self.activation](h)
+        return h.to(self._state_dtype) if layer == 0 and self._state_dtype != torch.float32 else h
 
 
 def _has_hooks(*modules: nn.Module) -> bool:
@@ -312,23 +311,8 @@ class GCN(_DeepGNN):
 
     activation = "relu"
 
-    def __init__(
-        self, in_channels: int, out_channels: int, num_layers: int = 2, hidden_channels: int = 32,
-        norm: Mode | MakeNorm | None = None, scale: float = 1.0, skip: int = 0, dropout: float = 0.6,
-        adjacency: Normalization = "rw", order: Order = "after", residual: bool = False,
-        jump: Jump | None = None, drop_edge: float = 0.0, precision: Precision = "float32",
-        num_models: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            in_channels, out_channels, num_layers, norm, scale, dropout, adjacency, num_models,
-            hidden_channels, skip, order, residual, jump, drop_edge, precision,
-        )  # fmt: skip
-        widths = [in_channels, *[hidden_channels] * self._hidden_layers, out_channels]
-        for layer in range(num_layers):
-            self.convolutions.append(
-                GCNConvolution(widths[layer], widths[layer + 1], num_models or 1, self._activation(layer))
-            )
-        self.reset_parameters()
+    def _convolution(self, width: int, out: int, activation: str, is_last: bool) -> nn.Module:
+        return GCNConvolution(width, out, self.num_models or 1, activation)
 
 
 class GAT(_DeepGNN):
@@ -363,22 +347,19 @@ class GAT(_DeepGNN):
         dropout: float = 0.6, adjacency: Normalization = "rw", order: Order = "after", residual: bool = False,
         jump: Jump | None = None, precision: Precision = "float32", num_models: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            in_channels, out_channels, num_layers, norm, scale, dropout, adjacency, num_models,
-            hidden_channels, skip, order, residual, jump, 0.0, precision,
-        )  # fmt: skip
-        if hidden_channels % whole_number("heads", heads, least=1):
+        self.heads = whole_number("heads", heads, least=1)
+        if whole_number("hidden_channels", hidden_channels, least=1) % heads:
             problem = f"hidden_channels is {hidden_channels} and heads is {heads}"
             expected = "hidden_channels to be a multiple of heads"
             raise PairNormError(problem, code="out-of-range", value=heads, expected=expected)
-        for layer in range(num_layers):
-            width = in_channels if layer == 0 else hidden_channels
-            last = layer == self._hidden_layers
-            out = out_channels if last else hidden_channels // heads
-            self.convolutions.append(
-                GATConvolution(width, out, num_models or 1, self._activation(layer), heads, concat=not last)
-            )
-        self.reset_parameters()
+        super().__init__(
+            in_channels, out_channels, num_layers, hidden_channels, norm, scale, skip, dropout, adjacency,
+            order, residual, jump, precision=precision, num_models=num_models,
+        )  # fmt: skip
+
+    def _convolution(self, width: int, out: int, activation: str, is_last: bool) -> nn.Module:
+        out = out if is_last else out // self.heads
+        return GATConvolution(width, out, self.num_models or 1, activation, self.heads, concat=not is_last)
 
 
 class SGC(DeepModel):
@@ -406,7 +387,8 @@ class SGC(DeepModel):
         scale: float = 1.0, dropout: float = 0.0, adjacency: Normalization = "rw",
         num_models: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(in_channels, out_channels, num_layers, norm, scale, dropout, adjacency, num_models)
+        super().__init__(in_channels, out_channels, num_layers, dropout, adjacency, num_models, norm, scale)
+        self.num_keys = 1
         self.propagation = Propagation()
         self.weight = nn.Parameter(torch.empty(num_models or 1, in_channels, out_channels))
         self.bias = nn.Parameter(torch.empty(num_models or 1, out_channels))
@@ -428,23 +410,17 @@ class SGC(DeepModel):
             model.bias.copy_(bias)
         return model
 
-    @property
-    def num_keys(self) -> int:
-        """How many pairs of dropout keys ``forward`` takes."""
-        return 1
-
     def hidden(self, x: Features, adjacency: Tensor | SparseMatrix) -> Tensor:
         """Return the propagated features ``[nodes, 1 or models, features]``."""
         x, adjacency = self._prepare(x, adjacency)
         iterates = sgc_iterates(x, adjacency, self.norm, lambda adjacency, h: self.propagation(h, adjacency))
         return next(islice(iterates, self.num_layers, None))
 
-    @disable_dynamo
-    def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
-        """Return logits; arguments as for ``GCN``, ``keys`` ``[1, 2, models]``."""
-        h = self.hidden(x, adjacency)
-        layer_keys = self._keys(keys, 1, h.device)[0]
-        if layer_keys is not None:
-            first = adjacency.first_row if isinstance(adjacency, SparseMatrix) else 0
-            h = dropout(h.expand(-1, self.weight.size(0), -1), self.dropout, layer_keys[0], first)
-        return self._logits(stacked_linear(h, self.weight) + self.bias)
+    def _compute(
+        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
+    ) -> tuple[Tensor, Tensor]:
+        h = state = self.hidden(x, adjacency)
+        if (feature_keys := first(keys[0])) is not None:
+            stacked = h.expand(-1, self.weight.size(0), -1)
+            state = dropout(stacked, self.dropout, feature_keys, adjacency.first_row)
+        return h, stacked_linear(state, self.weight) + self.bias

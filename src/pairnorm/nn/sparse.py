@@ -64,6 +64,11 @@ class SparseMatrix:
         return self.pattern.shape[0]
 
     @property
+    def stacked_shape(self) -> tuple[int, ...]:
+        """The shape of the dense matrix with the models in the middle, ``[rows, (models,) columns]``."""
+        return (self.pattern.shape[0], *self.values.shape[:-1], self.pattern.shape[1])
+
+    @property
     def first_row(self) -> int:
         """The number of the first row of a product among all nodes."""
         return 0
