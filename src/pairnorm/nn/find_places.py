@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from pairnorm.base.errors import PairNormError
@@ -59,7 +61,7 @@ def find_places(
     forward: Callable[[], Any],
     is_shared_allowed: bool,
 ) -> tuple[list[Place], dict[str, str], int]:
-    """Run a model once; return where norms belong, the reasons in words, and the number of nodes."""
+    """Run a model once, without a trace; return the places of norms, the reasons, and the number of nodes."""
     observer = _Observer(model, convolutions)
     hooks = []
     for module in model.modules():
@@ -67,7 +69,7 @@ def find_places(
             hooks.append(module.register_forward_pre_hook(observer.enter, with_kwargs=True, prepend=True))
             hooks.append(module.register_forward_hook(observer.leave, with_kwargs=True))
     try:
-        with torch.no_grad(), observer:
+        with torch.no_grad(), _unchanged(model), observer:
             observer.returned = {id(x) for x in _tensors(forward())}
     finally:
         for hook in hooks:
@@ -75,6 +77,19 @@ def find_places(
     places, reasons = _Resolver(observer, is_shared_allowed).resolve()
     rows = [len(x) for call in observer.calls for x in call.outputs.values()]
     return places, reasons, rows[0] if rows else 0
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Restore random generators and the buffers of a model after a forward pass."""
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+    try:
+        with torch.random.fork_rng(sorted(devices, key=str)):
+            yield
+    finally:
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 @dataclass

@@ -17,12 +17,10 @@ from pairnorm.nn.find_places import Place, find_places
 from pairnorm.nn.pair_norm import Mode, PairNorm
 from pairnorm.nn.patch_hooks import (
     ACTIVE,
-    Call,
-    Guard,
-    NormalizeInputs,
-    NormalizeOutput,
-    PatchOptions,
-    Rewind,
+    PlacedPairNorm,
+    normalize_inputs,
+    normalize_output,
+    refuse_call,
     remove_hooks,
 )
 
@@ -127,7 +125,7 @@ def add_pair_norm(
                 patch._resolve(model, tuple(example_inputs), {})
         else:
             for convolution in convolutions.values():
-                convolution.register_forward_pre_hook(Guard(type(model).__name__), prepend=True)
+                convolution.register_forward_pre_hook(refuse_call, prepend=True)
     except BaseException:
         patch.remove()
         raise
@@ -161,7 +159,6 @@ class PairNormPatch(nn.Module):
         self._owner = (model,)  # in a tuple, it does not become a child
         self._norm = (norm,)
         self._batch, self._layers = batch, layers
-        self._options = PatchOptions(batch is None)
         self._installed: list[Place] = []
         parameters = inspect.signature(model.forward).parameters.values()
         self._takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
@@ -224,15 +221,17 @@ class PairNormPatch(nn.Module):
             remove_hooks(module)
         for place in places:
             module = model.get_submodule(place.name)
-            own = PairNorm(norm.scale, norm.mode, norm.eps, norm.process_group, norm.track_running_stats)
+            own = PlacedPairNorm(
+                norm.scale, norm.mode, norm.eps, norm.process_group, norm.track_running_stats
+            )
+            own.is_one_graph, own.inputs = self._batch is None, place.inputs
             own.train(module.training)
             device = next((x.device for x in (*module.parameters(), *model.parameters())), None)
             module.add_module(f"pair_norm_{place.where}", own.to(device))
             if place.where == "before":
-                hook = NormalizeInputs(self._options, place.inputs)
-                module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+                module.register_forward_pre_hook(normalize_inputs, prepend=True, with_kwargs=True)
             else:
-                module.register_forward_hook(NormalizeOutput(self._options), prepend=True)
+                module.register_forward_hook(normalize_output, prepend=True)
         self._installed, self.places, self.is_resolved = places, reasons, True
 
     def _resolve(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -257,7 +256,6 @@ class PairNormPatch(nn.Module):
     )
 
     def _observe(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        rewind = Rewind(model)
         ACTIVE.is_observing = True
         try:
             places, reasons, num_nodes = find_places(
@@ -268,45 +266,44 @@ class PairNormPatch(nn.Module):
             )
         finally:
             ACTIVE.is_observing = False
-            rewind()
-        if self._batch == "batch" and self._call(args, kwargs).batch is None:
-            _check_no_batch(dict(zip(self._arguments, args, strict=False)) | dict(kwargs), num_nodes)
+        if self._batch == "batch" and self._call(args, kwargs)[0] is None:
+            given = dict(zip(self._arguments, args, strict=False)) | dict(kwargs)
+            for name, value in given.items():  # a batch vector under another name
+                is_index = _is_index(value) and len(value) == num_nodes
+                if is_index and 1 < len(value.unique()) < num_nodes:
+                    raise _unnamed_batch(name, f"{name!r} has an integer for each node")
         if not places:
             _warn_without_effect(type(model).__name__, list(reasons), model)
         self._install(places, reasons)
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Return the facts of a call: the batch vector, or one for each node type, and the batch size."""
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the batch vector of a call, or one for each node type, and the batch size."""
         given = dict(zip(self._arguments, args, strict=False))
         given.update(kwargs)
-        size = given.get("batch_size")
-        if self._batch is None:
-            return Call(None, size)
-        if isinstance(self._batch, int):
-            return Call(args[self._batch] if self._batch < len(args) else None, size)
-        name, names = self._batch, (self._batch, f"{self._batch}_dict")
+        name, size = self._batch, given.get("batch_size")
+        if name is None:
+            return None, size
+        if isinstance(name, int):
+            return args[name] if name < len(args) else None, size
         first = next(iter(given.values()), None)
-        for key in names:
+        for key in (name, f"{name}_dict"):
             if given.get(key) is not None:
-                return Call(given[key], size)
+                return given[key], size
             if not isinstance(first, (Tensor, Mapping)) and getattr(first, key, None) is not None:
-                return Call(getattr(first, key) or None if key != name else getattr(first, key), size)
+                batch = getattr(first, key)
+                return (None if isinstance(batch, Mapping) and not batch else batch), size
         if self._takes_any:
             for position, value in enumerate(args):
                 if position >= len(self._arguments) and _is_index(value):
-                    raise PairNormError(
-                        f"argument {position} has no name and is a vector of integers",
-                        code="unnamed-batch",
-                        value=position,
-                        hint="If it says which graph a node belongs to, pass {batch} to add_pair_norm, else "
-                        "batch=None.",
-                        batch=position,
-                    )
-        if name != "batch" and not any(key in self._arguments or key in given for key in names):
+                    problem = f"argument {position} has no name and is a vector of integers"
+                    raise _unnamed_batch(position, problem)
+        if name != "batch" and not any(
+            key in self._arguments or key in given for key in (name, f"{name}_dict")
+        ):
             problem = f"{type(self._owner[0]).__name__} was given no {name!r}"
             expected = f"one of its arguments {self._arguments}, or an attribute of the first"
             raise PairNormError(problem, code="unknown-argument", value=name, expected=expected)
-        return Call(None, size)
+        return None, size
 
 
 @functools.cache
@@ -319,8 +316,6 @@ def _patched_class(base: Any) -> type[nn.Module]:
         if not patch.is_resolved:
             patch._resolve(self, args, kwargs)
         call, before = patch._call(args, kwargs), ACTIVE.call
-        if call.batch is not None and not patch._options.has_seen_batch:
-            patch._options.has_seen_batch = True
         ACTIVE.call = call
         try:
             return _run_original(self, args, kwargs)
@@ -367,10 +362,8 @@ def _check_unnormalized(model: nn.Module, mode: str) -> None:
             raise PairNormError(problem, code="already-normalized", value=name, hint=hint, norm=mode)
         if isinstance(module, PairNormPatch):
             owner = name.removesuffix(CHILD).removesuffix(".")
-            problem, hint = (
-                f"{owner or type(model).__name__} is patched already",
-                "Call remove() of its handle.",
-            )
+            problem = f"{owner or type(model).__name__} is patched already"
+            hint = "Call remove() of its handle."
             raise PairNormError(problem, code="already-normalized", value=owner, hint=hint)
         if any(base.__name__ == "PairNorm" for base in type(module).__mro__):
             problem, hint = (
@@ -399,33 +392,28 @@ def _is_index(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 1 and value.dtype in (torch.int32, torch.int64)
 
 
-def _check_no_batch(given: dict[str, Any], num_nodes: int) -> None:
-    """Raise an error if an argument looks like a batch vector under another name."""
-    for name, value in given.items():
-        if _is_index(value) and len(value) == num_nodes and 1 < len(value.unique()) < num_nodes:
-            raise PairNormError(
-                f"{name!r} has an integer for each node, and PairNorm would take all nodes for one graph",
-                code="unnamed-batch",
-                value=name,
-                hint="If it says which graph a node belongs to, pass {batch} to add_pair_norm, else "
-                "batch=None.",
-                batch=name,
-            )
+def _unnamed_batch(which: str | int, problem: str) -> PairNormError:
+    return PairNormError(
+        f"{problem}, and PairNorm would take all nodes for one graph",
+        code="unnamed-batch",
+        value=which,
+        hint="If it says which graph a node belongs to, pass {batch} to add_pair_norm, else batch=None.",
+        batch=which,
+    )
 
 
 def _warn_without_effect(name: str, convolutions: list[str], model: nn.Module) -> None:
-    steps = [f"{one} with K={k}" for one in convolutions if (k := _steps(model, one)) > 1]
+    steps = []
+    for label in convolutions:
+        k = getattr(model.get_submodule(label.partition(" ")[0]), "K", 1)
+        if isinstance(k, int) and k > 1:
+            steps.append(f"{label} with K={k}")
     inside = f" Inside {', '.join(steps)} it cannot go; see pairnorm.nn.SGC." if steps else ""
     warnings.warn(
         f"add_pair_norm has no effect on {name}: PairNorm goes between graph convolutions, and none depends "
         f"on another ({', '.join(convolutions) or 'none ran'}).{inside}",
         stacklevel=2,
     )
-
-
-def _steps(model: nn.Module, label: str) -> int:
-    steps = getattr(model.get_submodule(label.partition(" ")[0]), "K", 1)
-    return steps if isinstance(steps, int) else 1
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
