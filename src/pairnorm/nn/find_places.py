@@ -75,8 +75,7 @@ def find_places(
         for hook in hooks:
             hook.remove()
     places, reasons = _Resolver(observer, is_shared_allowed).resolve()
-    rows = [len(x) for call in observer.calls for x in call.outputs.values()]
-    return places, reasons, rows[0] if rows else 0
+    return places, reasons, next((len(x) for x in observer.elements.values()), 0)
 
 
 @contextmanager
@@ -99,7 +98,6 @@ class _Call:
     module: nn.Module
     label: str
     inputs: list[tuple[InputPath, Tensor]]
-    outputs: dict[str, Tensor]
 
 
 class _Flow(NamedTuple):
@@ -126,6 +124,7 @@ class _Observer(TorchFunctionMode):
         self.names = {module: name for name, module in model.named_modules()}
         self.convolutions = {module: name for name, module in convolutions.items()}
         self.calls: list[_Call] = []
+        self.elements: dict[Element, Tensor] = {}
         self.running: list[list[tuple[InputPath, Tensor]]] = []  # inputs of the convolutions that run
         self.flows: dict[int, _Flow] = {}
         self.alive: list[Tensor] = []  # so that no id comes again
@@ -177,7 +176,7 @@ class _Observer(TorchFunctionMode):
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module in self.convolutions:
-            self.running.append(list(_inputs(args, kwargs)))
+            self.running.append(list(tensor_inputs(args, kwargs)))
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if module in self.convolutions:
@@ -209,12 +208,13 @@ class _Observer(TorchFunctionMode):
     ) -> None:
         index, name = len(self.calls), self.convolutions[module]
         earlier = sum(call.module is module for call in self.calls)
-        self.calls.append(_Call(module, f"{name} (call {earlier + 1})" if earlier else name, inputs, states))
+        self.calls.append(_Call(module, f"{name} (call {earlier + 1})" if earlier else name, inputs))
         for path, x in inputs:
             if id(x) in self.flows:
                 self.consumed |= self.flows[id(x)].reach
                 self.uses[id(x)].append(_Use("", None, index, path))
         for kind, x in states.items():
+            self.elements[index, kind] = x
             element = frozenset([(index, kind)])
             self.flows[id(x)] = _Flow(element, element)
             if id(x) in self.inner_activations:
@@ -239,7 +239,7 @@ class _Resolver:
     def resolve(self) -> tuple[list[Place], dict[str, str]]:
         activations: dict[int, tuple[str, Tensor, list[Element]]] = {}
         pending: list[tuple[list[Element], Tensor, str, Callable[[_Use], bool]]] = []
-        for element, x in self._elements():
+        for element, x in self.seen.elements.items():
             if element in self.seen.consumed:
                 if (activation := self._activation_of(element)) is None:
                     pending.append(([element], x, "no activation was recognized", self._keeps_rows_of(x)))
@@ -254,11 +254,6 @@ class _Resolver:
                 self._add(Place("after", self.seen.names[module]), elements, name)
         self._place_before(pending)
         return self.places, self.reasons
-
-    def _elements(self) -> Iterator[tuple[Element, Tensor]]:
-        for index, call in enumerate(self.seen.calls):
-            for kind, x in call.outputs.items():
-                yield (index, kind), x
 
     def _is_used(self, x: Tensor) -> bool:
         return bool(self.seen.uses[id(x)]) or id(x) in self.seen.returned
@@ -384,7 +379,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from (x for item in value for x in _tensors(item))
 
 
-def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[InputPath, Tensor]]:
+def tensor_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[InputPath, Tensor]]:
     """Yield the tensors among arguments, and inside their tuples, lists and mappings, with their paths."""
     arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for key, value in arguments:

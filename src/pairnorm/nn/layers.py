@@ -50,13 +50,9 @@ class GCNConvolution(GraphConvolution):
     r"""Averages neighbors, $\tilde{\mathbf{A}} \mathbf{X} \mathbf{W} + \mathbf{b}$, then the activation."""
 
     def forward(
-        self,
-        x: Features,
-        adjacency: SparseMatrix,
-        rate: float = 0.0,
-        keys: Tensor | None = None,
+        self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None,
         norm: PairNorm | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return ``[nodes, models, out]``.
 
         Args:
@@ -87,14 +83,9 @@ class GATConvolution(GraphConvolution):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        num_models: int,
-        activation: str = "none",
-        heads: int = 1,
+        self, in_channels: int, out_channels: int, num_models: int, activation: str = "none", heads: int = 1,
         concat: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, heads * out_channels, num_models, activation)
         self.heads, self.concat = heads, concat
         self.source = nn.Parameter(torch.empty(num_models, heads, out_channels))
@@ -103,13 +94,9 @@ class GATConvolution(GraphConvolution):
             self.bias = nn.Parameter(torch.empty(num_models, out_channels))
 
     def forward(
-        self,
-        x: Features,
-        adjacency: SparseMatrix,
-        rate: float = 0.0,
-        keys: Tensor | None = None,
+        self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None,
         norm: PairNorm | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return ``[nodes, models, out]``; arguments as for ``GCNConvolution``."""
         feature_keys, attention_keys = (None, None) if keys is None else (keys[0], keys[1])
         # A sharded matrix exchanges states between ranks, and has its own way to attend.

@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.find_convolutions import GRAPH_ARGUMENTS, is_node_states
-from pairnorm.nn.find_places import InputPath
+from pairnorm.nn.find_places import InputPath, tensor_inputs
 from pairnorm.nn.pair_norm import PairNorm
 
 
@@ -119,20 +119,14 @@ def remove_hooks(module: nn.Module) -> None:
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-def _states_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[InputPath]:
-    """Yield the paths of the first argument that holds states and is not named like a graph."""
+def _states_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[InputPath]:
+    """Return the paths of the first argument that holds states and is not named like a graph."""
     names = list(inspect.signature(module.forward).parameters)
-    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    for key, value in arguments:
+
+    def is_graph(key: int | str) -> bool:
         name = names[min(key, len(names) - 1)] if isinstance(key, int) else key
-        if name.lower() in GRAPH_ARGUMENTS:
-            continue
-        if is_node_states(value):
-            yield (key,)
-            return
-        if isinstance(value, (Mapping, tuple, list)):
-            items: Any = value.items() if isinstance(value, Mapping) else enumerate(value)
-            paths = [(key, inner) for inner, x in items if is_node_states(x)]
-            yield from paths
-            if paths:
-                return
+        return name.lower() in GRAPH_ARGUMENTS
+
+    inputs = tensor_inputs(args, kwargs)
+    paths = [path for path, x in inputs if is_node_states(x) and not is_graph(path[0])]
+    return [path for path in paths if path[0] == paths[0][0]]

@@ -10,7 +10,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.nn.ops.dropout import keep_entries
 from pairnorm.nn.ops.kernels import disable_dynamo
-from pairnorm.nn.ops.sparse_product import Pattern, row_starts
+from pairnorm.nn.ops.sparse_product import Pattern, out_of_range, row_starts
 from pairnorm.nn.sparse import SparseMatrix
 
 Normalization = Literal["rw", "sym"]
@@ -290,27 +290,18 @@ def _without_subclass(adjacency: Tensor | SparseMatrix) -> Tensor | SparseMatrix
 
 
 def _square(adjacency: Tensor | SparseMatrix) -> SparseMatrix:
-    if isinstance(adjacency, Tensor) and adjacency.dim() == 2 and _is_matrix(adjacency):
-        adjacency = SparseMatrix.from_torch(adjacency)
-    matrix = adjacency if isinstance(adjacency, SparseMatrix) else None
-    if matrix is None or matrix.pattern.shape[0] != matrix.pattern.shape[1] or matrix.values.dim() != 1:
-        given = (
-            f"has shape {list(adjacency.shape)} and dtype {adjacency.dtype}"
-            if isinstance(adjacency, Tensor)
-            else f"is {adjacency!r}"
-        )
-        raise PairNormError(
-            f"adjacency {given}",
-            code="wrong-shape",
-            value=list(getattr(adjacency, "shape", ()) if matrix is None else matrix.pattern.shape),
-            expected="a floating-point matrix [nodes, nodes], sparse or dense, or an integer edge_index "
-            "[2, edges]",
-        )
-    return matrix
-
-
-def _is_matrix(adjacency: Tensor) -> bool:
-    return adjacency.layout != torch.strided or adjacency.is_floating_point()
+    matrix: object = adjacency
+    if isinstance(adjacency, Tensor) and adjacency.dim() == 2:
+        is_matrix = adjacency.layout != torch.strided or adjacency.is_floating_point()
+        matrix = SparseMatrix.from_torch(adjacency) if is_matrix else adjacency
+    if isinstance(matrix, SparseMatrix) and matrix.values.dim() == 1 and len({*matrix.pattern.shape}) == 1:
+        return matrix
+    shape = matrix.pattern.shape if isinstance(matrix, SparseMatrix) else getattr(adjacency, "shape", ())
+    problem = f"adjacency is {adjacency!r}"
+    if isinstance(adjacency, Tensor):
+        problem = f"adjacency has shape {list(shape)} and dtype {adjacency.dtype}"
+    expected = "a floating-point matrix [nodes, nodes], sparse or dense, or an integer edge_index [2, edges]"
+    raise PairNormError(problem, code="wrong-shape", value=list(shape), expected=expected)
 
 
 def is_edge_index(value: object) -> bool:
@@ -329,13 +320,12 @@ def is_edge_index(value: object) -> bool:
 
 
 def _edge_index_entries(edge_index: Tensor, num_nodes: int | None) -> tuple[int, Tensor, Tensor, Tensor]:
-    least, most = (int(end) for end in edge_index.aminmax()) if edge_index.numel() else (0, -1)
-    nodes = most + 1 if num_nodes is None else num_nodes
-    if least < 0 or most >= nodes:
-        problem = f"edge_index names node {least if least < 0 else most}"
-        expected = "numbers from 0" if least < 0 else f"numbers below {nodes}, the number of nodes"
-        raise PairNormError(
-            problem, code="out-of-range", value=least if least < 0 else most, expected=expected
-        )
+    nodes = num_nodes
+    if nodes is None:
+        nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    if (node := out_of_range(edge_index, nodes)) is not None:
+        problem = f"edge_index names node {node}"
+        expected = "numbers from 0" if node < 0 else f"numbers below {nodes}, the number of nodes"
+        raise PairNormError(problem, code="out-of-range", value=node, expected=expected)
     source, target = edge_index.long()
     return nodes, target, source, torch.ones(source.numel(), device=edge_index.device)

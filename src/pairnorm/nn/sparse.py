@@ -10,7 +10,7 @@ from torch import Tensor
 from pairnorm.base.csr import sparse_csr, suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.ops.dropout import dropout
-from pairnorm.nn.ops.sparse_product import Pattern, index_dtype, multiply, tensor_version
+from pairnorm.nn.ops.sparse_product import Pattern, index_dtype, multiply, out_of_range, tensor_version
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,12 +160,8 @@ class SparseMatrix:
 
 def _check_range(indices: Tensor, sizes: Any) -> None:
     """Raise an error unless ``indices`` ``[dimensions, entries]`` are within ``sizes``."""
-    if indices.numel() == 0:
-        return
     for index, size in zip(indices, sizes, strict=True):
-        low, high = (int(bound) for bound in index.aminmax())
-        if low < 0 or high >= size:
-            problem = f"the sparse tensor has index {low if low < 0 else high} in a dimension of {size}"
+        if (value := out_of_range(index, size)) is not None:
+            problem = f"the sparse tensor has index {value} in a dimension of {size}"
             expected = f"indices from 0 to {size - 1}"
-            value = low if low < 0 else high
             raise PairNormError(problem, code="out-of-range", value=value, expected=expected)

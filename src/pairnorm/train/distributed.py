@@ -24,7 +24,6 @@ from pairnorm.nn.models import GAT, GCN, SGC, DeepModel
 from pairnorm.nn.ops.convolution import attend
 from pairnorm.nn.ops.dropout import factor, keep_entries
 from pairnorm.nn.ops.moments import all_sum, check_group
-from pairnorm.nn.ops.pair_norm import Norm
 from pairnorm.nn.ops.sparse_product import Pattern, activate
 from pairnorm.nn.pair_norm import PairNorm
 from pairnorm.nn.sparse import SparseMatrix
@@ -266,7 +265,7 @@ class ShardedMatrix(SparseMatrix):
 
     def attend(
         self, scores: Tensor, z: Tensor, bias: Tensor | None = None, activation: str = "none",
-        rate: float = 0.0, keys: Tensor | None = None, norm: Norm | None = None,
+        rate: float = 0.0, keys: Tensor | None = None, norm: PairNorm | None = None,
     ) -> Tensor:  # fmt: skip
         """Return own rows of ``pairnorm.nn.ops.convolution.attend``, from own rows.
 

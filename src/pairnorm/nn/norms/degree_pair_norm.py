@@ -97,10 +97,6 @@ class _Weighted(Groups):
 
     degree: Tensor = field(kw_only=True)
 
-    @property
-    def has_kernels(self) -> bool:
-        return False
-
     def project(self, x: Tensor) -> Tensor:
         """Return Σ √d x / Σ d over the nodes of each graph."""
         root = self._root(x)

@@ -9,10 +9,11 @@ from torch import Tensor
 from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.ops.kernels import KernelFunction, find_kernels
 from pairnorm.nn.ops.linear import stacked_linear
-from pairnorm.nn.ops.pair_norm import Norm, can_fuse
+from pairnorm.nn.ops.pair_norm import can_fuse
 from pairnorm.nn.ops.sparse_product import Pattern, accumulation_dtype, activate, activated_product
 
 if TYPE_CHECKING:
+    from pairnorm.nn.pair_norm import PairNorm
     from pairnorm.nn.sparse import SparseMatrix
 
 NEGATIVE_SLOPE = 0.2
@@ -23,7 +24,7 @@ def gcn_layer(
     x: Tensor,
     bias: Tensor,
     activation: str = "none",
-    norm: Norm | None = None,
+    norm: "PairNorm | None" = None,
     weight: Tensor | None = None,
     rate: float = 0.0,
     keys: Tensor | None = None,
@@ -49,7 +50,7 @@ def gcn_layer(
 
 def gcn_reference(
     x: Tensor, weight: Tensor | None, bias: Tensor, matrix: "SparseMatrix", activation: str,
-    norm: Norm | None, rate: float, keys: Tensor | None,
+    norm: "PairNorm | None", rate: float, keys: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Compute a layer of GCN by operations that torch can differentiate."""
     z = x if weight is None else stacked_linear(x, weight, rate, keys)
@@ -65,7 +66,7 @@ def attend(
     activation: str = "none",
     rate: float = 0.0,
     keys: Tensor | None = None,
-    norm: Norm | None = None,
+    norm: "PairNorm | None" = None,
 ) -> Tensor:
     r"""Let every row average over its columns by attention, with weights of its own for every model.
 
@@ -99,7 +100,7 @@ def attend(
 
 def attention_reference(
     scores: Tensor, z: Tensor, bias: Tensor | None, matrix: "SparseMatrix", activation: str,
-    negative_slope: float, rate: float, keys: Tensor | None, norm: Norm | None,
+    negative_slope: float, rate: float, keys: Tensor | None, norm: "PairNorm | None",
 ) -> Tensor:  # fmt: skip
     """Compute attention by operations that torch can differentiate."""
     pattern, (source, target) = matrix.pattern, scores.permute(2, 1, 0)

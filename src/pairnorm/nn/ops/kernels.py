@@ -1,8 +1,8 @@
 """The registry of compiled kernels: which back end runs an operation, and how autograd calls it.
 
 A function in ``pairnorm.nn.ops`` defines an operation in torch (the reference). A back end is a module with
-the name of the operation in ``ops/_numba`` (CPU) or ``ops/_triton`` (CUDA). Each back end has a function
-``supports(*tensors)`` and the functions that its operation calls.
+the name of the operation in ``ops/_numba`` (CPU) or ``ops/_triton`` (CUDA). It has the functions that its
+operation calls and ``DTYPES``, the types of the states it takes; where sizes matter also ``fits(*tensors)``.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,6 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable takes 1.5 s
 
 BACKENDS = {"cpu": ("numba", "_numba"), "cuda": ("triton", "_triton")}
 """The library and the folder of kernels of each type of device."""
-STATE_DTYPES = (torch.float32, torch.bfloat16)
-"""Types in which the CUDA kernels read and write hidden states; they accumulate in float32."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +30,9 @@ def find_kernels(operation: str, x: Tensor, *others: Any) -> Any:
     if x.numel() == 0 or x.dtype == torch.float64 or needs_reference(x) or not is_installed(x.device.type):
         return None
     kernels = _load(operation, x.device.type)
-    return kernels if kernels is not None and kernels.supports(x, *others) else None
+    if kernels is None or x.dtype not in kernels.DTYPES:
+        return None
+    return kernels if not others or kernels.fits(*others) else None
 
 
 @cache
@@ -80,12 +80,15 @@ def disable_dynamo(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def on_device(launch: Callable[P, R]) -> Callable[P, R]:
-    """Make a function launch Triton kernels on the device of its first tensor, not on the current one."""
+    """Make a function launch Triton kernels on the device of its first tensor, not on the current one.
+
+    The tensor is an argument, or an item of a tuple of them.
+    """
 
     @wraps(launch)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        tensor = next(value for value in args if isinstance(value, Tensor))
-        with torch.cuda.device_of(tensor):
+        values = (value for group in args for value in (group if isinstance(group, tuple) else (group,)))
+        with torch.cuda.device_of(next(value for value in values if isinstance(value, Tensor))):
             return launch(*args, **kwargs)
 
     return guarded

@@ -132,20 +132,15 @@ class Groups:
         # avoids both.
         is_checked = batch_size is None or (batch.device.type == "cpu" and not needs_reference(batch))
         if is_checked and batch.numel():
-            least, most = (int(end) for end in _without_transforms(batch).aminmax())
-            limit = most + 1 if batch_size is None else batch_size
-            if least < 0 or most >= limit:
-                graph = least if least < 0 else most
+            low, high = (int(bound) for bound in _without_transforms(batch).aminmax())
+            limit = high + 1 if batch_size is None else batch_size
+            if low < 0 or high >= limit:
+                graph = low if low < 0 else high
                 problem, below = f"batch names graph {graph}", f" to below batch_size, {limit}"
                 expected = "numbers from 0" + ("" if batch_size is None else below)
                 raise PairNormError(problem, code="out-of-range", value=graph, expected=expected)
             batch_size = limit
         return cls(x.size(0), batch, batch_size or 0)
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether kernels do the same: all nodes are one graph, centered by their mean."""
-        return self.batch is None
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum ``[nodes, ...]`` over the nodes of each graph: ``[graphs, ...]``."""
@@ -248,20 +243,7 @@ class _Gather(torch.autograd.Function):
 
 def all_sum(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
     """Return the sum over all ranks; its gradient is the sum of the gradients of all ranks."""
-    return _AllSum.apply(x, group)
-
-
-class _AllSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: "dist.ProcessGroup") -> Tensor:
-        ctx.group = group
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_sum(grad, ctx.group), None
+    return torch.distributed.nn.functional.all_reduce(x, group=group)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -272,11 +254,6 @@ class RankGroups(Groups):
     """
 
     process_group: "dist.ProcessGroup" = field(kw_only=True)
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether kernels do the same: they know no ranks."""
-        return False
 
     def statistics(self, x: Tensor) -> tuple[Moments, Tensor]:
         """Return the moments of every graph over all ranks, and own rows, centered."""

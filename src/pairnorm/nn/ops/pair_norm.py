@@ -8,7 +8,7 @@ supply the moments. Kernels compute the same for one graph.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,32 +23,8 @@ from pairnorm.nn.ops.moments import (
     to_accumulation_dtype,
 )
 
-
-class Norm(Protocol):
-    """The settings of a PairNorm that kernels fuse with the operation before it."""
-
-    @property
-    def mode(self) -> str:
-        """``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``."""
-
-    @property
-    def scale(self) -> float:
-        """The paper's s."""
-
-    @property
-    def eps(self) -> float:
-        """The number that is added inside the root."""
-
-    @property
-    def process_group(self) -> object:
-        """The ranks whose rows are one graph; None for one process."""
-
-    @property
-    def track_running_stats(self) -> bool:
-        """Whether it has running statistics, and normalizes by them in eval."""
-
-    def __call__(self, x: Tensor, /) -> Tensor:
-        """Normalize."""
+if TYPE_CHECKING:
+    from pairnorm.nn.pair_norm import PairNorm
 
 
 MAX_NORM = 1e36
@@ -57,7 +33,7 @@ MAX_FUSED_ELEMENTS = 2**20
 """On a CPU, larger states are normalized by several threads, after the operation before."""
 
 
-def can_fuse(norm: Norm, x: Tensor) -> bool:
+def can_fuse(norm: "PairNorm", x: Tensor) -> bool:
     """Return whether the kernels of the operation before ``norm`` can normalize its result at once."""
     alone = norm.process_group is None and not norm.track_running_stats and norm.mode != "PN-SCS"
     small = x.device.type != "cpu" or x.numel() <= MAX_FUSED_ELEMENTS
@@ -69,7 +45,9 @@ def normalize(x: Tensor, groups: Groups, scale: float, eps: float, mode: str) ->
     settings = (groups, scale, eps, mode)
     if needs_reference(x):
         return _reference(x, *settings)
-    kernels = find_kernels("pair_norm", x) if groups.has_kernels and mode != "PN-SCS" else None
+    # Kernels take one graph in one process, centered by its mean.
+    is_one_graph = type(groups) is Groups and groups.batch is None
+    kernels = find_kernels("pair_norm", x) if is_one_graph and mode != "PN-SCS" else None
     if kernels is None:
         return KernelFunction.apply(_torch_forward, _torch_backward, _reference, settings, x)
     return KernelFunction.apply(kernels.forward, kernels.backward, _reference, settings, x)

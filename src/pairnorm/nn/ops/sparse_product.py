@@ -30,6 +30,14 @@ def tensor_version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
+def out_of_range(indices: Tensor, size: int) -> int | None:
+    """Return one of the indices that is negative or not below ``size``; None where there is none."""
+    if indices.numel() == 0:
+        return None
+    low, high = (int(bound) for bound in indices.aminmax())
+    return low if low < 0 else high if high >= size else None
+
+
 def row_starts(counts: Tensor) -> Tensor:
     """Return where rows with these numbers of entries start, and where the last one ends, ``[rows + 1]``."""
     ends = counts.cumsum(0, dtype=torch.int64)
@@ -71,13 +79,10 @@ class Pattern:
             problem = f"the row starts are not those of {rows} rows with {entries} entries"
             expected = f"{rows + 1} increasing numbers from 0 to {entries}"
             raise PairNormError(problem, code="out-of-range", value=len(crow), expected=expected)
-        if entries:
-            low, high = (int(bound) for bound in self.column.aminmax())
-            if low < 0 or high >= columns:
-                problem = f"the sparse matrix has column {low if low < 0 else high}, of {columns} columns"
-                expected = f"columns from 0 to {columns - 1}"
-                value = low if low < 0 else high
-                raise PairNormError(problem, code="out-of-range", value=value, expected=expected)
+        if (column := out_of_range(self.column, columns)) is not None:
+            problem = f"the sparse matrix has column {column}, of {columns} columns"
+            expected = f"columns from 0 to {columns - 1}"
+            raise PairNormError(problem, code="out-of-range", value=column, expected=expected)
         self.__dict__["_versions"] = self._current_versions()
         return self
 

@@ -14,10 +14,6 @@ def by_kernels(x, weight, ends, rate, keys):
     return KernelFunction.apply(cuda.forward, cuda.backward, _reference, (rate, keys), x, weight, ends)
 
 
-def supports(weight, ends=None):
-    return cuda.supports(torch.empty(1, device="meta"), weight, ends)
-
-
 @pytest.mark.parametrize(("width", "out"), [(1, 1), (16, 5), (33, 40), (32, 32)])
 @pytest.mark.parametrize("rate", [None, 0.5])
 @pytest.mark.parametrize("shared", [True, False])
@@ -54,12 +50,12 @@ def test_only_the_gradients_that_are_wanted(device):
 
 def test_wide_weights_are_left_to_the_matrix_library():
     side = math.isqrt(MAX_WEIGHT_ELEMENTS)
-    assert supports(torch.empty(1, side, side, device="meta"))
-    assert not supports(torch.empty(1, side + 1, side, device="meta"))
-    assert not supports(torch.empty(1, side, side + 1, device="meta"))
+    assert cuda.fits(torch.empty(1, side, side, device="meta"))
+    assert not cuda.fits(torch.empty(1, side + 1, side, device="meta"))
+    assert not cuda.fits(torch.empty(1, side, side + 1, device="meta"))
     weight = torch.empty(1, 8, 8, device="meta")
-    assert supports(weight, torch.empty(1, 8, MAX_SCORES, device="meta"))
-    assert not supports(weight, torch.empty(1, 8, MAX_SCORES + 1, device="meta"))
+    assert cuda.fits(weight, torch.empty(1, 8, MAX_SCORES, device="meta"))
+    assert not cuda.fits(weight, torch.empty(1, 8, MAX_SCORES + 1, device="meta"))
 
 
 def test_gradients_of_gradients(device):

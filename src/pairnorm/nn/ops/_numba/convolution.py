@@ -1,6 +1,6 @@
 """Graph convolutions in numba, one model after the other, so that a model's states stay in the cache."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,19 +24,22 @@ from pairnorm.nn.ops._numba.vectors import (
     total,
 )
 from pairnorm.nn.ops.kernels import Saved
-from pairnorm.nn.ops.pair_norm import Norm
 
+if TYPE_CHECKING:
+    from pairnorm.nn.pair_norm import PairNorm
+
+DTYPES = (torch.float32,)
 ZERO = np.float32(0)
 
 
-def supports(x: Tensor, weight: Tensor | None = None) -> bool:
-    """Return whether the kernels take this dtype and a weight of this size."""
-    return x.dtype == torch.float32 if weight is None else linear.supports(x, weight)
+def fits(weight: Tensor | None) -> bool:
+    """Return whether the kernels take a weight of this size."""
+    return weight is None or linear.fits(weight)
 
 
 def gcn_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor, matrix: Any, activation: str,
-    norm: Norm | None, rate: float, keys: Tensor | None, needs_backward: bool,
+    norm: "PairNorm | None", rate: float, keys: Tensor | None, needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]`` and the tensors for the backward pass."""
     own = by_model(x.expand(-1, len(bias), -1))
@@ -72,7 +75,7 @@ def gcn_backward(
 
 def attention_forward(
     scores: Tensor, z: Tensor, bias: Tensor | None, matrix: Any, activation: str, negative_slope: float,
-    rate: float, keys: Tensor | None, norm: Norm | None, needs_backward: bool,
+    rate: float, keys: Tensor | None, norm: "PairNorm | None", needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, features]`` and the tensors for the backward pass: weights, never messages."""
     pattern, own, att_scores = matrix.pattern, by_model(z), by_model(scores)
@@ -120,12 +123,12 @@ def _arrays(tensors: Any) -> list[Any]:
     return [tensor.numpy() for tensor in tensors]
 
 
-def _scale_and_eps(norm: Norm | None) -> tuple[float, float]:
+def _scale_and_eps(norm: "PairNorm | None") -> tuple[float, float]:
     return (1.0, 1.0) if norm is None else (norm.scale, norm.eps)
 
 
 def _layer_end_memory(
-    norm: Norm | None, models: int, nodes: int, features: int, needs_backward: bool
+    norm: "PairNorm | None", models: int, nodes: int, features: int, needs_backward: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the result, and memory for h, y, norms and means; y = PairNorm(h), or h itself without one."""
     result, y = empty_by_model(models, nodes, features)

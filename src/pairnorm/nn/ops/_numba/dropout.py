@@ -22,13 +22,9 @@ from pairnorm.nn.ops.dropout import LEVELS, dropped_levels, position_hash
 
 FIRST, SECOND, HALF = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0xFFFF)
 CPU = torch.device("cpu")
+DTYPES = (torch.float32,)
 
 NONE = np.zeros((1, 1), np.uint32), np.zeros(1, np.uint32), np.uint32(0), np.float32(1)
-
-
-def supports(x: Tensor) -> bool:
-    """Return whether the kernels take this dtype."""
-    return x.dtype == torch.float32
 
 
 def forward(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:

@@ -26,24 +26,21 @@ from pairnorm.nn.ops._numba.vectors import (
 )
 from pairnorm.nn.ops.kernels import Saved
 
+DTYPES = (torch.float32,)
 MAX_WEIGHT_ELEMENTS = 2**13
 BLOCK = 64
 ZERO = np.float32(0)
 
 
-def supports(x: Tensor, weight: Tensor, att_vectors: Tensor | None = None) -> bool:
+def fits(weight: Tensor, att_vectors: Tensor | None = None) -> bool:
     """Return whether the weight of a model fits the first cache; a library is faster for larger ones."""
-    return x.dtype == torch.float32 and weight.size(1) * weight.size(2) <= MAX_WEIGHT_ELEMENTS
+    return weight.size(1) * weight.size(2) <= MAX_WEIGHT_ELEMENTS
 
 
 def forward(
-    x: Tensor,
-    weight: Tensor,
-    att_vectors: Tensor | None,
-    rate: float,
-    keys: Tensor | None,
+    x: Tensor, weight: Tensor, att_vectors: Tensor | None, rate: float, keys: Tensor | None,
     needs_backward: bool,
-) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, ...]]:
+) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]``, the scores, and the tensors for the backward pass."""
     own = by_model(x)
     models, nodes, _ = own.shape

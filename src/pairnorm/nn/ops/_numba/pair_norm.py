@@ -15,6 +15,7 @@ from torch import Tensor
 from pairnorm.nn.ops._numba.vectors import LANES, empty, fill, kernel, load, share_out, store, total, widen
 from pairnorm.nn.ops.pair_norm import in_double, is_huge
 
+DTYPES = (torch.float32,)
 BLOCK_ELEMENTS = 2**16
 BLOCKS_PER_TASK = 16
 CACHED_ELEMENTS = 2**12  # rows that are read twice stay in the first-level cache between the passes
@@ -22,11 +23,6 @@ MIN_ELEMENTS_FOR_THREADS = 2**20
 ZERO, ONE = np.float32(0), np.float32(1)
 # Squares of float32 end here, and a factor of 1/r would become subnormal not far beyond.
 LARGE_NORM = np.float32(1.8e19)
-
-
-def supports(x: Tensor) -> bool:
-    """Return whether the kernels take this dtype."""
-    return x.dtype == torch.float32
 
 
 def forward(
@@ -180,8 +176,7 @@ def moments(x: Any, needs_squares: bool, mean: Any) -> float:
     square = 0.0
     if not needs_squares:
         return square
-    high = mean.astype(np.float32)
-    low = (mean - high).astype(np.float32)
+    high, low = two_parts(mean)
     for row in range(len(x)):
         square += squared_distance(x, row, high, low)
     if not square < np.inf:  # beyond the range of float32
@@ -207,8 +202,7 @@ def normalize(
     x: Any, mean: Any, square: float, scale: float, eps: float, y: Any, norm: Any, individually: bool
 ) -> None:
     """Write s·c/r; ``square`` is the mean squared distance of all rows from ``mean`` ``[1, features]``."""
-    high = mean.astype(np.float32)
-    low = (mean - high).astype(np.float32)
+    high, low = two_parts(mean)
     if not individually:
         root = np.sqrt(square + eps)
         norm[0] = root
@@ -249,8 +243,15 @@ def write_wide(x: Any, row: int, mean: Any, factor: float, y: Any) -> None:
 
 
 @njit(inline="always")
+def two_parts(mean: Any) -> Any:
+    """Return a float64 mean as two float32 numbers, so that none of its digits is lost."""
+    high = mean.astype(np.float32)
+    return high, (mean - high).astype(np.float32)
+
+
+@njit(inline="always")
 def centered(x: Any, row: Any, start: Any, high: Any, low: Any) -> Any:
-    """Return x - mean; the mean has two parts, so that none of its digits is lost."""
+    """Return x - mean."""
     return load(x, row, start) - load(high, 0, start) - load(low, 0, start)
 
 
@@ -306,8 +307,7 @@ def gradient_sums(
 
     Where rows are scaled individually, write dL/dc to ``result``, and its sums instead.
     """
-    high = mean.astype(np.float32)
-    low = (mean - high).astype(np.float32)
+    high, low = two_parts(mean)
     rows = len(x)
     dot, dots = 0.0, np.empty(rows if individually else 0, np.float32)
     for row in range(rows):
@@ -346,8 +346,7 @@ def finish_gradient(
     individually: bool, result: Any,
 ) -> None:  # fmt: skip
     """Write dL/dx: center dL/dc, which ``result`` holds where rows are scaled individually."""
-    high = mean.astype(np.float32)
-    low = (mean - high).astype(np.float32)
+    high, low = two_parts(mean)
     shift = grad_mean.astype(np.float32)
     factor, inverse, grad_dot = np.float32(scale / norm), np.float32(1 / norm), np.float32(mean_dot / norm)
     step = max(1, CACHED_ELEMENTS // x.shape[1])

@@ -28,13 +28,9 @@ from pairnorm.nn.ops._numba.vectors import (
 )
 from pairnorm.nn.ops.sparse_product import Pattern
 
+DTYPES = (torch.float32,)
 NUMBERS_PER_TASK = 2**19
 Selection = tuple[Any, Any, Any]
-
-
-def supports(dense: Tensor) -> bool:
-    """Return whether the kernels take this dtype."""
-    return dense.dtype == torch.float32
 
 
 def forward(

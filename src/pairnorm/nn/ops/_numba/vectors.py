@@ -140,36 +140,39 @@ def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> tupl
     return builder.inttoptr(address, _llvm(Vector(kind.dtype)).as_pointer()), remaining
 
 
-def _all_or_some(builder: Any, remaining: Any) -> Any:
-    """Part whole vectors from the last of a row: masks take longer to make than a branch does."""
-    return builder.if_else(builder.icmp_signed(">=", remaining, INT(LANES)))
+def _suffix(vector: Vector) -> str:
+    return f"v{LANES}{'f' if isinstance(vector.dtype, types.Float) else 'i'}{vector.dtype.bitwidth}"
 
 
-def _exist(builder: Any, remaining: Any) -> Any:
-    """Return which of ``LANES`` columns there are."""
-    lanes = ir.VectorType(INT, LANES)(list(range(LANES)))
-    return builder.icmp_signed("<", lanes, _fill(builder, remaining))
+def _each_part(builder: Any, remaining: Any, whole: Callable[[], Any], part: Callable[[Any], Any]) -> Any:
+    """Run ``whole``, or at the end of a row ``part`` with a mask: masks take longer to make than a branch."""
+    results = []
+    with builder.if_else(builder.icmp_signed(">=", remaining, INT(LANES))) as (all_exist, some_exist):
+        with all_exist:
+            results.append((whole(), builder.block))
+        with some_exist:
+            lanes = ir.VectorType(INT, LANES)(list(range(LANES)))
+            results.append((part(builder.icmp_signed("<", lanes, _fill(builder, remaining))), builder.block))
+    return results
 
 
 @intrinsic
 def load(typing: Any, matrix: Any, row: Any, start: Any) -> Any:
     """Return ``LANES`` columns of a row, from ``start`` on."""
     vector = Vector(matrix.dtype)
+    kind, name = _llvm(vector), f"llvm.masked.load.{_suffix(vector)}.p0"
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, remaining = _address(context, builder, signature, arguments)
-        kind = _llvm(vector)
-        name = f"llvm.masked.load.v{LANES}{_suffix(vector)}.p0"
-        branches = []
-        with _all_or_some(builder, remaining) as (all_exist, some_exist):
-            with all_exist:
-                branches.append((builder.load(pointer, align=4), builder.block))
-            with some_exist:
-                exists, none = _exist(builder, remaining), ir.Constant(kind, None)
-                loaded = _call(builder, name, kind, pointer, INT(4), exists, none)
-                branches.append((loaded, builder.block))
+        none = ir.Constant(kind, None)
+        values = _each_part(
+            builder,
+            remaining,
+            lambda: builder.load(pointer, align=4),
+            lambda mask: _call(builder, name, kind, pointer, INT(4), mask, none),
+        )
         result = builder.phi(kind)
-        for value, block in branches:
+        for value, block in values:
             result.add_incoming(value, block)
         return result
 
@@ -179,78 +182,72 @@ def load(typing: Any, matrix: Any, row: Any, start: Any) -> Any:
 @intrinsic
 def store(typing: Any, matrix: Any, row: Any, start: Any, vector: Any) -> Any:
     """Write ``LANES`` columns of a row, from ``start`` on."""
+    name = f"llvm.masked.store.{_suffix(vector)}.p0"
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, remaining = _address(context, builder, signature, arguments)
-        name = f"llvm.masked.store.v{LANES}{_suffix(vector)}.p0"
-        with _all_or_some(builder, remaining) as (all_exist, some_exist):
-            with all_exist:
-                builder.store(arguments[3], pointer, align=4)
-            with some_exist:
-                _call(builder, name, ir.VoidType(), arguments[3], pointer, INT(4), _exist(builder, remaining))
+        _each_part(
+            builder,
+            remaining,
+            lambda: builder.store(arguments[3], pointer, align=4),
+            lambda mask: _call(builder, name, ir.VoidType(), arguments[3], pointer, INT(4), mask),
+        )
         return context.get_dummy_value()
 
     return types.none(matrix, row, start, vector), build
 
 
+def _lower(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn ``function(builder, *arguments)`` into the code generator of an intrinsic."""
+    return lambda context, builder, signature, arguments: function(builder, *arguments)
+
+
 @intrinsic
 def fill(typing: Any, value: Any) -> Any:
     """Return a number in every lane."""
-    return Vector(value)(value), lambda context, builder, signature, arguments: _fill(builder, *arguments)
+    return Vector(value)(value), _lower(_fill)
 
 
 @intrinsic
 def total(typing: Any, vector: Any) -> Any:
     """Return the sum of the lanes."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        name = f"llvm.vector.reduce.fadd.v{LANES}{_suffix(vector)}"
-        kind = _llvm(vector).element
-        return _call(builder, name, kind, kind(0.0), *arguments, flags=FAST)
-
-    return vector.dtype(vector), build
+    kind, name = _llvm(vector).element, f"llvm.vector.reduce.fadd.{_suffix(vector)}"
+    return vector.dtype(vector), _lower(
+        lambda builder, value: _call(builder, name, kind, kind(0.0), value, flags=FAST)
+    )
 
 
 @intrinsic
 def widen(typing: Any, vector: Any) -> Any:
     """Return the numbers in double precision."""
     wide = Vector(types.float64)
-    return wide(vector), lambda context, builder, signature, arguments: builder.fpext(*arguments, _llvm(wide))
+    return wide(vector), _lower(lambda builder, value: builder.fpext(value, _llvm(wide)))
 
 
 @intrinsic
 def where_less(typing: Any, a: Any, b: Any, chosen: Any, other: Any) -> Any:
     """Return, lane by lane, ``chosen`` where a < b and ``other`` elsewhere, also where a or b is NaN."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        compare = builder.icmp_unsigned if a.dtype == types.uint32 else builder.fcmp_ordered
-        return builder.select(compare("<", *arguments[:2]), *arguments[2:])
-
-    return chosen(a, b, chosen, other), build
+    compare = "icmp_unsigned" if a.dtype == types.uint32 else "fcmp_ordered"
+    return chosen(a, b, chosen, other), _lower(
+        lambda builder, a, b, *choices: builder.select(getattr(builder, compare)("<", a, b), *choices)
+    )
 
 
 @intrinsic
 def bits(typing: Any, vector: Any) -> Any:
     """Return floats as the integers that have the same bits, and integers as floats."""
     other = Vector(types.uint32 if vector.dtype == types.float32 else types.float32)
-    return other(vector), lambda context, builder, signature, arguments: builder.bitcast(
-        *arguments, _llvm(other)
-    )
+    return other(vector), _lower(lambda builder, value: builder.bitcast(value, _llvm(other)))
 
 
-def _suffix(vector: Vector) -> str:
-    return f"{'f' if isinstance(vector.dtype, types.Float) else 'i'}{vector.dtype.bitwidth}"
-
-
-def _operator(function: Callable[..., Any], on_floats: str, on_integers: str, flags: tuple[str, ...]) -> None:
+def _define_operator(
+    function: Callable[..., Any], on_floats: str, on_integers: str, flags: tuple[str, ...] = ()
+) -> None:
     @intrinsic
     def apply(typing: Any, a: Any, b: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            if isinstance(a.dtype, types.Float):
-                return getattr(builder, on_floats)(*arguments, flags=flags)
-            return getattr(builder, on_integers)(*arguments)
-
-        return a(a, b), build
+        if isinstance(a.dtype, types.Float):
+            return a(a, b), _lower(lambda builder, *both: getattr(builder, on_floats)(*both, flags=flags))
+        return a(a, b), _lower(lambda builder, *both: getattr(builder, on_integers)(*both))
 
     @overload(function, inline="always", strict=False)
     def choose(a: Any, b: Any) -> Any:
@@ -261,13 +258,13 @@ def _operator(function: Callable[..., Any], on_floats: str, on_integers: str, fl
         return None
 
 
-_operator(operator.add, "fadd", "add", FAST)
-_operator(operator.sub, "fsub", "sub", ("contract",))  # x - high - low stays in this order
-_operator(operator.mul, "fmul", "mul", FAST)
-_operator(operator.and_, "", "and_", ())
-_operator(operator.xor, "", "xor", ())
-_operator(operator.lshift, "", "shl", ())
-_operator(operator.rshift, "", "lshr", ())
+_define_operator(operator.add, "fadd", "add", FAST)
+_define_operator(operator.sub, "fsub", "sub", ("contract",))  # x - high - low stays in this order
+_define_operator(operator.mul, "fmul", "mul", FAST)
+_define_operator(operator.and_, "", "and_")
+_define_operator(operator.xor, "", "xor")
+_define_operator(operator.lshift, "", "shl")
+_define_operator(operator.rshift, "", "lshr")
 
 
 # Memory for kernels, whatever torch's default dtype and device are.
@@ -283,11 +280,6 @@ def empty(*shape: Any) -> Tensor:
     PairNorm does to a tensor of 100 MB.
     """
     return _on_huge_pages(torch.empty(*shape, dtype=torch.float32, device="cpu"))
-
-
-def empty_strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return uninitialized memory with these strides."""
-    return _on_huge_pages(torch.empty_strided(shape, strides, dtype=torch.float32, device="cpu"))
 
 
 def _on_huge_pages(memory: Tensor) -> Tensor:
@@ -310,7 +302,8 @@ def empty_by_model(models: int, nodes: int, features: int) -> tuple[Tensor, Tens
     The nodes of a model are next to one another. The first tensor is no view: autograd lets users change the
     outputs of a function in place only where they are none.
     """
-    memory = empty_strided((nodes, models, features), (features, nodes * features, 1))
+    shape, strides = (nodes, models, features), (features, nodes * features, 1)
+    memory = _on_huge_pages(torch.empty_strided(shape, strides, dtype=torch.float32, device="cpu"))
     return memory, memory.transpose(0, 1)
 
 
@@ -326,7 +319,7 @@ def array(x: Tensor) -> Any:
 
 CODES = {"none": 0, "relu": 1, "elu": 2}
 
-LEAST = np.float32(-87.0)  # below it, exp is no normal number any more
+MIN_EXPONENT = np.float32(-87.0)  # below it, exp is no normal number any more
 LOG2_E = np.float32(1 / np.log(2))
 # ln 2 in two parts, the first with so few digits that a multiple of it is exact.
 LN2_HIGH = np.float32(0.693359375)
@@ -340,7 +333,7 @@ SERIES = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6
 @njit(inline="always")
 def exp_parts(x: Any) -> Any:
     """Return p, a power of two, and q with exp(x) = p (1 + q), for x up to 88."""
-    x = where_less(x, fill(LEAST), fill(LEAST), x)
+    x = where_less(x, fill(MIN_EXPONENT), fill(MIN_EXPONENT), x)
     shifted = x * LOG2_E + ROUND
     exponent = shifted - ROUND
     power = bits(bits(shifted) << np.uint32(23))

@@ -10,13 +10,9 @@ from torch import Tensor
 
 from pairnorm.nn.ops.kernels import on_device
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 UNROLL = 8
 BLOCK = 128
-
-
-def supports(x: Tensor) -> bool:
-    """Return whether the kernel takes this dtype."""
-    return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
 @on_device

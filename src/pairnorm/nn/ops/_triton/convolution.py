@@ -5,7 +5,7 @@ so that averaging is a sparse product. Backwards, one sweep over the transpose g
 for the gradient of z and for the products from which the gradients of the scores follow.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -16,23 +16,26 @@ from pairnorm.nn.ops._triton import linear, pair_norm, sparse_product
 from pairnorm.nn.ops._triton.dropout import keep_factor
 from pairnorm.nn.ops._triton.sparse_product import Schedule, groups, join, tile_of
 from pairnorm.nn.ops.dropout import dropped_levels
-from pairnorm.nn.ops.kernels import STATE_DTYPES, Saved, on_device
-from pairnorm.nn.ops.pair_norm import Norm
+from pairnorm.nn.ops.kernels import Saved, on_device
 from pairnorm.nn.ops.sparse_product import Pattern
 
+if TYPE_CHECKING:
+    from pairnorm.nn.pair_norm import PairNorm
+
+DTYPES = sparse_product.DTYPES
 UNROLL = 2
 # Kernels that touch no features take more entries at once, so that hubs do not delay them.
 ENTRIES = 8
 MODELS = 64
 
 
-def supports(x: Tensor, weight: Tensor | None = None) -> bool:
-    """Return whether the kernels take this dtype and a weight of this size."""
-    return x.dtype in STATE_DTYPES and (weight is None or linear.supports(x, weight))
+def fits(weight: Tensor | None) -> bool:
+    """Return whether the kernels take a weight of this size."""
+    return weight is None or linear.fits(weight)
 
 
 def gcn_forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor, matrix: Any, activation: str, norm: Norm | None,
+    x: Tensor, weight: Tensor | None, bias: Tensor, matrix: Any, activation: str, norm: "PairNorm | None",
     rate: float, keys: Tensor | None, needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]`` and the tensors for the backward pass: x and the input of PairNorm."""
@@ -65,7 +68,7 @@ def gcn_backward(
 @on_device
 def attention_forward(
     scores: Tensor, z: Tensor, bias: Tensor | None, matrix: Any, activation: str, negative_slope: float,
-    rate: float, keys: Tensor | None, norm: Norm | None, needs_backward: bool,
+    rate: float, keys: Tensor | None, norm: "PairNorm | None", needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, features]`` and the tensors for the backward pass."""
     pattern, scores, z = matrix.pattern, scores.contiguous(), z.contiguous()
@@ -82,27 +85,16 @@ def attention_forward(
     return h, (scores, z, weights, masked, y, *of_norm)
 
 
+@on_device
 def attention_backward(
     saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the gradients of the scores, of z and of the bias."""
     scores, z, weights, masked, *of_end = saved
     matrix, activation, negative_slope, _, _, norm = settings
-    grad, grad_bias = grads[0].contiguous(), None
+    pattern, grad, grad_bias = matrix.pattern, grads[0].contiguous(), None
     if norm is not None or needs_grad[2] or activation != "none":
         grad, grad_bias = _layer_end_backward(grad, of_end, norm, activation)
-    grad_scores, grad_z = _attention_gradients(
-        scores, z, weights, masked, grad, matrix.pattern, negative_slope
-    )
-    return grad_scores, grad_z, grad_bias if needs_grad[2] else None
-
-
-@on_device
-def _attention_gradients(
-    scores: Tensor, z: Tensor, weights: Tensor, masked: Tensor, grad: Tensor, pattern: Pattern,
-    negative_slope: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the scores and of z."""
     transposed = pattern.transposed
     schedule = Schedule.of(transposed)
     nodes, models, features = z.shape
@@ -121,10 +113,10 @@ def _attention_gradients(
     _sum_rows[_grid(transposed, z)](
         transposed.crow, pattern.order, change, grad_scores, models, ENTRIES, _block(z), num_warps=2
     )
-    return grad_scores, grad_z[:nodes].view_as(z)
+    return grad_scores, grad_z[:nodes].view_as(z), grad_bias if needs_grad[2] else None
 
 
-def _normalize(y: Tensor, norm: Norm | None, needs_backward: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _normalize(y: Tensor, norm: "PairNorm | None", needs_backward: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return PairNorm of ``y``, if there is one, and the tensors for its backward pass."""
     if norm is None:
         return y, ()
@@ -132,7 +124,7 @@ def _normalize(y: Tensor, norm: Norm | None, needs_backward: bool) -> tuple[Tens
 
 
 def _layer_end_backward(
-    grad: Tensor, saved: Saved | list[Tensor], norm: Norm | None, activation: str
+    grad: Tensor, saved: Saved | list[Tensor], norm: "PairNorm | None", activation: str
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of what the activation was given, and of the bias in it."""
     if norm is None:
@@ -150,8 +142,12 @@ def _grid(pattern: Pattern, z: Tensor) -> tuple[int, int]:
 
 
 @triton.jit
-def _own_score(scores, row, model, models):  # type: ignore[no-untyped-def]
-    return tl.load(scores + (row * models + model) * 2 + 1, model < models, other=0.0)
+def _row_and_models(crow, scores, models, MODELS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A program's row, models, which of them exist, their scores as a target, and the bounds of the row."""
+    row = tl.program_id(0).to(tl.int64)
+    model = tl.program_id(1) * MODELS + tl.arange(0, MODELS)
+    own = tl.load(scores + (row * models + model) * 2 + 1, model < models, other=0.0)
+    return row, model, model < models, own, tl.load(crow + row), tl.load(crow + row + 1)
 
 
 @triton.jit
@@ -166,11 +162,7 @@ def _weights(  # type: ignore[no-untyped-def]
     DROPOUT: tl.constexpr, UNROLL: tl.constexpr, MODELS: tl.constexpr,
 ):  # fmt: skip
     """The softmax of a row's scores, and what dropout keeps of it."""
-    row = tl.program_id(0).to(tl.int64)
-    model = tl.program_id(1) * MODELS + tl.arange(0, MODELS)
-    known = model < models
-    own = _own_score(scores, row, model, models)
-    begin, end = tl.load(crow + row), tl.load(crow + row + 1)
+    _, model, known, own, begin, end = _row_and_models(crow, scores, models, MODELS)
     largest = tl.full([MODELS], -float("inf"), tl.float32)
     total = tl.zeros([MODELS], tl.float32)
     for first in range(begin, end, UNROLL):
@@ -240,20 +232,14 @@ def _score_gradient(  # type: ignore[no-untyped-def]
     UNROLL: tl.constexpr, MODELS: tl.constexpr,
 ):  # fmt: skip
     """Turn products into gradients of scores in position, through dropout and softmax; sum them up by row."""
-    row = tl.program_id(0).to(tl.int64)
-    model = tl.program_id(1) * MODELS + tl.arange(0, MODELS)
-    known = model < models
-    own = _own_score(scores, row, model, models)
-    begin, end = tl.load(crow + row), tl.load(crow + row + 1)
+    row, model, known, own, begin, end = _row_and_models(crow, scores, models, MODELS)
     mean = tl.zeros([MODELS], tl.float32)
     for first in range(begin, end, UNROLL):
         entry = first + tl.arange(0, UNROLL)
         both = (entry < end)[:, None] & known[None, :]
         position = entry.to(tl.int64)[:, None] * models + model[None, :]
-        mean += tl.sum(
-            tl.load(masked + position, both, other=0.0) * tl.load(change + position, both, other=0.0),
-            0,
-        )
+        weight = tl.load(masked + position, both, other=0.0)
+        mean += tl.sum(weight * tl.load(change + position, both, other=0.0), 0)
     total = tl.zeros([MODELS], tl.float32)
     for first in range(begin, end, UNROLL):
         entry = first + tl.arange(0, UNROLL)

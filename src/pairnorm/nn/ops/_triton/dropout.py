@@ -8,12 +8,8 @@ from torch import Tensor
 from pairnorm.nn.ops.dropout import dropped_levels
 from pairnorm.nn.ops.kernels import on_device
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BLOCK = 1024
-
-
-def supports(x: Tensor) -> bool:
-    """Return whether the kernels take this dtype."""
-    return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
 @on_device
@@ -71,15 +67,9 @@ def _dropout(  # type: ignore[no-untyped-def]
     node, model = row // models, row % models
     words = (features + 1) // 2
     key = tl.load(keys + model, row < rows, other=0)
-    factor = keep_factor(
-        ((first + node) * words)[:, None] + (feature % words)[None, :],
-        key[:, None],
-        (feature // words)[None, :],
-        dropped,
-    )
+    position = ((first + node) * words)[:, None] + (feature % words)[None, :]
+    factor = keep_factor(position, key[:, None], (feature // words)[None, :], dropped)
     start = node.to(tl.int64) * node_stride + model.to(tl.int64) * model_stride
-    value = tl.load(x + start[:, None] + (feature * feature_stride)[None, :], inside, other=0.0).to(
-        tl.float32
-    )
+    value = tl.load(x + start[:, None] + (feature * feature_stride)[None, :], inside, other=0.0)
     place = row.to(tl.int64)[:, None] * features + feature[None, :]
-    tl.store(result + place, (value * factor).to(result.dtype.element_ty), inside)
+    tl.store(result + place, (value.to(tl.float32) * factor).to(result.dtype.element_ty), inside)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pairnorm.nn.ops._triton.dropout import factor_of, keeps
 from pairnorm.nn.ops.dropout import dropped_levels
-from pairnorm.nn.ops.kernels import STATE_DTYPES, Saved, on_device, partition_nodes
+from pairnorm.nn.ops.kernels import Saved, on_device, partition_nodes
 
+DTYPES = (torch.float32, torch.bfloat16)
 MAX_WEIGHT_ELEMENTS = 64 * 64
 MAX_SCORES = 16
 ROWS = 64
@@ -25,24 +26,18 @@ ROWS_OF_SUMS = 32
 PROGRAMS_OF_SUMS = 1056
 
 
-def supports(x: Tensor, weight: Tensor, att_vectors: Tensor | None = None) -> bool:
+def fits(weight: Tensor, att_vectors: Tensor | None = None) -> bool:
     """Return whether a model's weight fits a program; the matrix library is faster for wide ones."""
     half, out = _padded(weight.size(1), weight.size(2))
-    narrow = 2 * half * out <= MAX_WEIGHT_ELEMENTS and (
-        att_vectors is None or att_vectors.size(2) <= MAX_SCORES
-    )
-    return narrow and x.dtype in STATE_DTYPES and weight.dtype == torch.float32
+    is_narrow = 2 * half * out <= MAX_WEIGHT_ELEMENTS and weight.dtype == torch.float32
+    return is_narrow and (att_vectors is None or att_vectors.size(2) <= MAX_SCORES)
 
 
 @on_device
 def forward(
-    x: Tensor,
-    weight: Tensor,
-    att_vectors: Tensor | None,
-    rate: float,
-    keys: Tensor | None,
+    x: Tensor, weight: Tensor, att_vectors: Tensor | None, rate: float, keys: Tensor | None,
     needs_backward: bool,
-) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, ...]]:
+) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]``, the scores, and what the backward pass needs."""
     dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
     x, weight = x.contiguous(), weight.contiguous()
@@ -60,23 +55,12 @@ def forward(
     return (result, scores), (x, weight, att_vectors, *([result] if count else []))
 
 
+@on_device
 def backward(
     saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, of the weight and of the attention vectors."""
-    x, weight, att_vectors, *rest = saved
-    rate, keys = settings
-    grad, grad_scores = grads
-    return _gradients(
-        x, weight, att_vectors, rest[0] if rest else None, rate, keys, grad, grad_scores, needs_grad
-    )
-
-
-@on_device
-def _gradients(
-    x: Tensor, weight: Tensor, att_vectors: Tensor, result: Tensor | None, rate: float, keys: Tensor | None,
-    grad: Tensor | None, grad_scores: Tensor | None, needs_grad: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor, Tensor | None]:  # fmt: skip
+    (x, weight, att_vectors, *results), (rate, keys), (grad, grad_scores) = saved, settings, grads
     nodes, (models, width, out) = x.size(0), weight.shape
     dropped = 0 if keys is None or rate == 0 else dropped_levels(rate)
     keys = x if keys is None else keys
@@ -95,7 +79,7 @@ def _gradients(
     if needs_grad[2] and count:
         sums = weight.new_empty(programs, models, out, count)
         _backward_att_vectors[(models, programs)](
-            result, grad_scores, sums, share, nodes, models, count, _precision(x), ROWS_OF_SUMS, out,
+            *results, grad_scores, sums, share, nodes, models, count, _precision(x), ROWS_OF_SUMS, out,
             _padded(width, out)[1], MAX_SCORES, num_warps=4, num_stages=1,
         )  # fmt: skip
         grad_vectors = sums.sum(0)

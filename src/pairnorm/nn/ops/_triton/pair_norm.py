@@ -15,6 +15,7 @@ from torch import Tensor
 from pairnorm.nn.ops._triton.sparse_product import CODES, gradient_of
 from pairnorm.nn.ops.kernels import on_device, partition_nodes
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NOTHING_BEFORE = -1
 """Instead of the code of an activation: no activation and no bias come before."""
 SHRINK, MIN_EPS_TO_SHRINK = 2.0**-32, 1e-16
@@ -24,11 +25,6 @@ that would lose the square of a tiny number, eps is larger, unless it is smaller
 # at once; for moments the mean of a tile should be near that of all rows.
 TILE, PROGRAMS = 2048, 8
 MOMENTS_TILE, MOMENTS_PROGRAMS = 8192, 4
-
-
-def supports(x: Tensor) -> bool:
-    """Return whether the kernels take this dtype."""
-    return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
 @on_device
@@ -146,18 +142,9 @@ def _tile(start, nodes, model, models, features, ROWS: tl.constexpr, COLUMNS: tl
 
 @triton.jit
 def _moments(  # type: ignore[no-untyped-def]
-    x,
-    shift,
-    means,
-    squares,
-    nodes,
-    share,
-    models,
-    features,
-    shrink,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    x, shift, means, squares, nodes, share, models, features, shrink,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Mean of a program's rows, and squares about it, merged tile by tile as ``Moments`` are.
 
     All are about a shift near the mean, so that no large numbers cancel. The shift is the mean of a tile of

@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops.kernels import STATE_DTYPES, on_device, partition_nodes
+from pairnorm.nn.ops.kernels import on_device, partition_nodes
 from pairnorm.nn.ops.sparse_product import Pattern, index_dtype
 
+DTYPES = (torch.float32, torch.bfloat16)  # of hidden states; sums are in float32
 PIECE = 64
 UNROLL = 4
 BLOCK = 256
@@ -68,11 +69,6 @@ class Schedule:
         row, place = row[order].int(), place[order].int()
         start, stop = (bound[order].to(index_dtype(pattern.num_entries)) for bound in (start, stop))
         return cls(row, start, stop, place, split.int(), split_crow.int(), rows + int(beyond.sum()))
-
-
-def supports(dense: Tensor) -> bool:
-    """Return whether the kernels take this dtype."""
-    return dense.dtype in STATE_DTYPES
 
 
 @on_device
@@ -155,11 +151,8 @@ def _multiply(  # type: ignore[no-untyped-def]
         source = tl.load(column + entry, here, other=0).to(tl.int64)
         value = tl.load(values + entry, here, other=0.0)[:, None]
         both = here[:, None] & inside[None, :]
-        total += tl.sum(
-            value
-            * tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0).to(tl.float32),
-            0,
-        )
+        states = tl.load(dense + source[:, None] * width + across[None, :], both, other=0.0)
+        total += tl.sum(value * states.to(tl.float32), 0)
     target = tl.load(place + piece).to(tl.int64)
     if target < rows:  # a whole row; pieces of a row are finished when they are joined
         total = _epilogue(total, bias, across, inside, BIAS, CODE)
@@ -185,9 +178,8 @@ def _multiply_models(  # type: ignore[no-untyped-def]
             known = model < tl.where(entry < last, models, 0)
             value = tl.load(own + entry.to(tl.int64) * entry_stride, known, other=0.0)
             selected = (value != 0)[:, None] & inside  # nothing is read for what was dropped
-            total += value[:, None] * tl.load(dense + source * width + across, selected, other=0.0).to(
-                tl.float32
-            )
+            states = tl.load(dense + source * width + across, selected, other=0.0)
+            total += value[:, None] * states.to(tl.float32)
     target = tl.load(place + piece).to(tl.int64)
     if target < rows:
         total = _epilogue(total, bias, across, inside, BIAS, CODE)
@@ -206,12 +198,8 @@ def _join(  # type: ignore[no-untyped-def]
     for first in range(tl.load(crow + tl.program_id(0)), last, UNROLL):
         part = first + tl.arange(0, UNROLL)
         both = (part < last)[:, None] & inside[None, :]
-        total += tl.sum(
-            tl.load(buffer + part.to(tl.int64)[:, None] * width + across[None, :], both, other=0.0).to(
-                tl.float32
-            ),
-            0,
-        )
+        sums = tl.load(buffer + part.to(tl.int64)[:, None] * width + across[None, :], both, other=0.0)
+        total += tl.sum(sums.to(tl.float32), 0)
     total = _epilogue(total, bias, across, inside, BIAS, CODE)
     tl.store(buffer + tl.load(split + tl.program_id(0)).to(tl.int64) * width + across, total, inside)
 
@@ -225,18 +213,9 @@ def activation_backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tenso
     programs, share = partition_nodes(nodes, columns, GRADIENT_ROWS, GRADIENT_PROGRAMS)
     sums = y.new_empty(programs, *y.shape[1:], dtype=torch.float32)
     _activation_backward[(programs, columns)](
-        grad,
-        y,
-        result,
-        sums,
-        nodes,
-        share,
-        width,
-        CODES[activation],
-        GRADIENT_ROWS,
-        GRADIENT_COLUMNS,
+        grad, y, result, sums, nodes, share, width, CODES[activation], GRADIENT_ROWS, GRADIENT_COLUMNS,
         num_warps=4,
-    )
+    )  # fmt: skip
     return result, sums.sum(0)
 
 
