@@ -243,7 +243,20 @@ class _Gather(torch.autograd.Function):
 
 def all_sum(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
     """Return the sum over all ranks; its gradient is the sum of the gradients of all ranks."""
-    return torch.distributed.nn.functional.all_reduce(x, group=group)  # type: ignore[no-any-return]
+    return _AllSum.apply(x, group)
+
+
+class _AllSum(torch.autograd.Function):  # torch has deprecated its own
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: "dist.ProcessGroup") -> Tensor:
+        ctx.group = group
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_sum(grad, ctx.group), None
 
 
 @dataclass(frozen=True)
