@@ -147,7 +147,7 @@ def reference_pcfi(
 REFERENCES: dict[str, Callable[..., Tensor]] = {
     "zero": lambda edges, x, missing, normalization: torch.where(missing, 0, x),
     "mean": reference_mean,
-    "mass": reference_neighbor_mean,
+    "known_neighbor_mean": reference_neighbor_mean,
     "fp": reference_fp,
     "pcfi": reference_pcfi,
     "mask": lambda edges, x, missing, normalization: torch.cat([torch.where(missing, 0, x), missing], 1),
@@ -163,7 +163,9 @@ def test_defaults_match_the_reference(method: str, edge_index: Tensor, x: Tensor
     torch.testing.assert_close(imputed, expected, rtol=1e-6, atol=1e-6)  # P is in single precision
 
 
-@pytest.mark.parametrize(("name", "steps"), [*(("mass", k) for k in (0, 1, 6, 12)), ("fp", 0), ("fp", 7)])
+@pytest.mark.parametrize(
+    ("name", "steps"), [*(("known_neighbor_mean", k) for k in (0, 1, 6, 12)), ("fp", 0), ("fp", 7)]
+)
 @pytest.mark.parametrize("normalization", ["rw", "sym"])
 def test_steps_match_the_reference(
     name: str, steps: int, normalization: str, edge_index: Tensor, x: Tensor, missing: Tensor
@@ -252,7 +254,7 @@ def test_known_entries_are_unchanged_and_missing_ones_not_read(
     assert torch.equal(imputed[:, :WIDTH][~gone], x[~gone])
 
 
-@pytest.mark.parametrize("method", ["mean", "mass", "fp", "pcfi"])
+@pytest.mark.parametrize("method", ["mean", "known_neighbor_mean", "fp", "pcfi"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_constant_column_stays_constant(method: str, x: Tensor, dtype: torch.dtype) -> None:
     """Rounding errors of a constant column do not correlate with other columns either."""
@@ -292,7 +294,7 @@ def test_sparse_and_single_precision_features_give_the_same(
     torch.testing.assert_close(imputed.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["zero", "mean", "mass", "fp"])
+@pytest.mark.parametrize("method", ["zero", "mean", "known_neighbor_mean", "fp"])
 def test_column_blocks_are_independent(method: str, edge_index: Tensor, x: Tensor, missing: Tensor) -> None:
     blocks = [
         impute(x[:, columns], missing if missing.dim() == 1 else missing[:, columns], edge_index, method)
@@ -337,7 +339,7 @@ def test_invalid_settings_are_refused(edge_index: Tensor, x: Tensor, raises) -> 
     for alpha in (0, 1.5, float("nan")):
         with raises("not-a-number"):
             impute(x, nothing, edge_index, method="pcfi", alpha=alpha)
-    for method in ("mass", "fp", "pcfi"):
+    for method in ("known_neighbor_mean", "fp", "pcfi"):
         with raises("not-a-whole-number", value=-1):
             impute(x, nothing, edge_index, method=method, steps=-1)
 
@@ -350,3 +352,8 @@ def test_cuda_gives_the_same(
     expected = impute(x.to(dtype), missing, edge_index, method)
     imputed = impute(x.to(dtype).cuda(), missing.cuda(), edge_index.cuda(), method)
     torch.testing.assert_close(imputed.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_old_name_of_an_imputation_is_accepted(edge_index: Tensor, x: Tensor, missing: Tensor) -> None:
+    old, new = (impute(x, missing, edge_index, method=name) for name in ("mass", "known_neighbor_mean"))
+    assert torch.equal(old, new)

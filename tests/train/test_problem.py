@@ -17,7 +17,7 @@ from pairnorm.data import (
     missing_nodes,
     missing_vectors,
 )
-from pairnorm.impute import IMPUTATIONS
+from pairnorm.impute.methods import STORED_IMPUTATIONS
 from pairnorm.nn import SparseMatrix
 from pairnorm.train import Spec
 from pairnorm.train.problem import Problem, aucs
@@ -101,7 +101,7 @@ def test_what_is_missing_may_depend_on_the_node(graph: Graph, kind: str) -> None
         torch.testing.assert_close(x[:, trial], graph.features * ~lost)
 
 
-@pytest.mark.parametrize("fill", [name for name in IMPUTATIONS if name != "zero"])
+@pytest.mark.parametrize("fill", [name for name in STORED_IMPUTATIONS if name != "zero"])
 @pytest.mark.parametrize("kind", ["vectors", "nodes", "entries"])
 def test_a_fill_stands_in_for_what_each_trial_misses(graph: Graph, fill: str, kind: str) -> None:
     graph = in_another_layout(graph, "dense" if kind == "entries" else "sparse")

@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -17,9 +17,13 @@ from pairnorm.base.errors import PairNormError
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 CHANGE, REMOVED = ".pairnorm-change", ".gone"
 MAX_PATH_LENGTH = 300
-_own_drafts: set[Path] = set()
 LOCK_SECONDS = 30.0
 """How long to wait for another process that holds a lock."""
+_own_drafts: set[Path] = set()
+
+
+def _refused(problem: str, path: Path, *, code: str, hint: str = "Choose another path.") -> PairNormError:
+    return PairNormError(f"{path}: {problem}", code=code, value=str(path), hint=hint)
 
 
 def check_path(path: Path) -> Path:
@@ -32,18 +36,17 @@ def check_path(path: Path) -> Path:
         text = str(path)
         if len(text) > MAX_PATH_LENGTH:
             text = f"{text[: MAX_PATH_LENGTH // 2]}…{text[-MAX_PATH_LENGTH // 2 :]}"
-        problem = f"{text}: cannot be used ({getattr(error, 'strerror', None) or error})"
-        raise PairNormError(
-            problem, code="unusable-path", value=str(path), hint="Choose another path."
-        ) from error
+        problem, hint = f"{text}: cannot be used ({_reason(error)})", "Choose another path."
+        raise PairNormError(problem, code="unusable-path", value=str(path), hint=hint) from error
     return path
 
 
 def check_not_file(folder: Path) -> None:
     """Raise an error where a file is in the place of a folder to write to."""
     if folder.exists() and not folder.is_dir():
-        problem, hint = f"{folder}: there is a file of that name", "Choose another folder."
-        raise PairNormError(problem, code="is-a-file", value=str(folder), hint=hint)
+        raise _refused(
+            "there is a file of that name", folder, code="is-a-file", hint="Choose another folder."
+        )
 
 
 @contextmanager
@@ -56,21 +59,31 @@ def atomic_file(path: Path) -> Iterator[Path]:
         path: the file; an existing one is replaced, missing folders are created.
     """
     if check_path(path).is_dir():
-        problem = f"{path}: there is a folder of that name"
-        raise PairNormError(problem, code="is-a-folder", value=str(path), hint="Name a file.")
+        raise _refused("there is a folder of that name", path, code="is-a-folder", hint="Name a file.")
     if path.exists() and not path.is_file():
-        problem = f"{path}: this is a pipe or a device, not a file"
-        raise PairNormError(problem, code="not-a-file", value=str(path), hint="Name a file.")
+        raise _refused("this is a pipe or a device, not a file", path, code="not-a-file", hint="Name a file.")
     target = path.resolve()
-    with ExitStack() as stack:
-        with writable(path):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            drafts = stack.enter_context(_drafts(target))
-        draft = drafts / path.name
-        with writable(path, drafts):
-            yield draft
-        with writable(path):
-            draft.replace(target)
+    with writable(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with _drafts_of(path, lambda drafts: (drafts / path.name).replace(target)) as drafts:
+        yield drafts / path.name
+
+
+@contextmanager
+def atomic_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
+    """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing has changed.
+
+    One rename commits the change. If ``folder`` did not exist, that is all. Otherwise the drafts are renamed
+    to a folder inside it, and their files then move to their places; after a kill in between, the next
+    process completes the move. Of several processes at once, the last one's files remain.
+
+    Args:
+        folder: absent, or with files of an earlier change.
+        names: all files that a change may write; those that it does not write are removed. Others stay.
+    """
+    target = check_path(folder).resolve()
+    with _drafts_of(folder, lambda drafts: _commit(drafts, target, names)) as drafts:
+        yield drafts
 
 
 def write_text(path: Path, text: str) -> None:
@@ -104,9 +117,11 @@ def writable(path: Path, draft: Path | None = None) -> Iterator[None]:
     except OSError as error:
         if draft is not None and not _is_about(error, draft):
             raise
-        problem = f"{path}: cannot be written ({error.strerror or error})"
-        hint = "Choose another path."
-        raise PairNormError(problem, code="not-writable", value=str(path), hint=hint) from error
+        raise _refused(f"cannot be written ({_reason(error)})", path, code="not-writable") from error
+
+
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error
 
 
 def _is_about(error: OSError, draft: Path) -> bool:
@@ -114,28 +129,6 @@ def _is_about(error: OSError, draft: Path) -> bool:
         return error.errno in DISK_ERRORS or "free space" in str(error) or "requested and" in str(error)
     named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     return named is not None and (named == draft or draft in named.parents)
-
-
-@contextmanager
-def atomic_folder(folder: Path, names: Collection[str]) -> Iterator[Path]:
-    """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing has changed.
-
-    One rename commits the change. If ``folder`` did not exist, that is all. Otherwise the drafts are renamed
-    to a folder inside it, and their files then move to their places; after a kill in between, the next
-    process completes the move. Of several processes at once, the last one's files remain.
-
-    Args:
-        folder: absent, or with files of an earlier change.
-        names: all files that a change may write; those that it does not write are removed. Others stay.
-    """
-    target = check_path(folder).resolve()
-    with ExitStack() as stack:
-        with writable(folder):
-            drafts = stack.enter_context(_drafts(target))
-        with writable(folder, drafts):
-            yield drafts
-        with writable(folder):
-            _commit(drafts, target, names)
 
 
 @contextmanager
@@ -148,15 +141,14 @@ def reserved(folder: Path) -> Iterator[None]:
     with writable(folder, folder):
         mark = folder / ".reserved"  # the folder itself is locked for every file that is written in it
         mark.mkdir(parents=True, exist_ok=True)
-        lock = _lock(mark, seconds=0)
-        try:
-            yield
-            shutil.rmtree(folder)
-        finally:
-            with suppress(OSError):  # keep unfinished work
-                mark.rmdir()
-                folder.rmdir()
-            os.close(lock)
+        with _locked(mark, seconds=0):
+            try:
+                yield
+                shutil.rmtree(folder)
+            finally:
+                with suppress(OSError):  # keep unfinished work
+                    mark.rmdir()
+                    folder.rmdir()
 
 
 @contextmanager
@@ -166,57 +158,58 @@ def locked_folder(folder: Path) -> Iterator[None]:
     Args:
         folder: of ``atomic_folder``. Drafts of this process are locked already.
     """
-    if not folder.is_dir() or folder.resolve() in _own_drafts:
+    with ExitStack() as stack:
+        if folder.is_dir() and folder.resolve() not in _own_drafts:
+            try:
+                stack.enter_context(_locked(folder))
+            except OSError as error:
+                problem = f"{folder}: cannot be read ({_reason(error)})"
+                raise PairNormError(problem, code="not-readable", value=str(folder)) from error
+            with writable(folder):
+                _finish(folder)
         yield
-        return
-    try:
-        lock = _lock(folder)
-    except OSError as error:
-        problem = f"{folder}: cannot be read ({error.strerror or error})"
-        raise PairNormError(problem, code="not-readable", value=str(folder)) from error
-    try:
-        with writable(folder):
-            _finish(folder)
-        yield
-    finally:
-        os.close(lock)
 
 
 @contextmanager
-def _drafts(target: Path) -> Iterator[Path]:
-    """Give a new folder for drafts of a file or folder; remove those of processes that have ended."""
+def _drafts_of(path: Path, commit: Callable[[Path], object]) -> Iterator[Path]:
+    """Give a new folder for drafts of a file or folder, and commit them at the end."""
+    with ExitStack() as stack:
+        with writable(path):
+            drafts = _new_drafts(path.resolve(), stack)
+        with writable(path, drafts):
+            yield drafts
+        with writable(path):
+            commit(drafts)
+
+
+def _new_drafts(target: Path, stack: ExitStack) -> Path:
+    """Create a locked folder that ``stack`` removes; also remove those of processes that have ended."""
     # In the folder itself or, if it does not exist, in the nearest one above: a move is then a rename.
     above = next(above for above in target.parents if above.exists())
     if not above.is_dir():  # fail now, not after the work
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     nearest = target if target.is_dir() else above
-    drafts = nearest / f".{target.name[:40]}.{uuid4().hex[:8]}.partial"
     for where in (target, above):
         if where.is_dir() and os.access(where, os.R_OK | os.W_OK):
             with _locked(where):  # nobody is between creating drafts and locking them
                 for old in drafts_in(where, target):
                     if not _is_held(old):
                         shutil.rmtree(old, ignore_errors=True)
+    drafts = nearest / f".{target.name[:40]}.{uuid4().hex[:8]}.partial"
     with _locked(nearest):
         drafts.mkdir()
-        lock = _lock(drafts)
+        stack.callback(shutil.rmtree, drafts, ignore_errors=True)
+        stack.enter_context(_locked(drafts))
     _own_drafts.add(drafts)
-    try:
-        yield drafts
-    finally:
-        _own_drafts.discard(drafts)
-        os.close(lock)
-        shutil.rmtree(drafts, ignore_errors=True)
+    stack.callback(_own_drafts.discard, drafts)
+    return drafts
 
 
 def drafts_in(where: Path, target: Path) -> list[Path]:
     """Return the drafts of a folder that are in progress, or that a killed process left."""
-    prefix = f".{target.name[:40]}."
-    return [
-        entry
-        for entry in where.iterdir()
-        if entry.name.startswith(prefix) and entry.name.endswith(".partial") and entry.is_dir()
-    ]
+    prefix, suffix = f".{target.name[:40]}.", ".partial"
+    names = (entry for entry in where.iterdir() if entry.name.startswith(prefix) and entry.suffix == suffix)
+    return [entry for entry in names if entry.is_dir()]
 
 
 def _commit(drafts: Path, target: Path, names: Collection[str]) -> None:
@@ -247,8 +240,9 @@ def _finish(target: Path) -> None:
         change.rmdir()
 
 
-def _lock(folder: Path, seconds: float | None = None) -> int:
-    """Return an open folder, locked until it is closed or the process ends.
+@contextmanager
+def _locked(folder: Path, seconds: float | None = None) -> Iterator[None]:
+    """Lock a folder; the lock also ends with the process.
 
     Raises:
         PairNormError: another process holds the lock for longer than ``seconds``.
@@ -256,14 +250,15 @@ def _lock(folder: Path, seconds: float | None = None) -> int:
     try:
         import fcntl
     except ImportError:  # Windows cannot lock folders
-        return os.open(os.devnull, os.O_RDONLY)
+        yield
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     end = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
     try:
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return descriptor
+                break
             except BlockingIOError as error:
                 if time.monotonic() >= end:
                     shown = folder.parent if folder.name == ".reserved" else folder
@@ -273,25 +268,16 @@ def _lock(folder: Path, seconds: float | None = None) -> int:
                         problem, code="in-use", value=str(shown), hint=hint, out=...
                     ) from error
                 time.sleep(0.02)
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = _lock(folder)
-    try:
         yield
     finally:
-        os.close(lock)
+        os.close(descriptor)
 
 
 def _is_held(folder: Path) -> bool:
     try:
-        os.close(_lock(folder, seconds=0))
+        with _locked(folder, seconds=0):
+            return False
     except FileNotFoundError:
         return False
     except (OSError, PairNormError):
         return True
-    return False

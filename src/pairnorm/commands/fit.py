@@ -147,6 +147,8 @@ def _classifier(options: Namespace) -> "NodeClassifier":
         random_state=whole_number("seed", options.seed, 0, 2**62),
     )
     classifier.check_parameters()
+    if "mass" in classifier.impute:
+        console.note("mass is now called known_neighbor_mean; the old name will go in the next release.")
     one_of("feature-scaling", options.feature_scaling, ("auto", "rows", "columns", "none"))
     find_device(options.device)
     return classifier

@@ -17,7 +17,7 @@ from pairnorm.compare.graphs import (
     read_table,
 )
 from pairnorm.data import Graph, Missing, features_after, load
-from pairnorm.impute import IMPUTATIONS
+from pairnorm.impute.methods import STORED_IMPUTATIONS
 from pairnorm.sweep.grid import Grid, SelectionRule, Settings, expand
 from pairnorm.train import Spec
 from pairnorm.train.problem import DRAW
@@ -103,7 +103,7 @@ class Protocol(Grid[MissingCell]):
     missing: tuple[float, ...]
     runs: int = 5
     kind: str = "vectors"
-    imputations: tuple[str, ...] = tuple(IMPUTATIONS)
+    imputations: tuple[str, ...] = STORED_IMPUTATIONS
     trained: Mapping[str, Settings] = field(default_factory=lambda: TRAINED)
     evaluated: tuple[str, ...] = ("label propagation", "Correct & Smooth", FIT)
     split: str = "default"

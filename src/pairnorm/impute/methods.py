@@ -295,11 +295,15 @@ class Imputation(NamedTuple):
 IMPUTATIONS = {
     "zero": Imputation(zero, "rw"),
     "mean": Imputation(column_mean, "rw"),
-    "mass": Imputation(known_neighbor_mean, "rw"),
+    "known_neighbor_mean": Imputation(known_neighbor_mean, "rw"),
     "fp": Imputation(feature_propagation, "sym"),
     "pcfi": Imputation(pcfi, "rw"),
     "mask": Imputation(missing_indicator, "rw"),
 }
+OLD_NAMES = {"mass": "known_neighbor_mean"}
+"""Former names of imputations, which results and models keep in their files."""
+STORED_IMPUTATIONS = ("zero", "mean", "mass", "fp", "pcfi", "mask")
+"""The imputations by the names that they have in files."""
 
 
 def impute(
@@ -314,7 +318,7 @@ def impute(
     >>> import torch
     >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> x, missing_mask = torch.tensor([[1.0], [0.0], [3.0]]), torch.tensor([False, True, False])
-    >>> impute(x, missing_mask, path, method="mass").round(decimals=3)
+    >>> impute(x, missing_mask, path, method="known_neighbor_mean").round(decimals=3)
     tensor([[1.],
             [2.],
             [3.]])
@@ -324,10 +328,10 @@ def impute(
         missing_mask: bool, True where a value is missing. Whole vectors: [n], or [n, num_masks, 1] for
             several masks at once. Single entries: [n, d] or [n, num_masks, d].
         adjacency: as ``normalized_adjacency`` takes it.
-        method: one of ``IMPUTATIONS``.
+        method: one of ``IMPUTATIONS``; ``"mass"`` is an old name of ``"known_neighbor_mean"``.
         **settings: keyword arguments of the imputation, such as ``steps``.
     """
-    function, normalization = IMPUTATIONS[one_of("method", method, tuple(IMPUTATIONS))]
-    return function(
-        x, missing_mask, normalized_adjacency(adjacency, normalization, num_nodes=len(x)), **settings
-    )
+    name = one_of("method", OLD_NAMES.get(method, method), tuple(IMPUTATIONS))
+    function, normalization = IMPUTATIONS[name]
+    matrix = normalized_adjacency(adjacency, normalization, num_nodes=len(x))
+    return function(x, missing_mask, matrix, **settings)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pairnorm.base.errors import PairNormError, one_of, quoted, real_number, whole_number
 from pairnorm.data.features import SCALINGS
-from pairnorm.impute import IMPUTATIONS
+from pairnorm.impute.methods import STORED_IMPUTATIONS
 from pairnorm.nn.models import ORDERS, PRECISIONS, Order, Precision
 from pairnorm.nn.pair_norm import MODES, Mode
 from pairnorm.nn.propagate import NORMALIZATIONS, Normalization
@@ -108,7 +108,7 @@ class Spec:
         method: method against oversmoothing, a name in ``pairnorm.train.METHODS`` or your own, see
             ``pairnorm.train.register``. A method that other fields express is replaced by these fields.
         strength: the parameter of the method; 0 for its usual value.
-        imputation: of missing features, one of ``pairnorm.impute.IMPUTATIONS``; ``"zero"`` as in the paper.
+        imputation: of missing features, one of ``STORED_IMPUTATIONS``; ``"zero"`` as in the paper.
         precision: the type of states between the layers of a GCN or GAT, ``"float32"`` or ``"bfloat16"``,
             without a method or with one of PairNorm's modes; see ``pairnorm.nn.GCN``.
         metric: of the validation nodes, which selects the epoch: ``"accuracy"``, or ``"auc"`` for two
@@ -151,7 +151,7 @@ class Spec:
     scaling: Annotated[str, _choice(*SCALINGS)] = "rows"
     method: Annotated[str, stored_name] = "none"
     strength: Annotated[float, _not_negative] = 0.0
-    imputation: Annotated[str, _choice(*IMPUTATIONS)] = "zero"
+    imputation: Annotated[str, _choice(*STORED_IMPUTATIONS)] = "zero"
     precision: Annotated[Precision, _choice(*PRECISIONS)] = "float32"
     metric: Annotated[str, _choice(*METRICS)] = "accuracy"
 
