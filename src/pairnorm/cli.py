@@ -132,6 +132,7 @@ def _run(words: list[str]) -> int:
 
 
 def _call(options: Namespace) -> None:
+    """Call a command with checked options, and print its summary for ``--json``."""
     try:
         Path.cwd()
     except OSError as error:

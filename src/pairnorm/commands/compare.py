@@ -241,5 +241,5 @@ def draw_figures(draw: Callable[[], Value]) -> Value | None:
     try:
         return draw()
     except ImportError as error:
-        console.note(f"no figure was drawn: it needs {error.name}.")
+        console.note(f"no figure was drawn: it needs {error.name}. pip install 'pairnorm[all]'")
         return None

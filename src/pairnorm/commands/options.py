@@ -147,11 +147,6 @@ TABLE_ARGUMENTS = {
 } | {"strict"}
 
 
-def without(names: str, *omitted: str) -> str:
-    """Return names of options without some of them."""
-    return " ".join(name for name in names.split() if name not in omitted)
-
-
 @dataclass(frozen=True)
 class Command:
     """A command: a function of its options, whose docstring is the help, and how it is called.

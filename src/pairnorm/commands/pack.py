@@ -5,15 +5,15 @@ from argparse import Namespace
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import COLUMN_OPTIONS, command, without
+from pairnorm.commands.options import command
 from pairnorm.commands.values import columns_of
 
-OPTIONS = f"""
+OPTIONS = """
 Files: nodes edges delimiter edge-delimiter decimal
 --nodes TABLE...  Read nodes from this table (.csv, .tsv, .parquet). May be repeated, or hold a *.
 --edges TABLE...  Read edges from this table. May be repeated, or hold a *.
 --out FOLDER  Write the graph to this new folder.
-Columns: {without(COLUMN_OPTIONS, "on-unknown-node", "edge-columns")}
+Columns: id label classes merge-classes split source target weight categorical ignore keep
 Packing: quiet
 --memory SIZE=4GB  Use at most this memory, such as 500MB.
 --dtype TYPE=float32  Store features as float32 or float16.

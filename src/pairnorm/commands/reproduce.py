@@ -4,7 +4,6 @@ import os
 import shlex
 import time
 from argparse import Namespace
-from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 SELECTION = "dataset runs epochs depth missing"
 WRITING = "Writing tables and figures"
-MAX_DRAWING_PROCESSES = 4  # more would wait for the rest
+DRAWING_PROCESSES = min(4, os.cpu_count() or 1)  # more would wait for the rest
 DEMO_RUNS, DEMO_EPOCHS, DEMO_DEPTHS = 2, 300, (1, 2, 4, 7, 10, 15, 20, 30, 40, 60)
 DATASET_HEADINGS = ("Name", "Nodes", "Edges", "Distinct", "Features", "Classes", "Label rate", "Files")
 MISSING_HEADINGS = ("Protocol", "Graph", "Missing", "Method", "Accuracy", "±", "Runs")
@@ -112,7 +111,7 @@ def _reproduce_paper(options: Namespace, resume: str) -> None:
         return
     with console.stage(WRITING):
         if set(options.what) & set(GROUPS):
-            outputs = write_report(path, out, chosen, workers=_drawing_processes())
+            outputs = write_report(path, out, chosen, workers=DRAWING_PROCESSES)
             following = f"read [bold]{safe(outputs.files[-1])}[/]"
         else:
             with open_results(path) as store:
@@ -207,10 +206,6 @@ def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path
     return files
 
 
-def _drawing_processes() -> int:
-    return min(MAX_DRAWING_PROCESSES, os.cpu_count() or 1)
-
-
 def _selection(options: Namespace, *what: str) -> "Selection":
     """Return the part of the named experiments that the options select."""
     from pairnorm.paper.experiments import DATASETS, Selection
@@ -238,7 +233,7 @@ def report(options: Namespace) -> None:
     if options.tensorboard is not None:
         _write_tensorboard(options.store, options.tensorboard, chosen)
     with console.stage(WRITING):
-        outputs = write_report(options.store, options.out, chosen, workers=_drawing_processes())
+        outputs = write_report(options.store, options.out, chosen, workers=DRAWING_PROCESSES)
     for table in outputs.tables.values():
         console.show(f"{table.name}: {table.filled} of {len(table.entries)} cells filled")
     console.show(f"{len(outputs.files)} files in {safe(options.out)}")
@@ -310,11 +305,8 @@ def demo(options: Namespace) -> None:
         f"PairNorm it is {normalized.accuracy:.0%},\nat {normalized.layers} layers: deep enough to reach the "
         "features that are known."
     )
-    if find_spec("matplotlib") is None:
-        console.note("no figure was drawn: matplotlib is not installed. pip install 'pairnorm[all]'")
-    elif figure := against_depth(results, experiment, "cora", ("SGC",), 100, test_only=True):
-        for file in save(figure, options.out, "accuracy-against-depth"):
-            console.show(f"Wrote {safe(file)}")
+    figure = draw_figures(lambda: against_depth(results, experiment, "cora", ("SGC",), 100, test_only=True))
+    show_written(save(figure, options.out, "accuracy-against-depth") if figure else ())
     spent = f"in {time.monotonic() - start:.0f} s" if outcome.trained else "by an earlier run"
     console.show(f"Results: {safe(store)}, trained {spent}")
     console.show(
