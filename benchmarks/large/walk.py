@@ -88,7 +88,7 @@ def moved(nodes: int, entries: int, width: int, bytes_each: int) -> int:
 
 def on_cpu(nodes: int, degree: int, width: int) -> Measured:
     """Measure the kernels that walk over packed graphs, with torch's number of threads."""
-    from pairnorm.train import block_kernels
+    from pairnorm.nn.ops._numba import block_propagation
 
     began = time.perf_counter()
     generator = np.random.default_rng(0)
@@ -100,16 +100,22 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
         part[:] = generator.standard_normal(part.shape, dtype=np.float32)
     generated = time.perf_counter() - began
     _, copy = best(lambda: np.copyto(y, x))
-    block_kernels.propagate(crow, column, None, x, y)  # compiles
+    starts, neighbors = torch.from_numpy(crow), torch.from_numpy(column)
+
+    def step(source: np.ndarray, result: np.ndarray) -> None:
+        states = torch.from_numpy(source), torch.from_numpy(result)
+        block_propagation.propagate(starts, neighbors, None, None, *states)
+
+    step(x, y)  # compiles
     rows = generator.integers(0, nodes, SAMPLE)
     expected = [np.concatenate([x[row, None], x[column[crow[row] : crow[row + 1]]]]) for row in rows]
     error = np.abs(np.stack([one.mean(0, dtype=np.float64) for one in expected]) - y[rows]).max()
     error /= np.abs(y[rows]).max()
-    block_kernels.center(y, block_kernels.column_sums(y) / nodes)
+    block_propagation.center(torch.from_numpy(y))
     steps, norms = [], []
     for _ in range(DEPTH):
-        steps.append(seconds(lambda: block_kernels.propagate(crow, column, None, x, y), "cpu"))  # noqa: B023
-        norms.append(seconds(lambda: block_kernels.center(y, block_kernels.column_sums(y) / nodes), "cpu"))  # noqa: B023
+        steps.append(seconds(lambda: step(x, y), "cpu"))  # noqa: B023
+        norms.append(seconds(lambda: block_propagation.center(torch.from_numpy(y)), "cpu"))  # noqa: B023
         x, y = y, x
     return Measured(
         nodes=nodes, entries=len(column), width=width, seconds=sum(steps) + sum(norms), step=min(steps),

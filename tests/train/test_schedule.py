@@ -15,7 +15,7 @@ import torch
 
 from pairnorm.data import Graph, csbm, load
 from pairnorm.train import Progress, Spec, Store, run, train
-from pairnorm.train.engine import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
+from pairnorm.train.jobs import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
 from pairnorm.train.pools import Workers
 from pairnorm.train.schedule import Running
 

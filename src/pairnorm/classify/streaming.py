@@ -33,8 +33,8 @@ from pairnorm.classify.search_limits import (
 from pairnorm.classify.search_space import DEEPEST, IMPUTATIONS, LARGEST_SCALE, LEAST_SCALE, parse_imputation
 from pairnorm.classify.target import MIN_DIFFERENCE
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.train.block_ops import BlockOps, Plan, make_plan
-from pairnorm.train.propagation import Propagation, label_propagation, make_ops
+from pairnorm.train.block_ops import BlockOps, Plan, make_ops, make_plan
+from pairnorm.train.propagation import Propagation, label_propagation
 from pairnorm.train.ray_backend import RayBlocks
 from pairnorm.train.schedule import BACKENDS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from pairnorm.nn.ops.kernels import find_kernels
 MIN_MEAN_SQUARE, MIN_MEAN_SQUARE_HALF = 2.0**-40, 2.0**-4
 # The largest number of a float16 state is not multiplied beyond this: the type ends at 65504.
 LARGEST_HALF = 2.0**14
-ROWS_PER_SLICE = 2**14
+ROWS_PER_SLICE, ROWS_PER_DEGREE_SLICE = 2**14, 2**16
 NUMBERS_PER_SLICE, ENTRIES_PER_COPY = 2**24, 2**25
 MAX_WIDTH, MAX_CUDA_WIDTH = 64, 128
 # A cache line holds 16 float32 columns: narrower blocks waste a part of it.
@@ -122,141 +122,97 @@ class CudaPlan(Plan):
         return graph + 2 * size * self.nodes * (width + 1) + CUDA_BASE_BYTES
 
 
-class BlockOps(ABC):
-    """The arithmetic of propagations over one packed graph on one device. A state is [n, columns]."""
-
-    name = "cpu"
-    threads = 1
-    graph: PackedGraph
-
-    def slices(self, width: int) -> Iterator[slice]:
-        """Yield slices of the nodes that are read together from files of ``width`` columns."""
-        return slices(self.graph.facts.nodes)
-
-    @abstractmethod
-    def empty(self, width: int, exact: bool = False) -> Any:
-        """Return a new state without values, in float32 if ``exact``."""
-
-    @abstractmethod
-    def empty_like(self, state: Any) -> Any:
-        """Return a new state of the same shape and type, without values."""
-
-    @abstractmethod
-    def write(self, state: Any, rows: slice, values: Array, weight: Array | None = None) -> None:
-        """Write the first columns of some rows: ``values``, or ``values @ weight``."""
-
-    @abstractmethod
-    def read(self, state: Any, rows: Index) -> Array:
-        """Return some rows."""
-
-    @abstractmethod
-    def propagate(self, source: Any, result: Any, symmetric: bool = False) -> None:
-        """Write D̃⁻¹ Ã source, or if symmetric D̃^(-1/2) Ã D̃^(-1/2) source, to ``result``."""
-
-    @abstractmethod
-    def center(self, state: Any) -> float:
-        """Subtract the mean of every column in place and return the mean squared row norm."""
-
-    @abstractmethod
-    def multiply(self, state: Any, factor: float) -> None:
-        """Multiply in place."""
-
-    @abstractmethod
-    def add(self, state: Any, rows: NDArray[Any], columns: NDArray[Any], value: float) -> None:
-        """Add a number at some positions."""
-
-    @abstractmethod
-    def write_known(self, state: Any) -> None:
-        """Write 1 to the last column of nodes that have features, else 0."""
-
-    @abstractmethod
-    def copy_known(self, source: Any, result: Any) -> None:
-        """Copy the rows of nodes that have features."""
-
-    def min_mean_square(self, state: Any) -> float:
-        """The mean square of a state below which it is multiplied by a power of two."""
-        return MIN_MEAN_SQUARE
-
-    def max_factor(self, state: Any) -> float:
-        """The largest factor that does not overflow."""
-        return math.inf
-
-
-class _TorchOps(BlockOps):
-    """States are tensors on a device, those of features in half precision if they do not fit otherwise.
+class BlockOps:
+    """The arithmetic of propagations over one packed graph on one device. A state is a tensor [n, columns].
 
     Args:
-        graph: the packed graph, which is copied to the device.
+        graph: the packed graph. On a CPU its arrays stay mapped from files; a GPU gets a copy.
         device: of the states.
-        dtype: of the states of features.
+        dtype: of the states of features; others are in float32.
     """
 
-    def __init__(self, graph: PackedGraph, device: torch.device, dtype: torch.dtype) -> None:
-        self.graph, self.device, self.dtype = graph, device, dtype
-        self.threads = max(4, torch.get_num_threads())
-        self.name = f"{device.type}-{dtype}"
-        self.crow = self._copied(graph.crow)
-        self.column = self._copied(graph.column)
-        self.weight = None if graph.weight is None else self._copied(graph.weight)
-        self._known = self._copied(graph.missing) != 2
+    def __init__(
+        self, graph: PackedGraph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.graph, self.device, self.dtype = graph, torch.device(device), dtype
+        self.is_cuda = self.device.type == "cuda"
+        self.threads = max(4, torch.get_num_threads()) if self.is_cuda else torch.get_num_threads()
+        is_usual = not self.is_cuda and dtype == torch.float32
+        self.name = "cpu" if is_usual else f"{self.device.type}-{dtype}"
+        self.crow, self.column = self._loaded(graph.crow), self._loaded(graph.column)
+        self.weight = None if graph.weight is None else self._loaded(graph.weight)
 
-    def _copied(self, array: NDArray[Any]) -> Tensor:
-        """Copy a mapped array to the device, in parts that threads read at once."""
-        result = torch.empty(len(array), dtype=_DTYPES[array.dtype.name], device=self.device)
+    def _loaded(self, array: NDArray[Any]) -> Tensor:
+        """Return a mapped array as a tensor; for a GPU, copy it in parts that threads read at once."""
+        if not self.is_cuda:
+            return from_mapped(array)
+        result = torch.empty_like(from_mapped(array), device=self.device)
 
         def copy(start: int) -> None:
             stop = start + ENTRIES_PER_COPY
-            result[start:stop].copy_(self._pinned(np.array(array[start:stop])), non_blocking=True)
+            part = torch.from_numpy(np.array(array[start:stop])).pin_memory()
+            result[start:stop].copy_(part, non_blocking=True)
 
         with ThreadPoolExecutor(self.threads) as pool:
             list(pool.map(copy, range(0, len(array), ENTRIES_PER_COPY)))
         return result
 
-    def _pinned(self, values: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(values)
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+    @cached_property
+    def _known(self) -> Tensor:
+        """Whether a node has features, [n]."""
+        return self._loaded(self.graph.missing) != 2
 
     @cached_property
     def _roots(self) -> Tensor:
         """D̃^(-1/2) [n], with self-loops."""
         roots = torch.empty(len(self.crow) - 1, device=self.device)
-        for rows in slices(len(roots), 2**22):
+        for rows in slices(len(roots), ROWS_PER_DEGREE_SLICE):
             crow = self.crow[rows.start : rows.stop + 1]
             degree = crow.diff().double()
             if self.weight is not None:
-                owner = torch.arange(len(degree), device=self.device).repeat_interleave(crow.diff())
                 weights = self.weight[int(crow[0]) : int(crow[-1])].double()
-                degree = torch.zeros_like(degree).index_add_(0, owner, weights)
+                degree = torch.segment_reduce(weights, "sum", offsets=crow - crow[0], initial=0)
             roots[rows] = (degree + 1).rsqrt().float()
         return roots
 
     def slices(self, width: int) -> Iterator[slice]:
-        return slices(self.graph.facts.nodes, max(2**10, NUMBERS_PER_SLICE // max(1, width)))
+        """Yield slices of the nodes that are read together from files of ``width`` columns."""
+        rows = max(2**10, NUMBERS_PER_SLICE // max(1, width)) if self.is_cuda else ROWS_PER_SLICE
+        return slices(self.graph.facts.nodes, rows)
 
     def empty(self, width: int, exact: bool = False) -> Tensor:
+        """Return a new state without values, in float32 if ``exact``."""
         dtype = torch.float32 if exact else self.dtype
         return torch.empty(self.graph.facts.nodes, width, dtype=dtype, device=self.device)
 
-    def empty_like(self, state: Tensor) -> Tensor:
-        return torch.empty_like(state)
-
     def write(self, state: Tensor, rows: slice, values: Array, weight: Array | None = None) -> None:
-        given = self._pinned(values).to(self.device, non_blocking=True)
+        """Write the first columns of some rows: ``values``, or ``values @ weight``."""
+        if not self.is_cuda:  # in numpy: several threads call this, and torch would start threads in each
+            product = values if weight is None else values @ weight
+            state.numpy()[rows, : product.shape[1]] = product
+            return
+        given = torch.from_numpy(values).pin_memory().to(self.device, non_blocking=True)
         if weight is not None:
             given = given @ torch.from_numpy(np.ascontiguousarray(weight)).to(self.device)
         state[rows, : given.size(1)] = given.to(state.dtype)
 
     def read(self, state: Tensor, rows: Index) -> Array:
-        index = rows if isinstance(rows, slice) else torch.from_numpy(np.asarray(rows)).to(self.device)
+        """Return some rows."""
+        index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.device)
         result: Array = state[index].float().cpu().numpy()
         return result
 
     def propagate(self, source: Tensor, result: Tensor, symmetric: bool = False) -> None:
+        """Write D̃⁻¹ Ã source, or if symmetric D̃^(-1/2) Ã D̃^(-1/2) source, to ``result``."""
         kernels = find_kernels("block_propagation", source)
         step = reference_propagate if kernels is None else kernels.propagate
         step(self.crow, self.column, self.weight, self._roots if symmetric else None, source, result)
 
     def center(self, state: Tensor) -> float:
+        """Subtract the mean of every column in place and return the mean squared row norm."""
+        kernels = None if self.is_cuda else find_kernels("block_propagation", state)
+        if kernels is not None:
+            return float(kernels.center(state)) / len(state)
         parts = [state[rows] for rows in self.slices(state.size(1))]
         total = torch.stack([part.float().sum(0).double() for part in parts]).sum(0)
         mean = (total / len(state)).float()
@@ -266,31 +222,44 @@ class _TorchOps(BlockOps):
             squares.append(part.float().square().sum().double())
         return float(torch.stack(squares).sum()) / len(state)
 
-    def multiply(self, state: Tensor, factor: float) -> None:
-        state.mul_(factor)
-
-    def min_mean_square(self, state: Tensor) -> float:
-        return MIN_MEAN_SQUARE if state.dtype == torch.float32 else MIN_MEAN_SQUARE_HALF
-
-    def max_factor(self, state: Tensor) -> float:
-        if state.dtype == torch.float32:
-            return math.inf
-        largest = max(float(state[rows].abs().amax()) for rows in self.slices(state.size(1)))
-        return LARGEST_HALF / largest
-
     def add(self, state: Tensor, rows: NDArray[Any], columns: NDArray[Any], value: float) -> None:
+        """Add a number at some positions."""
         index = (torch.from_numpy(np.asarray(part, np.int64)).to(self.device) for part in (rows, columns))
         state[tuple(index)] += value
 
     def write_known(self, state: Tensor) -> None:
+        """Write 1 to the last column of nodes that have features, else 0."""
         state[:, -1] = self._known.to(state.dtype)
 
     def copy_known(self, source: Tensor, result: Tensor) -> None:
+        """Copy the rows of nodes that have features."""
         for rows in self.slices(source.size(1)):
             torch.where(self._known[rows, None], source[rows], result[rows], out=result[rows])
 
+    def scale_up(self, state: Tensor, mean_square: float) -> float:
+        """Multiply a state of small numbers by a power of two, in place, and return the factor, else 1.
 
-_DTYPES = {"int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "float32": torch.float32}
+        Args:
+            state: the state.
+            mean_square: of its numbers.
+        """
+        is_half = state.dtype != torch.float32
+        if not 0 < mean_square < (MIN_MEAN_SQUARE_HALF if is_half else MIN_MEAN_SQUARE):
+            return 1.0
+        factor = 2.0 ** (-math.floor(math.log2(mean_square)) // 2)
+        if is_half:
+            largest = max(float(state[rows].abs().amax()) for rows in self.slices(state.size(1)))
+            factor = min(factor, LARGEST_HALF / largest)
+        factor = 2.0 ** max(0, math.floor(math.log2(factor)))
+        state.mul_(factor)
+        return factor
+
+
+def from_mapped(array: NDArray[Any]) -> Tensor:
+    """Return an array that must not be written, such as one mapped from a file, as a tensor."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def reference_propagate(
@@ -308,10 +277,10 @@ def reference_propagate(
         y.copy_((state + matrix @ state) * roots[:, None])
 
 
-def torch_ops(graph: PackedGraph, plan: Plan, device: str) -> BlockOps:
-    """Return the arithmetic of torch on a device, to which the graph is copied."""
+def make_ops(graph: PackedGraph, plan: Plan, device: str = "cpu") -> BlockOps:
+    """Return the arithmetic for a device; on a GPU, states are in half precision if the plan says so."""
     half = isinstance(plan, CudaPlan) and plan.bytes_per_number == 2
-    return _TorchOps(graph, torch.device(device), torch.float16 if half else torch.float32)
+    return BlockOps(graph, device, torch.float16 if half else torch.float32)
 
 
 def make_plan(

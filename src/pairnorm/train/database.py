@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.files import writable
+from pairnorm.train.result import UNEXPECTED
 from pairnorm.train.spec import ADDED_FIELDS, STORED_NAMES
 
 APPLICATION = int.from_bytes(b"Pair", "big")
@@ -19,8 +20,6 @@ SCHEMA_VERSION = 7
 
 BUSY_SECONDS = 60
 """How long a process waits for other processes that write."""
-
-TABLES = ("protocols", "specs", "origins", "trials")
 
 
 def _statements(name: str) -> list[str]:
@@ -156,6 +155,17 @@ def translate_errors(path: Path) -> Iterator[None]:
         if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
             raise  # a mistake of this package, such as a wrong number of values
         raise file_error(path, error, getattr(error, "sqlite_errorcode", 0) & 0xFF) from error
+
+
+@contextmanager
+def damaged_values(path: Path) -> Iterator[None]:
+    """Replace errors about values that no store holds; a method that is not imported is no damage."""
+    try:
+        yield
+    except UNEXPECTED as error:
+        if isinstance(error, PairNormError) and error.code == "not-imported":
+            raise
+        raise file_error(path, error) from error
 
 
 _NOT_WRITABLE = (

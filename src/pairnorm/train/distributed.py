@@ -132,10 +132,8 @@ class Shards:
         """
         if mask is not None:
             logits, labels = logits[mask], labels[mask]
-        classes, *middle = (logits.size(-1), *logits.shape[1:-1])
-        labels = labels.view(-1, *[1] * len(middle)).expand(-1, *middle)
-        losses = cross_entropy(logits.reshape(-1, classes), labels.flatten(), reduction="none")
-        return self.mean(losses.view(labels.shape)).sum()
+        labels = labels.view(-1, *[1] * (logits.dim() - 2)).expand(logits.shape[:-1])
+        return self.mean(cross_entropy(logits.movedim(-1, 1), labels, reduction="none")).sum()
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over the nodes of all ranks; the gradient is of this rank's part of it.
@@ -257,11 +255,10 @@ class ShardedMatrix(SparseMatrix):
             expected = f"[{self.num_rows}, ...], this rank's rows"
             raise PairNormError(problem, code="wrong-shape", value=list(dense.shape), expected=expected)
         nodes, width = self.pattern.shape[0], dense.shape[1:].numel()
-        columns = _ToColumns.apply(dense.flatten(1), nodes, self.process_group, 1)
+        columns = _to_columns(dense.flatten(1), nodes, self.process_group)
         # A rank without columns still takes part in the collectives that follow, and in the gradient.
         product = SparseMatrix(self.pattern, self.values) @ columns if columns.size(1) else columns * 1
-        own: Tensor = _ToRows.apply(product, width, self.process_group, 1)
-        return own.view(dense.shape)
+        return _to_rows(product, width, self.process_group).view(dense.shape)
 
     def attend(
         self, scores: Tensor, z: Tensor, bias: Tensor | None = None, activation: str = "none",
@@ -276,14 +273,14 @@ class ShardedMatrix(SparseMatrix):
         group = self.process_group
         scores = all_rows(scores, nodes, group)
         rows = z.transpose(1, 2).flatten(1)  # features first: a rank has some features of every model
-        columns = _ToColumns.apply(rows, nodes, group, models).view(nodes, -1, models).transpose(1, 2)
+        columns = _to_columns(rows, nodes, group, models).view(nodes, -1, models).transpose(1, 2)
         if columns.size(2):
             matrix = SparseMatrix(self.pattern, self.values)
             columns = attend(matrix, scores, columns.contiguous(), rate=rate, keys=keys)
         else:  # a rank without columns takes part in the gradient of the scores
             columns = columns + 0 * scores.sum()
-        rows = _ToRows.apply(columns.transpose(1, 2).flatten(1), width * models, group, models)
-        y: Tensor = rows.view(-1, width, models).transpose(1, 2).contiguous()
+        rows = _to_rows(columns.transpose(1, 2).flatten(1), width * models, group, models)
+        y = rows.view(-1, width, models).transpose(1, 2).contiguous()
         y = y if bias is None else activate(y, bias, activation)
         return y if norm is None else norm(y)
 
@@ -327,75 +324,56 @@ def blocks(count: int, ranks: int) -> list[int]:
 
 def all_rows(rows: Tensor, nodes: int, group: "ProcessGroup") -> Tensor:
     """Return the rows of all ranks, ``[nodes, ...]``; the gradient is summed over the ranks."""
-    result: Tensor = _AllRows.apply(rows, nodes, group)
-    return result
+    ranks, width = group.size(), rows.shape[1:].numel()
+    received = [count * width for count in blocks(nodes, ranks)]
+    copies = rows.flatten().repeat(ranks)
+    return _exchange(copies, [rows.numel()] * ranks, received, group).view(nodes, *rows.shape[1:])
 
 
-class _AllRows(torch.autograd.Function):
-    """Send own rows to every rank; backward, sum every rank's gradient of them."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, nodes: int, group: "ProcessGroup") -> Tensor:
-        ctx.nodes, ctx.group, ranks = nodes, group, group.size()
-        width = rows.shape[1:].numel()
-        given = [count * width for count in blocks(nodes, ranks)]
-        copies = rows.flatten().repeat(ranks)
-        return _exchange(copies, [rows.numel()] * ranks, given, group).view(nodes, *rows.shape[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        group, width = ctx.group, grad.shape[1:].numel()
-        counts = blocks(ctx.nodes, group.size())
-        own = counts[group.rank()]
-        sizes = [count * width for count in counts]
-        parts = _exchange(grad.flatten(), sizes, [own * width] * group.size(), group)
-        return parts.view(group.size(), own, *grad.shape[1:]).sum(0), None, None
-
-
-class _ToColumns(torch.autograd.Function):
+def _to_columns(rows: Tensor, nodes: int, group: "ProcessGroup", unit: int = 1) -> Tensor:
     """Send own rows ``[own, columns]``, receive own columns of all rows ``[nodes, own]``.
 
     Columns are divided among ranks in multiples of ``unit``.
     """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, nodes: int, group: "ProcessGroup", unit: int) -> Tensor:
-        ctx.width, ctx.group, ctx.unit = rows.size(1), group, unit
-        widths, counts = _units(ctx.width, unit, group), blocks(nodes, group.size())
-        own = widths[group.rank()]
-        parts = torch.cat([part.flatten() for part in rows.split(widths, 1)])
-        sizes = [count * own for count in counts]
-        return _exchange(parts, [len(rows) * width for width in widths], sizes, group).view(nodes, own)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _ToRows.apply(grad, ctx.width, ctx.group, ctx.unit), None, None, None
+    widths, counts = _units(rows.size(1), unit, group), blocks(nodes, group.size())
+    own = widths[group.rank()]
+    parts = torch.cat([part.flatten() for part in rows.split(widths, 1)])
+    received = [count * own for count in counts]
+    return _exchange(parts, [len(rows) * width for width in widths], received, group).view(nodes, own)
 
 
-class _ToRows(torch.autograd.Function):
-    """The inverse of ``_ToColumns``: send own columns ``[nodes, own]``, receive own rows ``[own, width]``."""
-
-    @staticmethod
-    def forward(ctx: Any, columns: Tensor, width: int, group: "ProcessGroup", unit: int) -> Tensor:
-        ctx.nodes, ctx.group, ctx.unit = columns.size(0), group, unit
-        widths, counts = _units(width, unit, group), blocks(ctx.nodes, group.size())
-        own = counts[group.rank()]
-        sizes = [count * columns.size(1) for count in counts]
-        parts = _exchange(columns.flatten(), sizes, [own * width for width in widths], group)
-        pieces = parts.split([own * width for width in widths])
-        return torch.cat([part.view(own, width) for part, width in zip(pieces, widths, strict=True)], 1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _ToColumns.apply(grad, ctx.nodes, ctx.group, ctx.unit), None, None, None
+def _to_rows(columns: Tensor, width: int, group: "ProcessGroup", unit: int = 1) -> Tensor:
+    """Invert ``_to_columns``: send own columns ``[nodes, own]``, receive own rows ``[own, width]``."""
+    widths, counts = _units(width, unit, group), blocks(len(columns), group.size())
+    own = counts[group.rank()]
+    received = [own * some for some in widths]
+    parts = _exchange(columns.flatten(), [count * columns.size(1) for count in counts], received, group)
+    pairs = zip(parts.split(received), widths, strict=True)
+    return torch.cat([part.view(own, some) for part, some in pairs], 1)
 
 
 def _units(width: int, unit: int, group: "ProcessGroup") -> list[int]:
     return [unit * count for count in blocks(width // unit, group.size())]
 
 
-def _exchange(parts: Tensor, sizes: list[int], given: list[int], group: "ProcessGroup") -> Tensor:
-    """Send every rank its part and return the parts that all ranks sent."""
-    result = parts.new_empty(sum(given))
-    dist.all_to_all_single(result, parts.contiguous(), given, sizes, group=group)
+def _exchange(parts: Tensor, sent: list[int], received: list[int], group: "ProcessGroup") -> Tensor:
+    """Send every rank its part and return the parts that all ranks sent, both of the given sizes."""
+    result: Tensor = _Exchange.apply(parts, sent, received, group)
     return result
+
+
+class _Exchange(torch.autograd.Function):
+    """An all-to-all, whose gradient goes the other way; the one of ``torch.distributed.nn`` is deprecated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parts: Tensor, sent: list[int], received: list[int], group: "ProcessGroup"
+    ) -> Tensor:
+        ctx.sizes = received, sent, group
+        result = parts.new_empty(sum(received))
+        dist.all_to_all_single(result, parts.contiguous(), received, sent, group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange(grad, *ctx.sizes), None, None, None

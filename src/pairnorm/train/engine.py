@@ -1,13 +1,6 @@
-"""Plan and train jobs in this process: from (spec, seed) pairs to trials.
+"""Train in this process: a spec with several seeds, or a job of (spec, seed) pairs."""
 
-A job is a group of trials that train together, so that they share work and fit into memory.
-"""
-
-import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
 from math import nan
 from typing import Any
 
@@ -20,176 +13,20 @@ from pairnorm.data.graph import check_graph
 from pairnorm.measure import MEASURES, dirichlet_energy
 from pairnorm.nn import SGC
 from pairnorm.nn.find_convolutions import graph_convolutions
+from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.loop import CAPTURE, Loop, on_device
 from pairnorm.train.methods import Model
 from pairnorm.train.per_trial import ModelPerTrial
 from pairnorm.train.problem import Problem
-from pairnorm.train.result import Trial, check_seed, check_seeds
-from pairnorm.train.spec import ENTRIES, Spec
+from pairnorm.train.result import Trial, check_seeds
+from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, SGCTrainer, bind_graph, sgc_settings
 
-Pair = tuple[Spec, int]
 Results = Iterator[dict[Pair, Trial]]
 Tick = Callable[[int], None]
 
-# Kernels process one trial after the other: the states of a few trials make the overhead of Python small.
-CACHE_BYTES = 2**21
-# States of SGC are wider: a few trials share the cost of an epoch besides its products.
-SGC_BYTES = 2**27
-# Several jobs run at once on CUDA and share its memory. Jobs of GCN and GAT need less than half of the memory
-# that ``_trials_per_job`` assumes, jobs of SGC three quarters.
-CUDA_STREAMS = 6
-CUDA_SHARE = 0.2
 MODEL_MEASURES = ("relative_energy", "gradient_first", "gradient_last", "parameters")
 """Measures of a model as a whole: see ``train``."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """(spec, seed) pairs of one architecture on one graph that are trained together."""
-
-    pairs: tuple[Pair, ...]
-
-    @property
-    def trials(self) -> list[Pair]:
-        """The trials along the trial axis. Depths and variants of an SGC share a propagation and a trial."""
-        return list(dict.fromkeys(map(_trial, self.pairs)))
-
-    @property
-    def depths(self) -> list[int]:
-        """The depths in rising order."""
-        return sorted({spec.depth for spec, _ in self.pairs})
-
-    @property
-    def variants(self) -> list[list[Pair]]:
-        """For every trial of SGC, one pair per scale and optimizer, sorted; equally many for every trial.
-
-        The last variant of a trial is repeated if others have more.
-        """
-        requested: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
-        for pair in self.pairs:
-            requested[_trial(pair)][_variant(pair)] = pair
-        most = max(map(len, requested.values()))
-        variants = [sorted(own.values(), key=_variant) for own in requested.values()]
-        return [own + own[-1:] * (most - len(own)) for own in variants]
-
-    @property
-    def cost(self) -> int:
-        """Work in layer-epochs, for progress bars. An epoch of an SGC counts as one layer."""
-        spec = self.pairs[0][0]
-        layers = len(self.depths) if spec.model == "SGC" else spec.depth
-        return spec.epochs * len(self.trials) * layers
-
-    def halves(self) -> "list[Job]":
-        """Split the trials into two jobs, or return this job if there is only one trial."""
-        trials = self.trials
-        if len(trials) < 2:
-            return [self]
-        return _split(self.pairs, (len(trials) + 1) // 2)
-
-
-def plan(
-    graph: Graph, pairs: Iterable[Pair], device: torch.device | None, cores: int | None = None
-) -> list[Job]:
-    """Group pairs by architecture, then split the groups to fit the device. Long jobs come first.
-
-    Args:
-        graph: of all pairs.
-        pairs: to train.
-        device: on which they train; None for workers of a cluster, which plan their part again.
-        cores: number of workers that share the trials. Default: the cores of this machine.
-    """
-    if graph.num_features == 0:
-        problem = f"graph {graph.name!r} has no features"
-        raise PairNormError(problem, code="no-features", value=0, expected="at least one")
-    cuda = device is not None and device.type == "cuda"
-    groups: dict[Spec, list[Pair]] = defaultdict(list)
-    for spec, seed in sorted(pairs, key=_variant) if cuda else pairs:
-        groups[_architecture(spec, cuda)].append((spec, check_seed(seed)))
-    jobs = []
-    for shared, group in groups.items():
-        for variants, some in _by_variants(group).items() if cuda else [(1, group)]:
-            size = len(some) if device is None else _trials_per_job(graph, shared, device, variants)
-            if not cuda:  # no core should be idle while another has all trials
-                size = min(size, -(-len(Job(tuple(some)).trials) // (cores or os.cpu_count() or 1)))
-            jobs += _split(some, size)
-    return sorted(jobs, key=lambda job: -job.cost)
-
-
-def _by_variants(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
-    """Group pairs by the number of variants of their trial, so that none has to be repeated."""
-    variants: dict[Pair, set[tuple[float, ...]]] = defaultdict(set)
-    for pair in pairs:
-        variants[_trial(pair)].add(_variant(pair))
-    parts: dict[int, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        parts[len(variants[_trial(pair)])].append(pair)
-    return parts
-
-
-@lru_cache(2**16)  # a grid asks for the same with every seed
-def _architecture(spec: Spec, cuda: bool) -> Spec:
-    """Return the fields that pairs of a job share: all except missing features; for SGC, depth and scale.
-
-    On CUDA, jobs also mix optimizers, since a few trials do not fill a GPU. On a CPU they do not, so that a
-    trial gives the same bits whatever it trains with.
-    """
-    own: dict[str, Any] = {
-        "missing_rate": 1.0,
-        "missing_kind": "entries" if spec.missing_kind in ENTRIES else "vectors",
-    }
-    if cuda:
-        own |= {"learning_rate": 1.0, "weight_decay": 0.0}
-    if spec.model == "SGC":
-        own |= {"depth": 1, "scale": spec.scale if spec.norm == "PN-SCS" else 1.0}
-    return spec.replace(**own)
-
-
-def _trial(pair: Pair) -> Pair:
-    spec, seed = pair
-    return _propagated_spec(spec), seed
-
-
-@lru_cache(2**16)
-def _propagated_spec(spec: Spec) -> Spec:
-    if spec.model != "SGC":
-        return spec
-    return spec.replace(depth=1, scale=1.0, learning_rate=1.0, weight_decay=0.0)
-
-
-def _variant(pair: Pair) -> tuple[float, ...]:
-    """Return the sort key of a variant: variants of one optimizer are adjacent, and share a step."""
-    spec, _ = pair
-    return spec.learning_rate, spec.weight_decay, spec.scale
-
-
-def _split(pairs: Sequence[Pair], size: int) -> list[Job]:
-    """Split pairs into jobs of at most ``size`` trials and about equal size."""
-    trials = Job(tuple(pairs)).trials
-    count = -(-len(trials) // size)
-    number = {trial: position * count // len(trials) for position, trial in enumerate(trials)}
-    parts: dict[int, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        parts[number[_trial(pair)]].append(pair)
-    return [Job(tuple(part)) for part in parts.values()]
-
-
-def _trials_per_job(graph: Graph, spec: Spec, device: torch.device, variants: int) -> int:
-    """Return the number of trials of one job, with ``variants`` variants each."""
-    width = graph.num_features if spec.model == "SGC" else spec.hidden
-    state = 4 * graph.num_nodes * width
-    imputed = 0 if spec.imputation == "zero" else 4 * graph.num_nodes * graph.num_features
-    if device.type != "cuda":
-        return max(1, (SGC_BYTES if spec.model == "SGC" else CACHE_BYTES) // (state + imputed))
-    # The backward pass keeps a few states per layer; attention keeps scores too.
-    states = 4 if spec.model == "SGC" else {"GCN": 6, "GAT": 9}[spec.model] * spec.depth
-    states *= 1 if spec.method == "none" else 2  # methods without kernels keep more
-    features = 12 * (graph.features.values().numel() if graph.features.layout == torch.sparse_csr else 0)
-    features += 6 * imputed  # during imputation and dropout
-    if spec.model == "SGC":  # weights, initial and best weights, gradients, Adam's state; logits
-        features += 4 * variants * graph.num_classes * (8 * graph.num_features + 5 * graph.num_nodes)
-    free, _ = torch.cuda.mem_get_info(device)
-    return max(1, int(CUDA_SHARE * free) // (states * state + features))
 
 
 def train(
@@ -250,7 +87,15 @@ def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.devi
     where = find_device(device)
     pairs = [(spec, seed) for seed in check_seeds(seeds)]
     with on_device(where):
-        return _fit_gnn(graph, pairs, where) if spec.model != "SGC" else _fit_sgc(graph, pairs, where)
+        if spec.model != "SGC":
+            trainer = GNNTrainer(graph, pairs, where)
+            trainer.fit()
+            return trainer.model
+        (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], where).fit()
+        weight, bias = (best.squeeze(1) for best in fitted.loop.best_parameters)  # there is one variant
+        model = SGC.from_weights(weight, bias, **sgc_settings(spec, len(pairs)))
+        bind_graph(model, graph)
+        return model.to(where).eval()
 
 
 def _check(graph: object, spec: object) -> None:
@@ -259,21 +104,6 @@ def _check(graph: object, spec: object) -> None:
     if not isinstance(spec, Spec):
         problem, expected = f"spec is {quoted(spec)}", "a pairnorm.train.Spec, such as Spec('cora', 'GCN', 2)"
         raise PairNormError(problem, code="wrong-type", value=spec, expected=expected)
-
-
-def _fit_gnn(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> Model:
-    trainer = GNNTrainer(graph, pairs, device)
-    trainer.fit()
-    return trainer.model
-
-
-def _fit_sgc(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> SGC:
-    spec = pairs[0][0]
-    (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], device).fit()
-    weight, bias = (best.squeeze(1) for best in fitted.loop.best_parameters)  # there is one variant
-    model = SGC.from_weights(weight, bias, **sgc_settings(spec, len(pairs)))
-    bind_graph(model, graph)
-    return model.to(device).eval()
 
 
 def find_device(device: str | torch.device = "auto") -> torch.device:
@@ -349,7 +179,9 @@ def _train_gnn(
     values: dict[str, Tensor] = {}
     if {"gradient_first", "gradient_last"} & {*measures}:
         with CAPTURE:
-            values["gradient_first"], values["gradient_last"] = _responses(trainer.model, trainer.problem)
+            values["gradient_first"], values["gradient_last"] = _gradient_norms(
+                trainer.model, trainer.problem
+            )
     trainer.fit(lambda epochs: tick(epochs * layers))
     hidden, logits = trainer.evaluate()
     with CAPTURE:  # decompositions and their allocations would end the capture of another thread
@@ -390,18 +222,18 @@ def _aucs(problem: Problem, logits: Tensor, spec: Spec) -> dict[str, Tensor]:
     return {f"{part}_auc": problem.scores(logits, part, spec.metric) for part in parts}
 
 
-def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
+def _gradient_norms(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
     """Return ‖X‖ ‖∂L/∂X‖ of the output of the first and the last hidden convolution, for every trial."""
-    states: list[Tensor] = []
-
-    def keep(module: nn.Module, given: tuple[Any, ...], state: Tensor) -> None:
-        state.retain_grad()
-        states.append(state)
-
     convolutions = (
         model.convolutions() if isinstance(model, ModelPerTrial) else graph_convolutions(model).values()
     )
-    handles = [module.register_forward_hook(keep) for module in convolutions]
+    states: list[Tensor] = []
+
+    def record(module: nn.Module, inputs: tuple[Any, ...], state: Tensor) -> None:
+        state.retain_grad()
+        states.append(state)
+
+    handles = [module.register_forward_hook(record) for module in convolutions]
     # In training mode, for the norms' statistics, but without dropout; running statistics are restored.
     rates, buffers = (model.dropout, model.drop_edge), [buffer.clone() for buffer in model.buffers()]
     model.train()
@@ -416,13 +248,13 @@ def _responses(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
     model.zero_grad(set_to_none=True)
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)
-    norms = [
-        torch.linalg.vector_norm(state.detach(), dim=(0, -1))
-        * torch.linalg.vector_norm(torch.zeros_like(state) if state.grad is None else state.grad, dim=(0, -1))
-        for state in states
-    ]
-    if not norms:
+    if not states:
         return torch.tensor(nan), torch.tensor(nan)
+    gradients = [torch.zeros_like(state) if state.grad is None else state.grad for state in states]
+    norms = [
+        torch.linalg.vector_norm(state.detach(), dim=(0, -1)) * torch.linalg.vector_norm(grad, dim=(0, -1))
+        for state, grad in zip(states, gradients, strict=True)
+    ]
     if isinstance(model, ModelPerTrial):  # its trials run one after the other
         norms = [*torch.stack(norms).view(model.num_models, -1).t()]
     # The last convolution gives the logits; the others are hidden.

@@ -9,25 +9,28 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
 
 from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.data import Graph
-from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, train_job
+from pairnorm.train.engine import train_job
+from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair
 from pairnorm.train.methods import add_methods
 from pairnorm.train.result import Origin, Result, Trial
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 Event = int | list[Result]
 """What a running job reports: units of finished work, or results."""
 OnEvent = Callable[[Event], None]
+POLL_SECONDS = 0.2
 
 suppress_csr_warning()  # a worker imports this module, then receives a graph that has sparse tensors
 
@@ -63,6 +66,15 @@ class Pool(ABC):
     def cancel(self) -> None:
         """End the pool at once: handle finished results, and drop running jobs."""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.cancel()
+
 
 def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) -> Pool:
     """Return the pool for a device, with at most as many workers as there are jobs."""
@@ -71,6 +83,24 @@ def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) 
     if device.type == "cpu" and min(workers, jobs) > 1:
         return _Processes(min(workers, jobs), on_event)
     return _ThisProcess(device, on_event)
+
+
+def run_all(
+    tasks: Iterable[T], workers: int, submit: Callable[[T], Future[None]], poll: Callable[[], None]
+) -> None:
+    """Submit all tasks, one more at a time than there are workers, so that no worker waits."""
+    waiting = iter(tasks)
+    running: set[Future[None]] = set()
+    while True:
+        while len(running) <= workers and (task := next(waiting, None)) is not None:
+            running.add(submit(task))
+        if not running:
+            return
+        finished = wait(running, POLL_SECONDS, FIRST_COMPLETED).done
+        poll()
+        for future in finished:
+            running.remove(future)
+            future.result()
 
 
 def work(graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: OnEvent) -> None:
@@ -115,15 +145,13 @@ class _Streams(Pool):
     def __init__(self, workers: int, device: torch.device, on_event: OnEvent) -> None:
         super().__init__(workers, on_event)
         self._device, self._is_canceled = device, False
-        self._pool = ThreadPoolExecutor(workers)
-        # torch.cuda.Stream returns the same streams again after a while. Two jobs must not share one, or one
-        # would disturb the other's capture: there is one stream per worker, and jobs take turns.
-        self._streams: queue.SimpleQueue[torch.cuda.Stream] = queue.SimpleQueue()
-        for _ in range(workers):
-            self._streams.put(torch.cuda.Stream(device))
+        # One stream per thread: two jobs on one stream would disturb each other's capture.
+        self._pool = ThreadPoolExecutor(
+            workers, initializer=lambda: torch.cuda.set_stream(torch.cuda.Stream(device))
+        )
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        return self._pool.submit(self._work, graph, job, options)
+        return self._pool.submit(work, graph, job, self._device, options, self._send)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -132,14 +160,6 @@ class _Streams(Pool):
         self._is_canceled = True
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.process_events(results_only=True)
-
-    def _work(self, graph: Graph, job: Job, options: dict[str, Any]) -> None:
-        stream = self._streams.get()
-        try:
-            with torch.cuda.stream(stream):
-                work(graph, job, self._device, options, self._send)
-        finally:
-            self._streams.put(stream)
 
     def _send(self, event: Event) -> None:
         if self._is_canceled and isinstance(event, int):

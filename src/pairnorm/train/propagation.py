@@ -28,12 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.data.packed import PackedGraph, blocks
-from pairnorm.train.block_ops import Array, BlockOps, Plan, slices, torch_ops
+from pairnorm.train.block_ops import Array, BlockOps, from_mapped, slices
 
 IMPUTATIONS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
@@ -112,7 +114,7 @@ class Propagation:
 
     @cached_property
     def _ops(self) -> BlockOps:
-        return _cpu_ops(self.graph) if self.ops is None else self.ops
+        return BlockOps(self.graph) if self.ops is None else self.ops
 
     def run(self) -> None:
         """Compute the pending blocks."""
@@ -206,13 +208,13 @@ class Propagation:
                 scales[depth] = last = last / np.sqrt(last**2 * square + EPS)
         return scales
 
-    def _start(self, columns: range) -> Any:
+    def _start(self, columns: range) -> Tensor:
         """Return the imputed features of a block; for ``"mass"``, with a last column of known nodes."""
         state = self._ops.empty(len(columns) + (self.imputation == "mass"))
         self._load(state, columns)
         return self._impute(state)
 
-    def _load(self, state: Any, columns: range, weight: Array | None = None) -> None:
+    def _load(self, state: Tensor, columns: range, weight: Array | None = None) -> None:
         """Write standardized features, or their product with ``weight``, to a state, in several threads."""
 
         def load(rows: slice) -> None:
@@ -241,42 +243,37 @@ class Propagation:
             )
         return values
 
-    def _impute(self, state: Any) -> Any:
+    def _impute(self, state: Tensor) -> Tensor:
         if self.imputation == "mass":
             self._ops.write_known(state)
         if self.imputation == "fp":
-            other = self._ops.empty_like(state)
+            other = torch.empty_like(state)
             for step in range(IMPUTATION_STEPS):
                 source, result = (state, other) if step % 2 == 0 else (other, state)
                 self._ops.propagate(source, result, symmetric=True)
                 self._ops.copy_known(source, result)
         return state
 
-    def _steps(self, state: Any, depth: int) -> Iterator[tuple[Any, float, float]]:
+    def _steps(self, state: Tensor, depth: int) -> Iterator[tuple[Tensor, float, float]]:
         """Yield state, unit and t for every depth from 0; the propagated columns are state · unit.
 
         After many steps the numbers would underflow: when they are small, the state is multiplied by a power
         of two. States are reused: use one before asking for the next.
         """
-        ops, width = self._ops, state.shape[1]
-        other, unit = ops.empty_like(state), 1.0
+        ops, other, unit = self._ops, torch.empty_like(state), 1.0
         for k in range(depth + 1):
             if k:
                 ops.propagate(state, other)
                 state, other = other, state
             square = 0.0 if self.norm == "none" else self._center(state)
             if self.norm == "PN-SI":
-                factors = self._row_factors(k)
-                for rows in slices(len(state)):
-                    state[rows] *= factors[rows, None]
-            elif 0 < square < ops.min_mean_square(state) * width:
-                up = min(2.0 ** (-np.floor(np.log2(square / width)) // 2), ops.max_factor(state))
-                up = 2.0 ** max(0.0, np.floor(np.log2(up)))
-                ops.multiply(state, up)
-                unit, square = unit / up, square * up**2
+                _multiply_rows(state, self._row_factors(k), state)
+            else:
+                factor = ops.scale_up(state, square / state.size(1))
+                unit, square = unit / factor, square * factor**2
             yield state, unit, square * unit**2
 
-    def _center(self, state: Any) -> float:
+    def _center(self, state: Tensor) -> float:
         """Center in place and return the mean squared row norm.
 
         Rounding leaves a small mean, which a propagation without rescaling keeps while everything else
@@ -285,13 +282,11 @@ class Propagation:
         square = self._ops.center(state)
         return self._ops.center(state) if self.norm == "PN" else square
 
-    def _row_factors(self, depth: int) -> Array:
-        return np.memmap(self._path(f"rows-{depth}"), "<f4", "r")
+    def _row_factors(self, depth: int) -> Tensor:
+        return from_mapped(np.memmap(self._path(f"rows-{depth}"), "<f4", "r"))
 
     def _run_together(self) -> None:
         """Advance all blocks one step at a time; states stay on disk until the next depth is complete."""
-        from pairnorm.train.block_kernels import row_squares
-
         nodes, deepest = self.graph.facts.nodes, max(self.depths)
         done = max((k for k in range(deepest + 1) if self._path(f"rows-{k}").exists()), default=-1)
         for depth in range(done + 1, deepest + 1):
@@ -300,15 +295,15 @@ class Propagation:
                 if depth == 0:
                     state = self._start(columns)
                 else:
-                    before, earlier = self._mapped(depth - 1, number), self._row_factors(depth - 1)
-                    state, scaled = (np.empty((nodes, len(columns)), np.float32) for _ in range(2))
-                    for rows in slices(nodes):
-                        np.multiply(before[rows], earlier[rows, None], out=scaled[rows])
+                    state, scaled = (self._ops.empty(len(columns)) for _ in range(2))
+                    before = from_mapped(self._mapped(depth - 1, number))
+                    _multiply_rows(before, self._row_factors(depth - 1), scaled)
                     self._ops.propagate(scaled, state)
                     del scaled
                 self._center(state)
-                row_squares(state, squares)
-                state.tofile(self._path(f"state-{depth % 2}-{number:04d}"))
+                for rows in slices(nodes, 2**11):  # the float64 copy of a slice stays in the cache
+                    squares[rows] += state[rows].double().square_().sum(1).numpy()
+                state.numpy().tofile(self._path(f"state-{depth % 2}-{number:04d}"))
                 del state
                 self.on_progress(f"columns {columns.start + 1} to {columns.stop}, depth {depth}")
             factors = (1 / np.sqrt(squares + EPS)).astype("<f4")
@@ -326,17 +321,6 @@ class Propagation:
     def _mapped(self, depth: int, number: int) -> Array:
         shape = (self.graph.facts.nodes, len(self._blocks[number]))
         return np.memmap(self._path(f"state-{depth % 2}-{number:04d}"), "<f4", "r", shape=shape)
-
-
-def make_ops(graph: PackedGraph, plan: Plan, device: str = "cpu") -> BlockOps:
-    """Return the arithmetic for a device; on a GPU, the graph is copied there."""
-    return _cpu_ops(graph) if device == "cpu" else torch_ops(graph, plan, device)
-
-
-def _cpu_ops(graph: PackedGraph) -> BlockOps:
-    from pairnorm.train.block_kernels import cpu_ops  # needs numba
-
-    return cpu_ops(graph)
 
 
 def label_propagation(
@@ -358,16 +342,22 @@ def label_propagation(
         state, other = (ops.empty(len(block), exact=True) for _ in range(2))
         labeled = np.flatnonzero((labels >= block.start) & (labels < block.stop))
         column = labels[labeled] - block.start
-        state[:] = 0
+        state.zero_()
         ops.add(state, labeled, column, 1.0)
         for _ in range(rounds):
             ops.propagate(state, other, symmetric=True)
-            ops.multiply(other, alpha)
+            other.mul_(alpha)
             ops.add(other, labeled, column, 1 - alpha)
             state, other = other, state
         for rows in ops.slices(len(block)):
             result[rows, block.start : block.stop] = ops.read(state, rows)
     return result
+
+
+def _multiply_rows(state: Tensor, factors: Tensor, out: Tensor) -> None:
+    """Write each row times its factor to ``out``, slice by slice: a state may be mapped from a file."""
+    for rows in slices(len(state)):
+        torch.mul(state[rows], factors[rows, None], out=out[rows])
 
 
 def _new_file(path: Path, *shape: int) -> Array:

@@ -6,12 +6,11 @@ also restarts tasks whose worker died: Ray would retry forever what runs out of 
 
 import os
 import queue
-import threading
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,13 +22,12 @@ from pairnorm.base.csr import csr_components
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.data import Graph
 from pairnorm.data.packed import PackedGraph
-from pairnorm.train.engine import Job, plan
-from pairnorm.train.pools import Event, OnEvent, Pool, keep_freed_memory, work
+from pairnorm.train.jobs import Job, plan
+from pairnorm.train.pools import Event, OnEvent, Pool, keep_freed_memory, run_all, work
 from pairnorm.train.propagation import BlockEvent, Propagation, ignore_progress
 from pairnorm.version import __version__
 
 EVENT_SECONDS = 0.2
-POLL_SECONDS = 0.2
 MAX_ATTEMPTS = 10
 """How often the workers of a task may die without getting further than before."""
 
@@ -40,15 +38,15 @@ class _Task(ABC):
     def __init__(self) -> None:
         self.future: Future[None] = Future()
         self.stream: Any = None
-        self.attempts = 0
+        self.attempts = self.position = self._furthest = 0
 
     @abstractmethod
     def start(self) -> Any:
-        """Start the remote generator and return its stream of object references."""
+        """Set ``position``, start the remote generator and return its stream of object references."""
 
     @abstractmethod
-    def handle(self, event: Any) -> bool:
-        """Handle an event and return whether the task got further than in earlier attempts."""
+    def handle(self, event: Any) -> None:
+        """Handle an event."""
 
     @property
     @abstractmethod
@@ -59,13 +57,21 @@ class _Task(ABC):
     def shrink(self) -> bool:
         """Prepare a smaller attempt after running out of memory or dying too often; else fail the future."""
 
+    def advance(self, work: int) -> int:
+        """Move on by some work and return the part of it that no earlier attempt has done."""
+        self.position += work
+        new = max(0, self.position - self._furthest)
+        if new:
+            self._furthest, self.attempts = self.position, 0
+        return new
+
 
 class _Cluster:
     """A connection to a Ray cluster, and the tasks that run there."""
 
     def __init__(self) -> None:
         self.ray, self._is_own_connection = _connect()
-        self.running: list[_Task] = []
+        self._running: list[_Task] = []
 
     def nodes(self) -> list[dict[str, float]]:
         """Return the resources of every node that has a core for tasks."""
@@ -87,48 +93,46 @@ class _Cluster:
 
     def start(self, task: _Task) -> Future[None]:
         """Start a task."""
-        self.running.append(task)
+        self._running.append(task)
         task.stream = task.start()
         return task.future
 
     def poll(self) -> None:
         """Handle the events that have arrived, without waiting, and restart the tasks of dead workers."""
-        for task in list(self.running):
+        for task in list(self._running):
+            error: Exception | None = None
             try:
                 while self.ray.wait([task.stream], timeout=0)[0]:
-                    if task.handle(self.ray.get(next(task.stream))):
-                        task.attempts = 0
+                    task.handle(self.ray.get(next(task.stream)))
+                continue
             except StopIteration:
-                self._remove(task)
-                if task.is_complete:
-                    task.future.set_result(None)
-                else:
-                    self.start(task)
-            except self.ray.exceptions.RayError as error:
-                self._remove(task)
-                self._recover(task, error)
+                pass
+            except self.ray.exceptions.RayError as raised:
+                error = raised
+            self._remove(task)
+            if task.is_complete:
+                task.future.set_result(None)
+            elif error is None or self._can_restart(task, error):
+                self.start(task)
 
-    def _recover(self, task: _Task, error: Exception) -> None:
-        """Restart a task whose worker died, or complete its future."""
+    def _can_restart(self, task: _Task, error: Exception) -> bool:
+        """Return whether to restart a task after an error, if not, its future has the exception."""
         errors = self.ray.exceptions
         died = isinstance(error, errors.WorkerCrashedError | errors.NodeDiedError | errors.ObjectLostError)
         if not died and not isinstance(error, errors.OutOfMemoryError):  # the task itself raised it
             cause = getattr(error, "cause", None)
             task.future.set_exception(cause if isinstance(cause, Exception) else error)
-            return
+            return False
         task.attempts += 1
-        if task.is_complete:
-            task.future.set_result(None)
-        elif (died and task.attempts < MAX_ATTEMPTS) or task.shrink():
-            self.start(task)
+        return (died and task.attempts < MAX_ATTEMPTS) or task.shrink()
 
     def _remove(self, task: _Task) -> None:
-        self.running.remove(task)
+        self._running.remove(task)
         task.stream = None  # a process that still refers to a stream when it disconnects is ended by Ray
 
     def cancel(self) -> None:
         """Cancel all tasks and disconnect."""
-        for task in list(self.running):
+        for task in list(self._running):
             self.ray.cancel(task.stream, force=True)
             self._remove(task)
         self.close()
@@ -190,28 +194,21 @@ class _JobTask(_Task):
     def __init__(self, pool: "RayPool", graph: Graph, job: Job, options: dict[str, Any]) -> None:
         super().__init__()
         self.pool, self.graph, self.jobs, self.options = pool, graph, [job], options
-        self.done = self.furthest = 0
+        self._cost = job.cost
 
     def start(self) -> Any:
-        self.pool.forward(-self.done)  # that work is done again
-        self.done = 0
+        self.position = self._cost - sum(job.cost for job in self.jobs)
         return self.pool.start_job(self.graph, self.jobs[0], self.options)
 
-    def handle(self, event: Event) -> bool:
+    def handle(self, event: Event) -> None:
         if isinstance(event, int):
-            self.done += event
-        else:
-            trained = {(result.spec, result.trial.seed) for result in event}
-            job, *others = self.jobs
-            pairs = tuple(pair for pair in job.pairs if pair not in trained)
-            rest = [Job(pairs)] if pairs else []
-            self.done -= job.cost - sum(part.cost for part in rest)
-            self.jobs = [*rest, *others]
-        is_further = isinstance(event, list) or self.done > self.furthest
-        if is_further:
-            self.furthest = self.done
+            self.pool.forward(self.advance(event))
+            return
+        trained = {(result.spec, result.trial.seed) for result in event}
+        pairs = tuple(pair for pair in self.jobs[0].pairs if pair not in trained)
+        self.jobs[:1] = [Job(pairs)] if pairs else []
+        self.attempts = 0
         self.pool.forward(event)
-        return is_further
 
     @property
     def is_complete(self) -> bool:
@@ -221,7 +218,7 @@ class _JobTask(_Task):
         halves = self.jobs[0].halves()
         if len(halves) > 1:
             self.jobs[:1] = halves
-            self.attempts = self.furthest = 0
+            self.attempts = 0
             return True
         spec = str(self.jobs[0].pairs[0][0])
         problem = f"workers of the Ray cluster die of {spec}, or have too little memory"
@@ -294,30 +291,26 @@ def _train_job(
     check_version(version)
     torch.set_num_threads(1)
     keep_freed_memory()
-    events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
-    device = torch.device("cuda" if uses_gpu else "cpu")
+    device, events = torch.device("cuda" if uses_gpu else "cpu"), queue.SimpleQueue[Event | None]()
 
     def train() -> None:
-        try:
-            for part in plan(graph, job.pairs, device, cores=1):
-                work(graph, part, device, options, events.put)
-            events.put(None)
-        except BaseException as error:
-            events.put(error)
+        for part in plan(graph, job.pairs, device, cores=1):
+            work(graph, part, device, options, events.put)
 
-    threading.Thread(target=train, daemon=True).start()
-    done, since = 0, time.monotonic()
-    while (event := events.get()) is not None:
-        if isinstance(event, BaseException):
-            raise event
-        if isinstance(event, int):
-            done += event
-        if isinstance(event, list) or time.monotonic() - since > EVENT_SECONDS:
-            yield done
-            done, since = 0, time.monotonic()
-        if isinstance(event, list):
-            yield event
-    yield done
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(train)
+        training.add_done_callback(lambda _: events.put(None))
+        done, since = 0, time.monotonic()
+        while (event := events.get()) is not None:
+            if isinstance(event, int):
+                done += event
+            if isinstance(event, list) or time.monotonic() - since > EVENT_SECONDS:
+                yield done
+                done, since = 0, time.monotonic()
+            if isinstance(event, list):
+                yield event
+        training.result()
+        yield done
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,31 +326,22 @@ class SentGraph(PackedGraph):
 class _BlockTask(_Task):
     """A block of columns of a propagation."""
 
+    is_complete = False
+
     def __init__(self, blocks: "RayBlocks", propagation: Propagation, number: int) -> None:
         super().__init__()
         self.blocks, self.propagation, self.number = blocks, propagation, number
-        self.steps = self.furthest = 0
-        self.has_result = False
 
     def start(self) -> Any:
-        self.steps = 0
+        self.position = 0
         return self.blocks.start_block(self.propagation, self.number)
 
-    def handle(self, event: BlockEvent | None) -> bool:
+    def handle(self, event: BlockEvent | None) -> None:
         if event is None:
             self.blocks.sends_arrays = True  # the stream ends, and the task starts again
-            return False
-        self.steps += 1
-        self.has_result = not isinstance(event, str)
-        is_further = self.steps > self.furthest  # events of an earlier attempt were handled then
-        if is_further:
-            self.furthest = self.steps
+        elif self.advance(1):
             self.propagation.handle(self.number, event)
-        return is_further
-
-    @property
-    def is_complete(self) -> bool:
-        return self.has_result
+            self.is_complete = not isinstance(event, str)
 
     def shrink(self) -> bool:
         width = self.propagation.width
@@ -397,22 +381,14 @@ class RayBlocks:
         """
         self._bytes_per_block = bytes_per_block
         self._remote = self._cluster.remote(_propagate_block, num_cpus=1, memory=bytes_per_block)
-        waiting = [
+        tasks = [
             _BlockTask(self, one, number)
             for one in propagations
             if one.norm != "PN-SI"
             for number in one.pending()
         ]
-        futures: list[Future[None]] = []
         try:
-            while waiting or self._cluster.running:
-                while waiting and len(self._cluster.running) <= self.cores:  # one more, so that no core waits
-                    futures.append(self._cluster.start(waiting.pop(0)))
-                self._cluster.ray.wait([task.stream for task in self._cluster.running], timeout=POLL_SECONDS)
-                self._cluster.poll()
-                for future in futures:
-                    if future.done():
-                        future.result()
+            run_all(tasks, self.cores, self._cluster.start, self._cluster.poll)
         finally:
             self._cluster.cancel()
 

@@ -4,9 +4,10 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import torch
 from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
 from pairnorm.data import Graph, load
 from pairnorm.data.graph import check_graph
-from pairnorm.train.engine import Job, Pair, check_measures, find_device, plan
+from pairnorm.train.engine import check_measures, find_device
+from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.methods import registered_methods
-from pairnorm.train.pools import Event, OnEvent, Pool, make_pool
+from pairnorm.train.pools import Event, Pool, make_pool, run_all
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
-POLL_SECONDS = 0.2
 BACKENDS = ("here", "ray")
 
 
@@ -144,11 +145,34 @@ def run(
             pool = cluster or make_pool(
                 find_device(device), workers or os.cpu_count() or 1, len(jobs), handle
             )
-            options = {"measures": tuple(measures), "curves": curves}
+            options: dict[str, Any] = {"measures": tuple(measures), "curves": curves}
             if methods := registered_methods({spec.method for spec, _ in pending}):
                 options["methods"] = methods
-            _drive(pool, jobs, options, handle, should_stop)
+
+            def poll() -> None:
+                pool.process_events()
+                handle(0)
+
+            with _explain_dead_workers(), pool:
+                started = takewhile(lambda _: not should_stop(), jobs)
+                run_all(started, pool.workers, lambda entry: pool.submit(*entry, options), poll)
         return trained
+
+
+@contextmanager
+def _explain_dead_workers() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, BrokenExecutor) and not is_out_of_memory(error):
+            raise
+        raise PairNormError(
+            "a worker process was killed, ran out of memory, or could not start",
+            code="worker-died",
+            hint="Fewer workers need less memory: pass {workers}. Every worker imports your script: "
+            'it needs `if __name__ == "__main__":`. Finished trials are in the store.',
+            workers=1,
+        ) from error
 
 
 @contextmanager
@@ -241,40 +265,3 @@ def _named(name: str, root: str | os.PathLike[str] | None, split: str) -> Graph:
             error.problem = f"the dataset of a spec is {quoted(name)}, which is not a named graph"
             error.hint = f"{error.hint} Pass your own graph with graphs={{{name!r}: graph}}.".strip()
         raise
-
-
-def _drive(
-    pool: "Pool",
-    jobs: Iterable[tuple[Graph, Job]],
-    options: dict[str, Any],
-    on_event: OnEvent,
-    should_stop: Callable[[], bool],
-) -> None:
-    """Run all jobs in a pool. After an error or Ctrl-C, finished results still go into the store."""
-    waiting = iter(jobs)
-    running: set[Future[None]] = set()
-    try:
-        while True:
-            # One job more than workers, so that no worker waits.
-            while len(running) <= pool.workers and not should_stop() and (entry := next(waiting, None)):
-                running.add(pool.submit(*entry, options))
-            if not running:
-                break
-            finished = wait(running, POLL_SECONDS, FIRST_COMPLETED).done
-            pool.process_events()
-            on_event(0)
-            for future in finished:
-                running.remove(future)
-                future.result()
-    except BaseException as error:
-        pool.cancel()
-        if isinstance(error, BrokenExecutor) or is_out_of_memory(error):
-            raise PairNormError(
-                "a worker process was killed, ran out of memory, or could not start",
-                code="worker-died",
-                hint="Fewer workers need less memory: pass {workers}. Every worker imports your script: "
-                'it needs `if __name__ == "__main__":`. Finished trials are in the store.',
-                workers=1,
-            ) from error
-        raise
-    pool.close()

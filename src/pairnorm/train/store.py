@@ -17,7 +17,7 @@ from pairnorm.base.files import atomic_file
 from pairnorm.train.database import (
     SCHEMA_VERSION,
     connect,
-    file_error,
+    damaged_values,
     hash_number,
     transaction,
     translate_errors,
@@ -27,7 +27,6 @@ from pairnorm.train.result import (
     SPEC,
     TRIAL,
     TYPES,
-    UNEXPECTED,
     Origin,
     Result,
     Trial,
@@ -117,12 +116,11 @@ class Store:
             self._connection = connect(self.path, read_only=self.read_only)
         return self._connection
 
-    def _query(self, query: str, condition: str = "", values: Sequence[Any] = ()) -> list[Any]:
+    def _query(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         connection = self._connect(create=False)
         with translate_errors(self.path):
             # Fetch all rows at once: an open query would block writers.
-            rows = connection.execute(query.replace("%s", condition), values) if connection else None
-            return rows.fetchall() if rows else []
+            return connection.execute(query, values).fetchall() if connection else []
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -162,8 +160,8 @@ class Store:
 
     def missing(self, spec: Spec, seeds: Iterable[int]) -> list[int]:
         """Return the seeds without a trial of this spec, in the order given."""
-        rows = self._query("SELECT seed FROM trials WHERE %s", *_condition({"hash": self._hashes(spec)}))
-        present = {seed for (seed,) in rows}
+        condition, values = _condition({"hash": self._hashes(spec)})
+        present = {seed for (seed,) in self._query(f"SELECT seed FROM trials WHERE {condition}", values)}
         return [seed for seed in dict.fromkeys(seeds) if seed not in present]
 
     def add(
@@ -208,14 +206,12 @@ class Store:
         """Return the results of every spec, sorted. ``where`` as in ``trials_by_spec``."""
         trials_by_spec = list(self._read(where))
         rows = self._query(f"SELECT id, {_names(ORIGIN)} FROM origins")
-        try:
+        with damaged_values(self.path):
             origins = {number: Origin(**dict(zip(ORIGIN, values, strict=True))) for number, *values in rows}
             return {
                 spec: [Result(spec, trial, origins[origin]) for trial, origin in trials]
                 for spec, trials in trials_by_spec
             }
-        except UNEXPECTED as error:
-            raise file_error(self.path, error) from error
 
     def frame(self, **where: Any) -> "pandas.DataFrame":
         """Return the trials as a data frame with a column per measure. ``where`` as in ``trials_by_spec``."""
@@ -226,13 +222,10 @@ class Store:
 
         The same trials give the same file: rows are sorted, and numbers have all their digits.
         """
-        target = Path(path)
-        suffix = one_of("suffix of the export", target.suffix, (".csv", ".parquet"))
+        target, writers = Path(path), {".csv": write_csv, ".parquet": write_parquet}
+        write = writers[one_of("suffix of the export", target.suffix, tuple(writers))]
         with atomic_file(target) as draft:
-            if suffix == ".csv":
-                write_csv(self.results(), draft)
-            else:
-                write_parquet(self.results(), draft)
+            write(self.results(), draft)
         return target
 
     def merge(self, other: str | os.PathLike[str]) -> Merged:
@@ -264,13 +257,9 @@ class Store:
         """
         if not self._has_records:
             return {}
-        rows = self._query(
-            "SELECT key, value FROM records WHERE collection = ? ORDER BY key", "", [collection]
-        )
-        try:
-            return {key: json.loads(value) for key, value in rows}
-        except UNEXPECTED as error:
-            raise file_error(self.path, error) from error
+        query = "SELECT key, value FROM records WHERE collection = ? ORDER BY key"
+        with damaged_values(self.path):
+            return {key: json.loads(value) for key, value in self._query(query, [collection])}
 
     def write_records(self, collection: str, records: Mapping[str, Any]) -> None:
         """Write JSON values of a collection atomically, replacing values with the same keys.
@@ -300,13 +289,11 @@ class Store:
         columns = f"printf('%016x', hash), {_names(SPEC)}"
         rows = self._query(f"SELECT {columns} FROM {_SPECS} WHERE {idle}")
         older: dict[Spec, list[str]] = defaultdict(list)
-        try:
+        with damaged_values(self.path):
             for stored, *values in rows:
                 spec = Spec(**dict(zip(SPEC.values(), values, strict=True)))
                 if stored != spec.hash:
                     older[spec].append(stored)
-        except UNEXPECTED as error:
-            raise file_error(self.path, error) from error
         return dict(older)
 
     def _read(self, where: Mapping[str, Any]) -> Iterable[tuple[Spec, list[tuple[Trial, int]]]]:
@@ -315,11 +302,15 @@ class Store:
         of_spec = {name: value for name, value in where.items() if name in ("hash", *SPEC)}
         # The order of the file needs no sorting, and without a condition nothing is joined.
         tables = _TRIALS if where else "trials"
-        trial_query = f"SELECT hash, origin, {_names(TRIAL)} FROM {tables} WHERE %s ORDER BY hash, seed"
-        trial_rows = self._query(trial_query, *_condition(where))
+        condition, requested = _condition(where)
+        trial_query = (
+            f"SELECT hash, origin, {_names(TRIAL)} FROM {tables} WHERE {condition} ORDER BY hash, seed"
+        )
+        trial_rows = self._query(trial_query, requested)
         varied = f"hash, protocol, {_names(_VARIED)}"
-        spec_query = f"SELECT {varied} FROM {_SPECS} WHERE %s ORDER BY {_names(SPEC)}"
-        spec_rows = self._query(spec_query, *_condition(of_spec))
+        condition, requested = _condition(of_spec)
+        spec_query = f"SELECT {varied} FROM {_SPECS} WHERE {condition} ORDER BY {_names(SPEC)}"
+        spec_rows = self._query(spec_query, requested)
         protocol_rows = self._query(f"SELECT id, {_names(_PROTOCOL)} FROM protocols")
         names = [SPEC[column] for column in _PROTOCOL]
         protocols = {number: dict(zip(names, values, strict=True)) for number, *values in protocol_rows}
@@ -330,7 +321,7 @@ class Store:
             return Spec(depth=10**9, scale=scale, missing_rate=missing_rate, **protocols[protocol])
 
         by_spec: dict[Spec, list[tuple[Trial, int]]] = {}
-        try:
+        with damaged_values(self.path):
             for number, origin, *values in trial_rows:
                 trials[number].append((_trial(values), origin))
             for number, protocol, depth, *others in spec_rows:
@@ -339,11 +330,7 @@ class Store:
                     by_spec[spec] = (
                         _union(by_spec[spec], trials[number]) if spec in by_spec else trials[number]
                     )
-            return by_spec.items()
-        except UNEXPECTED as error:
-            if isinstance(error, PairNormError) and error.code == "not-imported":
-                raise
-            raise file_error(self.path, error) from error
+        return by_spec.items()
 
 
 def _union(

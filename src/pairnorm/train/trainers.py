@@ -234,54 +234,21 @@ class SGCTrainer:
 
     def fit(self, tick: Callable[[int], None] = lambda epochs: None) -> Iterator[Fitted]:
         """Propagate, and train a regression at every requested depth."""
-        own_scale = 1.0
-        if self.spec.norm == "PN-SCS":
-            (own_scale,) = {spec.scale for specs in self.variants for spec in specs}
-        mode, features = self.spec.mode, self.problem.features
-        if isinstance(features, Tensor) and features.dim() == 2:
-            features = features.unsqueeze(1)
-        norm: Any = None if mode is None else PairNorm(own_scale, mode)
-        if (make := make_norm(self.spec, len(self.seeds))) is not None:
-            norm = bind_graph(make(), self._graph)
-        iterates = sgc_iterates(features, self.problem.adjacency, norm)
-        state = next(iterates)
-        regressions = _Regressions(
-            self.problem, state.size(1), self.variants, self.seeds, self.factors, self._curves
-        )
-        for depth, state in zip(range(1, self.depths[-1] + 1), iterates, strict=False):
-            if depth in self.depths:
-                loop, logits = regressions.fit(state, tick)
-                yield Fitted(depth, loop, state, logits)
-
-
-class _Regressions:
-    """Regressions on one state after the other with one loop, so that CUDA captures an epoch only once."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        states: int,
-        variants: Sequence[Sequence[Spec]],
-        seeds: Sequence[int],
-        factors: Sequence[Sequence[float]],
-        curves: bool,
-    ) -> None:
-        spec, specs = variants[0][0], [spec for own in variants for spec in own]
-        self._train, self._validation = problem.parts["train"], problem.parts["validation"]
-        self._epochs = spec.epochs
-        device, trials, width = problem.labels.device, len(seeds), problem.num_features
-        # The rows of a trial are contiguous, for fast products.
-        self._rows = rows = torch.zeros(trials, len(self._train), width, device=device)
-        self._columns = columns = torch.zeros(states, width, len(self._validation), device=device)
-        self._regression = regression = _Regression(
-            seeds, factors, width, problem.num_classes, spec.dropout, device
-        )
-        self._first = regression.weight.detach().clone()
-        score = SCORES[spec.metric]
-        train_labels, validation_labels = problem.labels[self._train], problem.labels[self._validation]
-        first = torch.zeros((), dtype=torch.int32, device=device)
-        keys = step_keys(keys_from_seeds(seeds, device), first, spec.epochs)
-        self._loop = Loop(
+        iterates = self._iterates()
+        problem, spec, specs = self.problem, self.spec, [spec for own in self.variants for spec in own]
+        device, labels = problem.labels.device, problem.labels
+        train, validation = problem.parts["train"], problem.parts["validation"]
+        train_labels, validation_labels, score = labels[train], labels[validation], SCORES[spec.metric]
+        width, state = problem.num_features, next(iterates)
+        # The rows of a trial are contiguous, for fast products. All depths share these tensors and one loop,
+        # so that CUDA captures an epoch only once.
+        rows = torch.zeros(len(self.seeds), len(train), width, device=device)
+        columns = torch.zeros(state.size(1), width, len(validation), device=device)
+        regression = _Regression(self.seeds, self.factors, width, problem.num_classes, spec.dropout, device)
+        initial_weight = regression.weight.detach().clone()
+        start = torch.zeros((), dtype=torch.int32, device=device)
+        keys = step_keys(keys_from_seeds(self.seeds, device), start, spec.epochs)
+        loop = Loop(
             [regression.weight, regression.bias],
             regression.models,
             lambda epoch: regression.set_gradients(
@@ -290,20 +257,34 @@ class _Regressions:
             lambda: score(regression.by_class(columns), validation_labels),
             learning_rate=[spec.learning_rate for spec in specs],
             weight_decay=[spec.weight_decay for spec in specs],
-            curves=curves,
+            curves=self._curves,
         )
+        for depth, state in zip(range(1, self.depths[-1] + 1), iterates, strict=False):
+            if depth not in self.depths:
+                continue
+            with torch.no_grad():
+                rows.copy_(state[train].transpose(0, 1))
+                columns.copy_(state[validation].permute(1, 2, 0))
+                regression.weight.copy_(initial_weight)
+                regression.bias.zero_()
+                loop.reset()
+                loop.train(spec.epochs, tick)
+                loop.restore()
+                logits = regression.logits(state.permute(1, 2, 0))
+            yield Fitted(depth, loop, state, logits)
 
-    @torch.no_grad()
-    def fit(self, state: Tensor, tick: Callable[[int], None]) -> tuple[Loop, Tensor]:
-        """Train on ``[nodes, 1 or trials, features]``; return the loop and the logits of all nodes."""
-        self._rows.copy_(state[self._train].transpose(0, 1))
-        self._columns.copy_(state[self._validation].permute(1, 2, 0))
-        self._regression.weight.copy_(self._first)
-        self._regression.bias.zero_()
-        self._loop.reset()
-        self._loop.train(self._epochs, tick)
-        self._loop.restore()
-        return self._loop, self._regression.logits(state.permute(1, 2, 0))
+    def _iterates(self) -> Iterator[Tensor]:
+        """Yield the propagated features of every depth from 0, ``[nodes, 1 or trials, features]``."""
+        features, spec = self.problem.features, self.spec
+        norm: Any = None
+        if isinstance(features, Tensor) and features.dim() == 2:
+            features = features.unsqueeze(1)
+        if spec.mode is not None:
+            scales = {spec.scale for specs in self.variants for spec in specs}
+            norm = PairNorm(scales.pop() if spec.norm == "PN-SCS" else 1.0, spec.mode)
+        if (make := make_norm(spec, len(self.seeds))) is not None:
+            norm = bind_graph(make(), self._graph)
+        return sgc_iterates(features, self.problem.adjacency, norm)
 
 
 class _Regression:
