@@ -1,9 +1,11 @@
 """A small graph, a plain PyG training loop of one model that the engine is held against, a Ray cluster."""
 
+import multiprocessing
 import os
 import random
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from torch.nn.functional import cross_entropy
 import pairnorm
 from pairnorm.data import Graph, csbm, missing_vectors
 from pairnorm.nn import GAT, GCN
-from pairnorm.train import Spec, build
+from pairnorm.train import Spec, Store, build
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
@@ -29,6 +31,63 @@ with warnings.catch_warnings():
 def graph() -> Graph:
     """Four classes that are hard to tell apart, so that accuracies move for many epochs."""
     return csbm(200, classes=4, features=60, words=8, signal=0.2, homophily=0.6, degree=4, seed=1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty store; its folder does not exist yet."""
+    with Store(tmp_path / "folder" / "results.sqlite") as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def assert_same_trials() -> Callable[[Store, Store], None]:
+    """Compare the trials of two stores, up to the rounding of jobs of other sizes."""
+    metrics = [f"{part}_{what}" for part in ("train", "validation", "test") for what in ("loss", "accuracy")]
+
+    def check(left: Store, right: Store) -> None:
+        assert left.trials_by_spec().keys() == right.trials_by_spec().keys()
+        for spec, trials in left.trials_by_spec().items():
+            for ours, theirs in zip(trials, right.trials(spec), strict=True):
+                assert (ours.seed, ours.best_epoch) == (theirs.seed, theirs.best_epoch)
+                for name in metrics:
+                    assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-4)
+                assert ours.measures == pytest.approx(dict(theirs.measures), rel=1e-4)
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], bool]], bool]:
+    """Wait until a condition is true, at most 20 seconds, and return whether it is."""
+
+    def wait(condition: Callable[[], bool]) -> bool:
+        end = time.monotonic() + 20
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.05)
+        return condition()
+
+    return wait
+
+
+def is_group_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.fixture
+def group_is_gone(eventually: Any) -> Callable[[int], bool]:
+    """Wait until no process of a group is left."""
+    return lambda group: eventually(lambda: is_group_gone(group))
+
+
+@pytest.fixture
+def children_are_gone(eventually: Any) -> Callable[[], bool]:
+    """Wait until no child is left; one that a thread of an executor waits for, too, may seem to live."""
+    return lambda: eventually(lambda: not multiprocessing.active_children())
 
 
 @pytest.fixture(scope="package")

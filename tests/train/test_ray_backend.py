@@ -41,28 +41,13 @@ def expected(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield store
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path / "results.sqlite") as store:
-        yield store
-
-
-def assert_same(store: Store, expected: Store) -> None:
-    assert store.trials_by_spec().keys() == expected.trials_by_spec().keys()
-    for spec, trials in store.trials_by_spec().items():
-        for ours, theirs in zip(trials, expected.trials(spec), strict=True):
-            assert (ours.seed, ours.best_epoch) == (theirs.seed, theirs.best_epoch)
-            assert ours.test_loss == pytest.approx(theirs.test_loss, rel=1e-4)
-            assert ours.test_accuracy == theirs.test_accuracy
-
-
 def test_a_cluster_gives_the_rows_that_are_had_here(
-    cluster: Any, graph: Graph, store: Store, expected: Store
+    cluster: Any, graph: Graph, store: Store, expected: Store, assert_same_trials: Any
 ) -> None:
-    told: list[Progress] = []
+    reports: list[Progress] = []
 
     def interrupt(progress: Progress) -> None:
-        told.append(progress)
+        reports.append(progress)
         if progress.done > progress.total / 4 and len(store):
             raise KeyboardInterrupt
 
@@ -71,27 +56,32 @@ def test_a_cluster_gives_the_rows_that_are_had_here(
         run(PAIRS, store, progress=interrupt, **how)
     before = store.results()
     assert 0 < len(before) < len(PAIRS)
-    assert run(PAIRS, store, progress=told.append, **how) == len(PAIRS) - len(before)
-    assert told[-1].done == told[-1].total
+    assert run(PAIRS, store, progress=reports.append, **how) == len(PAIRS) - len(before)
+    assert reports[-1].done == reports[-1].total
     assert {result.origin.git_commit for result in store.results()} == {"the worker's"}
     assert [result for result in store.results() if result in before] == before
-    assert_same(store, expected)
+    assert_same_trials(store, expected)
 
 
 @pytest.mark.slow
 def test_workers_that_are_killed_cost_nothing_that_had_finished(
-    cluster: Any, graph: Graph, store: Store, expected: Store, kill_workers: Any
+    cluster: Any, graph: Graph, store: Store, expected: Store, kill_workers: Any, assert_same_trials: Any
 ) -> None:
-    told: list[Progress] = []
+    reports: list[Progress] = []
     with kill_workers(KILLS) as killed:
-        run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray", progress=told.append)
+        run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray", progress=reports.append)
     assert len(killed) == KILLS
-    assert told[-1].done == told[-1].total
-    assert_same(store, expected)
+    assert reports[-1].done == reports[-1].total
+    assert_same_trials(store, expected)
 
 
 def test_a_job_out_of_memory_is_halved(
-    cluster: Any, graph: Graph, store: Store, expected: Store, monkeypatch: pytest.MonkeyPatch
+    cluster: Any,
+    graph: Graph,
+    store: Store,
+    expected: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    assert_same_trials: Any,
 ) -> None:
     trained = ray_backend._train_job
 
@@ -102,7 +92,7 @@ def test_a_job_out_of_memory_is_halved(
 
     monkeypatch.setattr(ray_backend, "_train_job", greedy)
     assert run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray") == len(PAIRS)
-    assert_same(store, expected)
+    assert_same_trials(store, expected)
 
 
 def test_a_task_that_fails_fails_the_run_with_its_own_error(

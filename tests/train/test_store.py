@@ -306,12 +306,6 @@ def a_trial(seed: int, value: float = 0.1 + 0.2, **more: Any) -> Trial:
     return Trial(seed=seed, best_epoch=seed + 1, **dict.fromkeys(METRICS, value), **more)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path / "folder" / "results.sqlite") as opened:
-        yield opened
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(any_trial, unique_by=lambda trial: trial.seed, max_size=3))
 def test_trials_come_back_exactly_also_by_way_of_csv(cell: list[Trial]) -> None:

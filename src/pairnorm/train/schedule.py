@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -19,7 +19,8 @@ from pairnorm.data.graph import check_graph
 from pairnorm.train.engine import check_measures, find_device
 from pairnorm.train.jobs import Job, Pair, plan
 from pairnorm.train.methods import registered_methods
-from pairnorm.train.pools import Event, Pool, make_pool, run_all
+from pairnorm.train.pools import Event, make_pool, run_all
+from pairnorm.train.ray_backend import RayPool
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
@@ -131,11 +132,7 @@ def run(
                 results.add_results(event)
                 trained, label = trained + len(event), str(event[0].spec)
 
-        cluster: Pool | None = None
-        if where is None and pending:
-            from pairnorm.train.ray_backend import RayPool  # it needs numba, and trials do not
-
-            cluster = RayPool(str(device), handle)
+        cluster = RayPool(str(device), handle) if where is None and pending else None
         jobs = list(_plan(pending, where, root, graphs, cluster.workers if cluster else None))
         total = sum(job.cost for _, job in jobs)
         handle(0)
@@ -175,16 +172,13 @@ def _explain_dead_workers() -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _opened(store: Any) -> Iterator[Store]:
-    """Yield a store; one that is given by its path is closed at the end."""
+def _opened(store: Any) -> AbstractContextManager[Store]:
+    """Return a store as a context, which closes it if it was given by its path."""
+    if isinstance(store, str | os.PathLike):
+        return Store(store)
     if isinstance(store, Store):
-        yield store
-    elif isinstance(store, str | os.PathLike):
-        with Store(store) as own_store:
-            yield own_store
-    else:
-        raise _wrong_type("store", store, "a pairnorm.train.Store, or the path of one")
+        return nullcontext(store)
+    raise _wrong_type("store", store, "a pairnorm.train.Store, or the path of one")
 
 
 def _wrong_type(name: str, value: Any, expected: str) -> PairNormError:
@@ -197,21 +191,19 @@ def _checked(pairs: Any) -> Iterator[Pair]:
     if not isinstance(pairs, Iterable):
         raise _wrong_type("pairs", pairs, expected)
     for pair in pairs:
-        match pair:
-            case (Spec(), _):
-                yield pair
-            case _:
-                raise _wrong_type("one of the pairs", pair, expected)
+        if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], Spec)):
+            raise _wrong_type("one of the pairs", pair, expected)
+        yield pair[0], pair[1]
 
 
 def _by_name(graphs: Any) -> dict[str, Graph]:
-    if isinstance(graphs, Mapping):
-        for name, graph in graphs.items():
-            check_graph(graph, f"graphs[{name!r}]")
-        return dict(graphs)
-    problem, expected = f"graphs is a {type(graphs).__name__}", "graphs by name"
-    hint = "Pass graphs={'mine': graph}, with the name that specs give as dataset."
-    raise PairNormError(problem, code="wrong-type", value=graphs, expected=expected, hint=hint)
+    if not isinstance(graphs, Mapping):
+        problem, expected = f"graphs is a {type(graphs).__name__}", "graphs by name"
+        hint = "Pass graphs={'mine': graph}, with the name that specs give as dataset."
+        raise PairNormError(problem, code="wrong-type", value=graphs, expected=expected, hint=hint)
+    for name, graph in graphs.items():
+        check_graph(graph, f"graphs[{name!r}]")
+    return dict(graphs)
 
 
 def _fingerprinted(pairs: Iterable[Pair], graphs: dict[str, Graph]) -> tuple[list[Pair], dict[str, Graph]]:
