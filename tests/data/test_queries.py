@@ -49,7 +49,6 @@ def test_names_and_texts_come_through_sql_as_they_are(database: Database, name: 
     column, text = queries.sql_name(name), queries.sql_text(name)
     assert database.run(f"SELECT {column} FROM (SELECT {text} AS {column})") == [(name,)]
     assert database.run(f"SELECT {text} IN {queries.sql_row([name, 'b'])}") == [(True,)]
-    assert database.run(f"SELECT {queries.sql_list([name])}") == [([name],)]
 
 
 def test_batches_are_all_rows_in_order(database: Database) -> None:

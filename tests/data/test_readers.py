@@ -334,7 +334,7 @@ def test_a_query_and_a_table_of_a_database(database: str, query: str) -> None:
     found = None if typed is None else typed[1]
     if found is None:  # SQLite keeps dates as text
         profiled = table.profile("born", frame["born"])
-        decision = table.decide("born", profiled)
+        decision = table.decide("born", *profiled)
         found = profiled.values(parse_dates(profiled.profile.texts, decision.dates))
     assert found[0] == days
 

@@ -109,7 +109,7 @@ def read_column(
         compare_categories(table.name, own, known, options.strict)
     coded = table.profile(name, cells)
     texts = coded.profile.texts
-    decision = table.decide(name, coded, kind=kind, form=known.form if known else "", keep=keep)
+    decision = table.decide(name, *coded, kind=kind, form=known.form if known else "", keep=keep)
     if decision.kind == "ignored":
         return _ignored(name)
     if decision.kind in ("number", "date"):

@@ -78,7 +78,13 @@ def choose_classes(
     for text, count in counts.items():
         totals[classes[text]] = totals.get(classes[text], 0) + count
     if known is not None:
-        return {text: _merged(value, known) if merge else value for text, value in classes.items()}
+        if not merge:
+            return classes
+        same = {value: value for value in known}
+        return {
+            text: same.get(value) or next((one for one in known if _is_variant(value, one)), value)
+            for text, value in classes.items()
+        }
     variants = class_variants(totals)
     if merge and variants:
         classes = {text: variants.get(value, value) for text, value in classes.items()}
@@ -91,14 +97,11 @@ def choose_classes(
             f"{done}, as {quoted(first)} and {quoted(second)}"
         )
     if len(totals) < 2:
-        only = f"holds one class only, {quoted(next(iter(totals)))}" if totals else "is empty throughout"
-        problem = f"column {quoted(name)} {only}"
-        raise PairNormError(
-            f"{table.name}: {problem}" if totals else f"{table.name}: no node has a label: {problem}",
-            code="too-few-classes",
-            value=len(totals),
-            hint="Label some of another." if totals else "Label some nodes.",
-        )
+        problem, hint = f"no node has a label: column {quoted(name)} is empty throughout", "Label some nodes."
+        if totals:
+            problem = f"column {quoted(name)} holds one class only, {quoted(next(iter(totals)))}"
+            hint = "Label some of another."
+        table.reject(None, problem, "too-few-classes", value=len(totals), hint=hint)
     if not each:
         _check_classes(table, name, list(totals), sum(counts.values()))
     return classes
@@ -118,14 +121,18 @@ def class_variants(totals: Mapping[str, int]) -> dict[str, str]:
     ordered = sorted(totals, key=lambda name: -totals[name])
     variants: dict[str, str] = {}
     for place, name in enumerate(ordered):
-        for other in ordered[:place]:
-            similar = plain_form(name) == plain_form(other) or (
-                10 * totals[name] <= totals[other] and _one_letter_apart(name.lower(), other.lower())
-            )
-            if other not in variants and similar:
-                variants[name] = other
-                break
+        others = (other for other in ordered[:place] if other not in variants)
+        similar = (other for other in others if _is_variant(name, other, 10 * totals[name] <= totals[other]))
+        if (other := next(similar, None)) is not None:
+            variants[name] = other
     return variants
+
+
+def _is_variant(name: str, other: str, is_rare: bool = True) -> bool:
+    """Return whether two texts have the same spelling or, for a rare one, differ by one letter."""
+    if plain_form(name) == plain_form(other):
+        return True
+    return is_rare and _one_letter_apart(name.lower(), other.lower())
 
 
 def _one_letter_apart(first: str, second: str) -> bool:
@@ -135,18 +142,6 @@ def _one_letter_apart(first: str, second: str) -> bool:
         return False
     start = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
     return short[start:] == long[start + 1 :] or short[start + 1 :] == long[start + 1 :]
-
-
-def _merged(name: str, known: Sequence[str]) -> str:
-    """Return the known class that a text is a variant of, else the text."""
-    if name in known:
-        return name
-    close = (
-        one
-        for one in known
-        if plain_form(one) == plain_form(name) or _one_letter_apart(one.lower(), name.lower())
-    )
-    return next(close, name)
 
 
 def without_points(texts: Iterable[str]) -> dict[str, str]:
@@ -164,12 +159,14 @@ def without_points(texts: Iterable[str]) -> dict[str, str]:
 
 def _check_classes(table: Source, name: str, classes: Sequence[str], labeled: int) -> None:
     """Refuse numbers that ask for a regression, and names."""
-    values = _as_numbers(classes)
-    if values is None:
+    try:
+        values = np.array([float(text.replace(",", ".")) for text in classes])
+    except ValueError:
         if len(classes) > MAX_TEXT_CLASSES and labeled < MIN_NODES_PER_TEXT * len(classes):
-            problem = f"{table.name}: column {quoted(name)} holds {len(classes):,} different texts"
-            raise PairNormError(
-                f"{problem} on {labeled:,} nodes: names rather than classes",
+            problem = f"column {quoted(name)} holds {len(classes):,} different texts on {labeled:,} nodes"
+            table.reject(
+                None,
+                f"{problem}: names rather than classes",
                 code="too-many-classes",
                 value=len(classes),
                 expected="classes of several nodes each",
@@ -179,9 +176,10 @@ def _check_classes(table: Source, name: str, classes: Sequence[str], labeled: in
         return
     most = MAX_NUMBERS if (values % 1 == 0).all() else MAX_FRACTIONS
     if len(classes) > most and (most == MAX_FRACTIONS or labeled < MIN_NODES_PER_NUMBER * len(classes)):
-        raise PairNormError(
-            f"{table.name}: column {quoted(name)} holds {len(classes):,} different numbers: to predict them "
-            "is regression, which this is not made for",
+        problem = f"column {quoted(name)} holds {len(classes):,} different numbers: to predict them is "
+        table.reject(
+            None,
+            f"{problem}regression, which this is not made for",
             code="numeric-label",
             value=len(classes),
             expected="a column of classes",
@@ -189,13 +187,6 @@ def _check_classes(table: Source, name: str, classes: Sequence[str], labeled: in
             "every number a class.",
             classes=5,
         )
-
-
-def _as_numbers(texts: Sequence[str]) -> NDArray[np.float64] | None:
-    try:
-        return np.array([float(text.replace(",", ".")) for text in texts])
-    except ValueError:
-        return None
 
 
 def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> tuple[float, ...]:

@@ -9,11 +9,12 @@ from shutil import disk_usage
 from typing import Any
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import size
-from pairnorm.data.encoder import Column, Encoder
+from pairnorm.data.encoder import Column
 from pairnorm.data.labels import PARTS, bin_codes, check_training
 from pairnorm.data.pack_nodes import NodeTable
 from pairnorm.data.packed import ROWS_PER_BATCH
@@ -32,7 +33,7 @@ class NodePacker(NodeTable):
     def write(self, dtype: str, block: int) -> dict[str, Any]:
         """Write labels, split, features and which are missing; return what ``Facts`` says of the features."""
         self._write_labels()
-        used = [column for column in self.columns if column.width]
+        used = [column for column in self.encoder.columns if column.width]
         width = sum(column.width for column in used)
         self._check_disk(used, width * self.nodes * np.dtype(dtype).itemsize)
         moments = _Moments(width)
@@ -47,7 +48,7 @@ class NodePacker(NodeTable):
                 kind = (absent > 0).astype("i1") + (absent == max(width, 1))
                 kind.tofile(file)
                 missing += np.bincount(kind, minlength=3)
-        for column, count in zip(Encoder(tuple(self.columns)).feature_names, moments.count, strict=True):
+        for column, count in zip(self.encoder.feature_names, moments.count, strict=True):
             if count == 0:
                 self.source.note_column(EMPTY_NOTE, column)
         deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
@@ -63,9 +64,10 @@ class NodePacker(NodeTable):
         free = disk_usage(self.draft).free
         if needed > free:
             widest = max(columns, key=lambda column: column.width)
-            raise PairNormError(
-                f"{self.source.name}: the features of {self.nodes:,} nodes take {size(needed)}, but the disk "
-                f"has {size(free)} left; column {quoted(widest.name)} alone makes {widest.width:,} features",
+            self.source.reject(
+                None,
+                f"the features of {self.nodes:,} nodes take {size(needed)}, but the disk has {size(free)} "
+                f"left; column {quoted(widest.name)} alone makes {widest.width:,} features",
                 code="disk-full",
                 value=needed,
                 hint="Leave it out, {ignore}, or give it fewer different texts.",
@@ -76,14 +78,13 @@ class NodePacker(NodeTable):
         """Yield ranges of features to read together: whole blocks, of few columns, that fit in memory."""
         ends = np.cumsum([column.width for column in columns])
         widest = min(BLOCKS_AT_ONCE * block, max(block, self.base.memory // 8 // 2**14))
-        start, stop = 0, 0
-        while len(ends) and start < ends[-1]:
+        start, total = 0, int(ends[-1]) if len(ends) else 0
+        while start < total:
             first = int(np.searchsorted(ends, start, side="right"))
             last = min(first + self.at_once, len(ends)) - 1
             stop = min(int(ends[last]), start + widest)
-            if stop < ends[-1]:
-                stop = max(start + block, (stop // block) * block)
-            stop = min(stop, int(ends[-1]))
+            if stop < total:
+                stop = min(max(start + block, stop // block * block), total)
             yield slice(start, stop)
             start = stop
 
@@ -109,18 +110,23 @@ class NodePacker(NodeTable):
 
     def _write_labels(self) -> None:
         training = np.zeros(len(self.classes), np.int64)
-        names = [name for name in (self.options.label, self.options.split) if name is not None]
+        label, split = self.options.label, self.options.split
+        names = [name for name in (label, split) if name is not None]
         with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
             for rows, values in self._read_again(names, [as_text(name, self.kinds[name]) for name in names]):
                 unknown = np.full(rows.stop - rows.start, -1)
-                classes = self._class_codes(values[0]) if self.options.label else unknown
-                parts = _numbers_of(values[-1], PARTS, lower=True) if self.options.split else unknown
-                _check_labeled(classes, parts, rows.start)
+                classes = self._class_codes(values[0]) if label else unknown
+                parts = _numbers_of(values[-1], PARTS, lower=True) if split else unknown
+                if (blank := (parts >= 0) & (classes < 0)).any():
+                    node = rows.start + int(blank.argmax()) + 1
+                    problem = f"node {node:,} is in a part of the split but has no label"
+                    hint = "Label it, or empty its cell in the column of the split."
+                    raise PairNormError(problem, code="label-missing", hint=hint)
                 training += np.bincount(classes[parts == 0], minlength=len(training))
                 classes.astype("<i4").tofile(labels)
                 parts.astype("i1").tofile(splits)
-        if self.options.split is not None:
-            check_training(self.source, self.options.split, training, self.classes)
+        if split is not None:
+            check_training(self.source, split, training, self.classes)
 
     def _class_codes(self, texts: NDArray[Any]) -> NDArray[np.int64]:
         if self.bins:
@@ -144,10 +150,8 @@ class NodePacker(NodeTable):
         expressions = [self._expression(column) for column in used]
         width, starts = features.stop - features.start, range(features.start, features.stop, block)
         with ExitStack() as stack:
-            files = [
-                stack.enter_context(open(self.draft / f"features-{start // block:04d}", "wb"))
-                for start in starts
-            ]
+            paths = [self.draft / f"features-{start // block:04d}" for start in starts]
+            files = [stack.enter_context(open(path, "wb")) for path in paths]
             names = [column.name for column in used]
             for rows, values in self._read_again(names, [sql for sql, _ in expressions], width):
                 filled = np.empty((rows.stop - rows.start, width), np.float32)
@@ -168,47 +172,36 @@ class NodePacker(NodeTable):
                     np.ascontiguousarray(filled[:, low : low + block], dtype).tofile(file)
 
     def _check_finite(self, values: NDArray[np.float32], first: int, dtype: str) -> None:
-        most = float(np.finfo(dtype).max)
-        if (wrong := np.abs(values) > most).any():
+        if (wrong := np.abs(values) > float(np.finfo(dtype).max)).any():
             row, place = (int(axis[0]) for axis in np.nonzero(wrong))
-            name = Encoder(tuple(self.columns)).feature_names[first + place]
-            problem = f"{values[row, place]:g} in column {quoted(name)} is not finite or beyond {dtype}"
+            name, value = self.encoder.feature_names[first + place], float(values[row, place])
+            problem = f"{value:g} in column {quoted(name)} is not finite or beyond {dtype}"
             hint = "Correct it, leave the cell empty, or pass {dtype}."
-            raise PairNormError(
-                problem, code="not-finite", value=float(values[row, place]), hint=hint, dtype="float32"
-            )
+            raise PairNormError(problem, code="not-finite", value=value, hint=hint, dtype="float32")
 
     def _expression(self, column: Column) -> tuple[str, Parse | None]:
         """Return the SQL of a column, NULL where missing, and what parses its texts; of categories, codes."""
-        import pandas
-
         name, kind = column.name, self.kinds[column.name]
+        text, cell = as_text(name, kind), sql_name(name)
         decision = self.decisions.get(name, Decision("number"))
         if column.kind == "category":
             index = pandas.Index(column.categories, dtype=object)
-            return as_text(name, kind), lambda texts: index.get_indexer(texts)
+            return text, lambda texts: index.get_indexer(texts)
         if decision.kind == "date":
-            return as_text(name, kind), partial(parse_dates, form=decision.dates)
+            return text, partial(parse_dates, form=decision.dates)
         if not decision.numbers.is_plain:
-            return as_text(name, kind), partial(parse_numbers, form=decision.numbers)
+            return text, partial(parse_numbers, form=decision.numbers)
         if column.kind == "date":
-            cell = sql_name(name)
             return f"CASE WHEN isfinite({cell}) THEN epoch({cell}) / 86400 END", None
-        if kind == "VARCHAR":
-            # As short as possible, because every part of it takes memory; missing words are no numbers.
-            return f"try_cast(trim({sql_name(name)}) AS DOUBLE)", None
-        return f"{sql_name(name)}::DOUBLE", None
+        # As short as possible, because every part of it takes memory; missing words are no numbers.
+        return f"try_cast(trim({cell}) AS DOUBLE)" if kind == "VARCHAR" else f"{cell}::DOUBLE", None
 
 
 def _numbers_of(texts: NDArray[Any], numbers: Mapping[str, int], lower: bool = False) -> NDArray[np.int64]:
     """Return the number of each text, -1 where it has none."""
-    import pandas
-
     cells = pandas.Series(texts, dtype=object)
-    if lower:
-        cells = cells.str.lower()
-    codes = np.asarray(cells.map(numbers).fillna(-1), dtype=np.int64)
-    return codes
+    cells = cells.str.lower() if lower else cells
+    return np.asarray(cells.map(numbers).fillna(-1), dtype=np.int64)
 
 
 def _write_one_hot(filled: NDArray[np.float32], codes: NDArray[np.int64], offset: int, width: int) -> None:
@@ -227,7 +220,6 @@ class _Moments:
         self.count, self.mean, self.squares = np.zeros((3, columns))
 
     def add(self, values: NDArray[np.float32], first: int) -> None:
-        """Take in more rows of the columns from the first on."""
         known = ~np.isnan(values)
         count = known.sum(0)
         mean = np.where(known, values, 0).sum(0, dtype=np.float64) / np.maximum(count, 1)
@@ -237,10 +229,3 @@ class _Moments:
         self.squares[place] += squares + apart**2 * self.count[place] * count / both
         self.mean[place] += apart * count / both
         self.count[place] += count
-
-
-def _check_labeled(classes: NDArray[Any], parts: NDArray[Any], first: int) -> None:
-    if (blank := (parts >= 0) & (classes < 0)).any():
-        problem = f"node {first + int(blank.argmax()) + 1:,} is in a part of the split but has no label"
-        hint = "Label it, or empty its cell in the column of the split."
-        raise PairNormError(problem, code="label-missing", hint=hint)

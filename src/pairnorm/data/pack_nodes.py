@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal
 
-import numpy as np
+import pandas
 
-from pairnorm.base.errors import PairNormError, quoted, whole_number
+from pairnorm.base.errors import quoted, whole_number
 from pairnorm.base.memory import BYTES_PER_CELL
 from pairnorm.data.columns import encoder_notes
 from pairnorm.data.encoder import EACH, Column, ColumnOptions, Encoder
@@ -27,7 +27,12 @@ from pairnorm.data.labels import (
 )
 from pairnorm.data.nodes import repeated_rows_note
 from pairnorm.data.packed import MOST_NODES, ROWS_PER_BATCH
-from pairnorm.data.profile import ColumnProfile, Decision, decide, decide_typed, near_duplicate_notes
+from pairnorm.data.profile import (
+    ColumnProfile,
+    Decision,
+    decide_typed,
+    near_duplicate_notes,
+)
 from pairnorm.data.queries import (
     DURATION,
     NUMERIC,
@@ -39,10 +44,7 @@ from pairnorm.data.queries import (
     sql_name,
     sql_text,
 )
-from pairnorm.data.tables import Source, read_blocks
-
-if TYPE_CHECKING:
-    import pandas
+from pairnorm.data.tables import read_blocks
 
 MAX_CLASSES = 10_000
 # Distinct texts of a column from which its encoding is decided.
@@ -62,88 +64,93 @@ class NodeTable:
 
     Args:
         base: where their names are numbered, in the table ``names``.
-        draft: the folder; what is not to stay goes to ``work`` in it.
+        draft: the folder; temporary files go to ``work`` in it.
         files: the tables.
         options: what the columns are.
         tick: is called with the stage and the share of it that is done.
     """
 
-    nodes = 0
-    classes: tuple[str, ...] = ()
-    numbered = False
-
     def __init__(self, base: Database, draft: Path, files: Files, options: ColumnOptions, tick: Tick) -> None:
         self.base, self.draft, self.options, self.tick = base, draft, options, tick
         self.work = draft / "work"
-        self.source, self.table, self.kinds, self.sources = base.open(files, options.delimiter)
+        self.source, self.table, self.kinds, self.sources = base.open(files, "nodes", options)
         self.parts: dict[str, str] = {}
         self.at_once = max(4, min(COLUMNS_AT_ONCE, base.memory // BYTES_PER_COLUMN))
+        self.classes: tuple[str, ...] = ()
         self.class_of: dict[str, str] = {}
         self.bins: tuple[float, ...] = ()
         self.decisions: dict[str, Decision] = {}
-        self.columns = self._name_nodes()
-
-    def _name_nodes(self) -> list[Column]:
-        """Number the nodes in the order of their rows, and find out what every column is."""
-        source, options = self.source, self.options
-        self.name = name = options.check(source)
-        self._reject_nested(source, name)
-        self.tick("names", 0.0)
+        self.name = options.check(self.source)
+        self._reject_nested(self.name)
+        tick("names", 0.0)
         self._number_names()
-        self._check_names(source)
+        self.nodes, self.whole = self._check_names()
+        self._write_names()
         self._split_columns()
-        roles = options.roles(name)
+        label = options.label
+        self.numbered = label is not None and (self.source.text is not None or self.kinds[label] != "VARCHAR")
+        if label is not None:
+            self._find_classes(label)
+        for text in self._texts(options.split, MAX_CLASSES) if options.split is not None else ():
+            if text.lower() not in PARTS:
+                reject_part(self.source, str(options.split), text)
+        roles = options.roles(self.name)
         columns = [
-            Column(column, roles[column], self._classes(source, column) if roles[column] == "label" else ())
-            for column in source.columns
-            if column in roles
+            Column(name, roles[name], self.classes if roles[name] == "label" else ())
+            for name in self.source.columns
+            if name in roles
         ]
-        if options.split is not None:
-            self._check_split(source, options.split)
-        chosen = [column for column in source.columns if column not in roles]
-        return columns + list(self._features(source, chosen))
+        features = self._choose_features([name for name in self.source.columns if name not in roles])
+        settings = options.reading_options()
+        self.encoder = Encoder((*columns, *features), **settings, bins=self.bins)
 
-    def _check_names(self, source: Source) -> None:
-        ((self.nodes, empty, plain),) = self.base.run(
+    def _number_names(self) -> None:
+        cell = as_text(self.name, self.kinds[self.name])
+        self.base.run(
+            "CREATE TABLE names AS SELECT (row_number() OVER () - 1)::INTEGER AS number, name "
+            f"FROM (SELECT {cell} AS name FROM {self._tables([self.name])})"
+        )
+
+    def _check_names(self) -> tuple[int, bool]:
+        """Return how many nodes there are, and whether their names are whole numbers."""
+        source = self.source
+        ((nodes, empty, plain),) = self.base.run(
             "SELECT count(*), count(*) FILTER (name IS NULL), "
             "count(*) FILTER (try_cast(name AS BIGINT)::VARCHAR = name) FROM names"
         )
-        if self.nodes == 0:
-            problem = f"{source.name}: there are no rows under the header"
-            raise PairNormError(problem, code="no-rows", expected="a row per node")
-        whole_number("the number of nodes", self.nodes, most=MOST_NODES)
+        if nodes == 0:
+            source.reject(None, "there are no rows under the header", "no-rows", expected="a row per node")
+        whole_number("the number of nodes", nodes, most=MOST_NODES)
         if empty:
-            problem = f"{source.name}: {empty:,} nodes have no id"
             hint = "Give every node a name of its own."
-            raise PairNormError(problem, code="empty-cell", value=empty, hint=hint)
-        self.whole = plain == self.nodes  # '007' and '7' may be two customers
+            source.reject(None, f"{empty:,} nodes have no id", "empty-cell", value=empty, hint=hint)
+        for (name,) in self.base.run("SELECT name FROM names GROUP BY name HAVING count(*) > 1 LIMIT 1"):
+            if self._drop_repeated_rows():
+                return self._check_names()
+            problem, hint = f"two nodes have the id {quoted(name)}", "Give every node an id of its own."
+            source.reject(None, problem, "duplicate-id", value=name, hint=hint)
+        return nodes, plain == nodes  # '007' and '7' may be two customers
+
+    def _write_names(self) -> None:
         if self.whole:
             self.base.run("ALTER TABLE names ALTER name TYPE BIGINT")
-        for (name,) in self.base.run("SELECT name FROM names GROUP BY name HAVING count(*) > 1 LIMIT 1"):
-            if self._drop_repeated_rows(source):
-                self._check_names(source)
-                return
-            problem = f"{source.name}: two nodes have the id {quoted(name)}"
-            hint = "Give every node an id of its own."
-            raise PairNormError(problem, code="duplicate-id", value=name, hint=hint)
         path = sql_text(str(self.draft / "ids.parquet"))
         self.base.run(f"COPY (SELECT name AS id FROM names ORDER BY number) TO {path} (FORMAT parquet)")
+        query = "SELECT hash(name) FROM names ORDER BY number"
         with open(self.work / "hashes", "wb") as file:
-            for (hashes,) in self.base.batches(
-                "SELECT hash(name) FROM names ORDER BY number", ROWS_PER_BATCH
-            ):
+            for (hashes,) in self.base.batches(query, ROWS_PER_BATCH):
                 hashes.tofile(file)
 
-    def _drop_repeated_rows(self, source: Source) -> bool:
+    def _drop_repeated_rows(self) -> bool:
         """Read the tables from a copy without exact repetitions of rows; return whether there were some."""
-        names = ", ".join(map(sql_name, source.columns))
+        names = ", ".join(map(sql_name, self.source.columns))
         ((rows, distinct),) = self.base.run(
             f"SELECT (SELECT count(*) FROM {self.table}), count(*) "
             f"FROM (SELECT DISTINCT {names} FROM {self.table})"
         )
         if rows == distinct:
             return False
-        source.notes.append(repeated_rows_note(source.name, rows - distinct))
+        self.source.notes.append(repeated_rows_note(self.source.name, rows - distinct))
         copy = self.work / "nodes.parquet"
         path = sql_text(str(copy))
         self.base.run(
@@ -151,10 +158,8 @@ class NodeTable:
             f"QUALIFY row_number() OVER (PARTITION BY {names} ORDER BY row_number_) = 1 "
             f"ORDER BY row_number_) TO {path} (FORMAT parquet)"
         )
-        self.table, self.sources = (
-            f"read_parquet({path})",
-            [replace(source, load=partial(_read, copy))],
-        )
+        self.table = f"read_parquet({path})"
+        self.sources = [replace(self.source, load=partial(pandas.read_parquet, copy))]
         self.base.run("DROP TABLE names")
         self._number_names()
         return True
@@ -189,13 +194,6 @@ class NodeTable:
         parts = dict.fromkeys(self.parts[name] for name in names) if self.parts else [self.table]
         return " POSITIONAL JOIN ".join(parts)
 
-    def _number_names(self) -> None:
-        cell = as_text(self.name, self.kinds[self.name])
-        self.base.run(
-            "CREATE TABLE names AS SELECT (row_number() OVER () - 1)::INTEGER AS number, name "
-            f"FROM (SELECT {cell} AS name FROM {self._tables([self.name])})"
-        )
-
     def _texts(self, column: str, limit: int) -> dict[str, int]:
         """Return at most ``limit`` distinct texts of a column, sorted, and how many cells hold each."""
         cell = as_text(column, self.kinds[column])
@@ -205,26 +203,39 @@ class NodeTable:
         )
         return dict(sorted(rows))
 
-    def _classes(self, source: Source, column: str) -> tuple[str, ...]:
-        options = self.options
-        self._reject_nested(source, column)
-        self.numbered = source.text is not None or self.kinds[column] != "VARCHAR"
-        if isinstance(options.classes, int):
-            return self._binned_classes(source, column, options.classes)
-        counts = self._texts(column, MAX_CLASSES + 1)
-        if len(counts) > MAX_CLASSES and options.classes == EACH:
-            raise PairNormError(
-                f"{source.name}: column {quoted(column)} holds more than {MAX_CLASSES:,} classes",
-                code="too-many-classes",
-                value=column,
-                expected=f"from 2 to {MAX_CLASSES:,}",
-            )
-        each, merge = options.classes == EACH, bool(options.merge_classes)
-        self.class_of = choose_classes(source, column, counts, each=each, merge=merge)
-        self.classes = tuple(sorted({*self.class_of.values()}, key=numbers_first))
-        return self.classes
+    def _number(self, column: str) -> str:
+        """Return the SQL of a cell as a plain number."""
+        return as_number(column) if self.kinds[column] == "VARCHAR" else f"{sql_name(column)}::DOUBLE"
 
-    def _binned_classes(self, source: Source, column: str, classes: int) -> tuple[str, ...]:
+    def _reject_nested(self, name: str) -> None:
+        """Refuse a column of lists, structures or bytes."""
+        kind = self.kinds[name]
+        if kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION", "BLOB", "BIT", "VARIANT")):
+            problem, expected = (
+                f"column {quoted(name)} holds values of type {kind.lower()[:60]}",
+                "a number or a text",
+            )
+            hint = "Give each of its numbers a column, or pass {ignore}."
+            fields = {"value": name, "expected": expected, "hint": hint, "ignore": [name]}
+            self.source.reject(None, problem, "not-a-cell", **fields)
+
+    def _find_classes(self, column: str) -> None:
+        self._reject_nested(column)
+        each, classes = self.options.classes == EACH, self.options.classes
+        if isinstance(classes, int):
+            self.bins = self._find_bins(column, classes)
+            self.classes = bin_names(self.bins)
+            return
+        counts = self._texts(column, MAX_CLASSES + 1)
+        if len(counts) > MAX_CLASSES and each:
+            problem = f"column {quoted(column)} holds more than {MAX_CLASSES:,} classes"
+            expected = f"from 2 to {MAX_CLASSES:,}"
+            self.source.reject(None, problem, "too-many-classes", value=column, expected=expected)
+        merge = bool(self.options.merge_classes)
+        self.class_of = choose_classes(self.source, column, counts, each=each, merge=merge)
+        self.classes = tuple(sorted({*self.class_of.values()}, key=numbers_first))
+
+    def _find_bins(self, column: str, classes: int) -> tuple[float, ...]:
         number = f"{self._number(column)}::FLOAT::DOUBLE"  # in the precision of features
         shares = [part / classes for part in range(1, classes)]
         ((cuts, low, known, filled),) = self.base.run(
@@ -232,82 +243,43 @@ class NodeTable:
             f"count({as_text(column, self.kinds[column])}) FROM {self._tables([column])}"
         )
         if not known or known < filled:
-            reject_bins(source, column, classes)
-        self.bins = cut_points(cuts, low)
-        self.classes = bin_names(self.bins)
-        return self.classes
+            reject_bins(self.source, column, classes)
+        return cut_points(cuts, low)
 
-    def _number(self, column: str) -> str:
-        """Return the SQL of a cell as a plain number."""
-        return as_number(column) if self.kinds[column] == "VARCHAR" else f"{sql_name(column)}::DOUBLE"
-
-    def _check_split(self, source: Source, column: str) -> None:
-        for text in self._texts(column, MAX_CLASSES):
-            if text.lower() not in PARTS:
-                reject_part(source, column, text)
-
-    def _features(self, source: Source, names: Sequence[str]) -> Iterator[Column]:
+    def _choose_features(self, names: Sequence[str]) -> Iterator[Column]:
         """Decide how to encode columns, by the rules of ``pairnorm.data.profile``."""
         plain = self._plain_numbers([name for name in names if self.kinds[name] == "VARCHAR"])
         for name in names:
-            kind, options = self.kinds[name], self.options
-            self._reject_nested(source, name)
-            named = "category" if name in options.categorical else None
-            keep = name in options.keep
-            dtype = None if named else "number" if name in plain else _dtype(kind)
+            self._reject_nested(name)
+            kind = "category" if name in self.options.categorical else None
+            keep = name in self.options.keep
+            dtype = None if kind else "number" if name in plain else _dtype(self.kinds[name])
             if dtype is not None:
-                count = None if keep else partial(self._counts, name)
-                yield Column(name, source.note(name, decide_typed(dtype, name, count)).kind)
-            else:
-                counts = self._texts(name, MAX_SAMPLED_TEXTS)
-                decision = self._decide(source, name, counts, named, keep)
-                self.decisions[name] = decision
-                if decision.kind == "category" and len(counts) == MAX_SAMPLED_TEXTS:
-                    counts = self._texts(name, MOST_NODES)
-                texts = tuple(counts) if decision.kind == "category" else ()
-                yield Column(name, decision.kind, texts, decision.form)
-
-    def _decide(
-        self, source: Source, name: str, counts: Mapping[str, int], kind: str | None, keep: bool
-    ) -> Decision:
-        texts, numbers = np.array([*counts, None], dtype=object)[:-1], np.array([*counts.values()], np.int64)
-        profile = ColumnProfile(texts, numbers)
-        if len(counts) == MAX_SAMPLED_TEXTS:
-            cell = as_text(name, self.kinds[name])
-            ((filled, distinct),) = self.base.run(
-                f"SELECT count(c), count(DISTINCT c) FROM (SELECT {cell} AS c FROM {self._tables([name])})"
-            )
-            profile = ColumnProfile(texts, numbers, filled, distinct)
-
-        def reject(
-            text: str | None, problem: str, code: str, value: object = name, **fields: Any
-        ) -> NoReturn:
-            raise PairNormError(f"{source.name}: {problem}", code=code, value=value, **fields)
-
-        settings: dict[str, Any] = {"decimal": self.options.decimal, "kind": kind, "keep": keep}
-        return source.note(name, decide(profile, name, reject, **settings))
-
-    def _reject_nested(self, source: Source, name: str) -> None:
-        """Refuse a column of lists, structures or bytes."""
-        kind = self.kinds[name]
-        if kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION", "BLOB", "BIT", "VARIANT")):
-            raise PairNormError(
-                f"{source.name}: column {quoted(name)} holds values of type {kind.lower()[:60]}",
-                code="not-a-cell",
-                value=name,
-                expected="a number or a text",
-                hint="Give each of its numbers a column, or pass {ignore}.",
-                ignore=[name],
+                count = None if keep else partial(self._count_numbers, name)
+                yield Column(name, self.source.note(name, decide_typed(dtype, name, count)).kind)
+                continue
+            counts, totals = self._texts(name, MAX_SAMPLED_TEXTS), ()
+            if is_sampled := len(counts) == MAX_SAMPLED_TEXTS:
+                cell = as_text(name, self.kinds[name])
+                (totals,) = self.base.run(
+                    f"SELECT count(c), count(DISTINCT c) FROM (SELECT {cell} AS c "
+                    f"FROM {self._tables([name])})"
+                )
+            decision = self.source.decide(name, ColumnProfile.of(counts, *totals), kind=kind, keep=keep)
+            self.decisions[name] = decision
+            if decision.kind == "category" and is_sampled:
+                counts = self._texts(name, MOST_NODES)
+            yield Column(
+                name, decision.kind, tuple(counts) if decision.kind == "category" else (), decision.form
             )
 
-    def _counts(self, name: str) -> tuple[int, int, int]:
+    def _count_numbers(self, name: str) -> Any:
         """Return the filled cells of a column of numbers, the distinct ones, and the fractions."""
         (counts,) = self.base.run(
             "SELECT count(c), count(DISTINCT c), count(*) FILTER (c % 1 <> 0) "
             f"FROM (SELECT {self._number(name)} AS c FROM {self._tables([name])})"
         )
-        filled, distinct, fractions = counts
-        return filled, distinct, fractions
+        return counts
 
     def _plain_numbers(self, names: Sequence[str]) -> set[str]:
         """Return the columns of text whose cells are plain numbers, without leading zeros, or missing."""
@@ -318,14 +290,13 @@ class NodeTable:
             plain |= {name for name, others in zip(some, row, strict=True) if not others}
         return plain
 
-    def notes(self, encoder: Encoder) -> tuple[str, ...]:
+    def notes(self) -> tuple[str, ...]:
         """Return the notes on the nodes, as ``Graph.from_files`` has them."""
         similar: list[str] = []
         if not self.whole and self.nodes <= MAX_COMPARED_IDS:
-            similar = near_duplicate_notes(
-                [name for (name,) in self.base.run("SELECT name FROM names ORDER BY number")]
-            )
-        return (*self.source.all_notes(), *similar, *encoder_notes(encoder, self.classes, self.options))
+            names = [name for (name,) in self.base.run("SELECT name FROM names ORDER BY number")]
+            similar = near_duplicate_notes(names)
+        return (*self.source.all_notes(), *similar, *encoder_notes(self.encoder, self.classes, self.options))
 
 
 def _dtype(kind: str) -> Literal["number", "date", "duration"] | None:
@@ -335,9 +306,3 @@ def _dtype(kind: str) -> Literal["number", "date", "duration"] | None:
     if kind.startswith(("DATE", "TIMESTAMP")):
         return "date"
     return "number" if kind.startswith(NUMERIC) else None
-
-
-def _read(path: Path) -> pandas.DataFrame:
-    import pandas
-
-    return pandas.read_parquet(path)

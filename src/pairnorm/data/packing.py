@@ -7,10 +7,10 @@ where it must. The entries are then dealt out by range of rows and sorted, one r
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,13 @@ from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.base.files import atomic_folder
 from pairnorm.base.memory import parse_memory
 from pairnorm.data.adjacency import EdgeCounts, first_of_run, merge_weights
-from pairnorm.data.edges import Ends, find_ends, header_is_edge, note_unused_columns
-from pairnorm.data.encoder import ColumnOptions, Encoder
+from pairnorm.data.edges import find_ends, header_is_edge, note_unused_columns
+from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.pack_features import NodePacker
 from pairnorm.data.pack_nodes import Tick
 from pairnorm.data.packed import DTYPES, Facts, PackedGraph
-from pairnorm.data.queries import Database, File, Files, Table, as_id, as_number, sql_name, sql_row
-from pairnorm.data.tables import Source, without_header
+from pairnorm.data.queries import Database, File, Files, as_id, as_number, sql_name, sql_row
+from pairnorm.data.tables import without_header
 
 OPTIONS = (
     *("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "keep", "classes"),
@@ -78,137 +78,111 @@ def pack(
         hint = "Choose another folder, or remove it."
         raise PairNormError(problem, code="exists-already", value=str(place), hint=hint)
     options = ColumnOptions(**columns)
-    with atomic_folder(place, ()) as draft, _workplace(draft, limit) as base:
-        links = _Links.opened(base, edges, options)  # better now than when all nodes have been packed
-        packer = NodePacker(base, draft, nodes, options, tick)
-        features = packer.write(dtype, block)
-        encoder = Encoder(
-            tuple(packer.columns),
-            **options.reading_options(),
-            bins=packer.bins,
-        )
-        notes = packer.notes(encoder)
-        entries, counts = _EdgePacker(base, draft, packer, options, tick).write(links)
-        base.close()
+    with atomic_folder(place, ()) as draft:
+        (draft / WORK).mkdir()
+        with closing(Database(draft / WORK, limit)) as base:
+            packer = _EdgePacker(base, draft, edges, options, tick)  # better now than after all nodes
+            table = NodePacker(base, draft, nodes, options, tick)
+            features = table.write(dtype, block)
+            notes = table.notes()
+            entries, counts = packer.write(table.nodes, table.whole)
         shutil.rmtree(draft / WORK)
         weighted = options.weight is not None
-        notes = (*counts.notes(weighted), *notes, *links.table.source.all_notes())
         Facts(
-            nodes=packer.nodes, entries=entries, weighted=weighted, dtype=dtype, block=block, encoder=encoder,
-            classes=packer.classes, numbered=packer.numbered, notes=notes, **features,
-        ).write(draft)  # fmt: skip
+            nodes=table.nodes,
+            entries=entries,
+            weighted=weighted,
+            dtype=dtype,
+            block=block,
+            encoder=table.encoder,
+            classes=table.classes,
+            numbered=table.numbered,
+            notes=(*counts.notes(weighted), *notes, *packer.source.all_notes()),
+            **features,
+        ).write(draft)
     return PackedGraph.open(place)
-
-
-@contextmanager
-def _workplace(draft: Path, memory: int) -> Iterator[Database]:
-    """Open a database in a folder that does not stay."""
-    (draft / WORK).mkdir()
-    base = Database(draft / WORK, memory)
-    try:
-        yield base
-    finally:
-        base.close()
-
-
-class _Links(NamedTuple):
-    """Tables of edges, and the columns of them that are used."""
-
-    table: Table
-    ends: Ends
-
-    @classmethod
-    def opened(cls, base: Database, files: Files, options: ColumnOptions) -> _Links:
-        table = base.open(files, options.edge_delimiter or options.delimiter, "edges")
-        ends = find_ends(table.source, options.source, options.target)
-        note_unused_columns(table.source, ends, options.weight)
-        return cls(table, ends)
 
 
 class _EdgePacker:
     """The tables of edges on their way into a folder."""
 
-    def __init__(
-        self, base: Database, draft: Path, nodes: NodePacker, options: ColumnOptions, tick: Tick
-    ) -> None:
-        self.base, self.draft, self.options, self.tick = base, draft, options, tick
-        self.nodes, self.whole = nodes.nodes, nodes.whole
+    def __init__(self, base: Database, draft: Path, files: Files, options: ColumnOptions, tick: Tick) -> None:
+        self.base, self.draft, self.weight, self.tick = base, draft, options.weight, tick
+        self.source, self.query, self.kinds, _ = base.open(files, "edges", options)
+        self.ends = find_ends(self.source, options.source, options.target)
+        note_unused_columns(self.source, self.ends, options.weight)
 
-    def write(self, links: _Links) -> tuple[int, EdgeCounts]:
+    def write(self, nodes: int, whole: bool) -> tuple[int, EdgeCounts]:
         """Write crow, column and weight; return how many entries there are, and what was odd."""
-        (table, query, kinds, _), ends = links
-        weight = self.options.weight
-        value = "" if weight is None else f", {self._weight(weight, kinds)} AS w"
-        query = self._without_header(table, ends, query)
-        first, second = (as_id(end, kinds[end], self.whole) for end in ends[:2])
+        self._check_header()
+        weight = "" if self.weight is None else f", {self._weight(self.weight)} AS w"
+        first, second = (as_id(end, self.kinds[end], whole) for end in self.ends[:2])
         self.tick("edges", 0.0)
         # One join at a time: each builds one table of the names, which may spill.
         self.base.run("SET preserve_insertion_order=false")
         self.base.run(
-            f"CREATE TABLE half AS SELECT n.number AS s, e.t{', e.w' if value else ''} "
-            f"FROM (SELECT {first} AS s, {second} AS t{value} FROM {query}) e "
+            f"CREATE TABLE half AS SELECT n.number AS s, e.t{', e.w' if weight else ''} "
+            f"FROM (SELECT {first} AS s, {second} AS t{weight} FROM {self.query}) e "
             "LEFT JOIN names n ON e.s = n.name"
         )
         ((listed, lost),) = self.base.run("SELECT count(*), count(*) FILTER (s IS NULL) FROM half")
         if lost:
-            self._reject_end(table, query, ends.source, first, lost)
+            self._reject_end(self.ends.source, first, lost)
         self.tick("edges", 0.3)
         joined = (
-            f"SELECT h.s, n.number AS t{', h.w' if value else ''} FROM half h JOIN names n ON h.t = n.name"
+            f"SELECT h.s, n.number AS t{', h.w' if weight else ''} FROM half h JOIN names n ON h.t = n.name"
         )
-        ranges, edges, loops = self._deal_out(joined, listed, weight)
+        most = max(FEWEST_PER_RANGE, min(ENTRIES_PER_RANGE, self.base.memory // 2 // BYTES_PER_SORTED_ENTRY))
+        rows = -(-nodes // max(1, -(-2 * listed // most)))
+        with Ranges(self.draft / WORK, rows, nodes, bool(weight)) as ranges:
+            edges, loops = self._deal_out(joined, listed, ranges)
         if lost := listed - edges - loops:
-            self._reject_end(table, query, ends.target, second, lost)
+            self._reject_end(self.ends.target, second, lost)
         self.base.run("DROP TABLE half")
         return self._sort(ranges, edges, loops)
 
-    def _weight(self, weight: str, kinds: Mapping[str, str]) -> str:
-        return as_number(weight) if kinds[weight] == "VARCHAR" else f"{sql_name(weight)}::DOUBLE"
+    def _weight(self, name: str) -> str:
+        return as_number(name) if self.kinds[name] == "VARCHAR" else f"{sql_name(name)}::DOUBLE"
 
-    def _without_header(self, table: Source, ends: Ends, query: str) -> str:
-        """Return a query that reads the first line as an edge where it names two nodes."""
-        names = f"SELECT count(*) FROM names WHERE name::VARCHAR IN {sql_row(ends[:2])}"
-        if table.text is None or not table.has_header or self.base.run(names) != [(2,)]:
-            return query
-        if not header_is_edge(table, ends):
-            return query
-        without_header(table, "an edge", table.columns)
-        return query.replace("header=true", "header=false", 1)
+    def _check_header(self) -> None:
+        """Read the first line as an edge where it names two nodes."""
+        names = f"SELECT count(*) FROM names WHERE name::VARCHAR IN {sql_row(self.ends[:2])}"
+        may_be_edge = self.source.text is not None and self.source.has_header
+        if may_be_edge and self.base.run(names) == [(2,)] and header_is_edge(self.source, self.ends):
+            self.source = without_header(self.source, "an edge", self.source.columns)
+            self.query = self.query.replace("header=true", "header=false", 1)
 
-    def _reject_end(self, table: Source, query: str, column: str, end: str, lost: int) -> None:
-        cell = sql_name(column)
+    def _reject_end(self, column: str, end: str, lost: int) -> None:
         ((value,),) = self.base.run(
-            f"SELECT {cell} FROM {query} WHERE {end} IS NULL OR {end} NOT IN (SELECT name FROM names) LIMIT 1"
+            f"SELECT {sql_name(column)} FROM {self.query} "
+            f"WHERE {end} IS NULL OR {end} NOT IN (SELECT name FROM names) LIMIT 1"
         )
-        empty = value is None or not str(value).strip()
-        raise PairNormError(
-            f"{table.name}: {quoted(value)} in column {quoted(column)} is not the id of a node "
-            f"({lost:,} cells are not)",
-            code="empty-cell" if empty else "unknown-node",
-            value=value,
-            hint="Add the node, drop the edge, or name another column as an end of edges.",
+        code = "empty-cell" if value is None or not str(value).strip() else "unknown-node"
+        problem = (
+            f"{quoted(value)} in column {quoted(column)} is not the id of a node ({lost:,} cells are not)"
         )
+        hint = "Add the node, drop the edge, or name another column as an end of edges."
+        self.source.reject(None, problem, code, value=value, hint=hint)
 
-    def _deal_out(self, query: str, listed: int, weight: str | None) -> tuple[Ranges, int, int]:
-        """Write both directions of all edges to files by range of rows, each small enough to be sorted."""
-        most = max(FEWEST_PER_RANGE, min(ENTRIES_PER_RANGE, self.base.memory // 2 // BYTES_PER_SORTED_ENTRY))
-        rows = -(-self.nodes // max(1, -(-2 * listed // most)))
+    def _deal_out(self, query: str, listed: int, ranges: Ranges) -> tuple[int, int]:
+        """Write both directions of all edges to files by range of rows; return edges and self-loops."""
         edges = loops = 0
-        with Ranges(self.draft / WORK, rows, self.nodes, weight is not None) as ranges:
-            for s, t, *value in self.base.batches(query, EDGES_PER_BATCH):
-                between = s != t
-                weights = value[0].astype(np.float32)[between] if value else None
-                if value and not ((value[0] > 0) & (value[0] <= np.finfo(np.float32).max)).all():
-                    problem = f"a weight in column {quoted(weight)} is not one"
-                    expected = "a positive number"
-                    raise PairNormError(problem, code="bad-weight", value=weight, expected=expected)
-                loops += int(np.count_nonzero(~between))
-                s, t = s[between].astype(np.int64), t[between].astype(np.int64)
-                edges += len(s)
-                ranges.add(s, t, 0, weights)
-                ranges.add(t, s, 1, weights)
-                self.tick("edges", 0.3 + 0.7 * (edges + loops) / listed)
-        return ranges, edges, loops
+        for s, t, *value in self.base.batches(query, EDGES_PER_BATCH):
+            between = s != t
+            weights = value[0].astype(np.float32)[between] if value else None
+            if value and not ((value[0] > 0) & (value[0] <= np.finfo(np.float32).max)).all():
+                problem, expected = (
+                    f"a weight in column {quoted(self.weight)} is not one",
+                    "a positive number",
+                )
+                raise PairNormError(problem, code="bad-weight", value=self.weight, expected=expected)
+            loops += int(np.count_nonzero(~between))
+            s, t = s[between].astype(np.int64), t[between].astype(np.int64)
+            edges += len(s)
+            ranges.add(s, t, 0, weights)
+            ranges.add(t, s, 1, weights)
+            self.tick("edges", 0.3 + 0.7 * (edges + loops) / listed)
+        return edges, loops
 
     def _sort(self, ranges: Ranges, edges: int, loops: int) -> tuple[int, EdgeCounts]:
         entries = directed = isolated = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NoReturn
 
@@ -36,6 +36,7 @@ DECORATED = re.compile(
     rf"(%|{CURRENCY})?\s*(\))?",
     re.ASCII,
 )
+GROUPING = re.compile("['’\u00a0\u202f]")
 GROUPED = re.compile(r"[+-]?\d{1,3}(['’\u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)
 PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 COMMA_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", re.ASCII)
@@ -91,7 +92,7 @@ class NumberFormat:
     @property
     def is_plain(self) -> bool:
         """Whether any CSV reader parses the cells."""
-        return not (self.comma or self.has_symbols or self.is_boolean)
+        return self == NumberFormat()
 
 
 @dataclass(frozen=True)
@@ -131,23 +132,24 @@ class ColumnProfile:
     counts: NDArray[np.int64]
     total: int | None = None
     num_distinct: int | None = None
-    _numeric: NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        import pandas
-
-        values = pandas.to_numeric(pandas.Series(self.texts, dtype=object), errors="coerce")
-        object.__setattr__(self, "_numeric", values.to_numpy(np.float64, na_value=np.nan))
+    @classmethod
+    def of(
+        cls, counts: Mapping[str, int], total: int | None = None, num_distinct: int | None = None
+    ) -> ColumnProfile:
+        """Make a profile of texts and how many cells hold each."""
+        texts = np.array([*counts, None], dtype=object)[:-1]
+        return cls(texts, np.array([*counts.values()], np.int64), total, num_distinct)
 
     @cached_property
     def is_missing(self) -> NDArray[np.bool_]:
         """Which texts mean a missing value among numbers."""
-        return np.isin(self.texts.astype(str), MISSING_WORDS) if len(self.texts) else np.zeros(0, bool)
+        return _are_in(self.texts, MISSING_WORDS)
 
     @cached_property
     def is_plain(self) -> NDArray[np.bool_]:
         """Which texts are plain numbers."""
-        return ~np.isnan(self._numeric) & ~self.is_missing
+        return ~np.isnan(parse_numbers(self.texts, NumberFormat()))
 
     @cached_property
     def others(self) -> list[str]:
@@ -166,8 +168,7 @@ class ColumnProfile:
 
     def count(self, texts: Sequence[str]) -> int:
         """Return the number of cells that hold one of some texts."""
-        chosen = set(texts)
-        return sum(int(n) for text, n in zip(self.texts, self.counts, strict=True) if text in chosen)
+        return int(self.counts[_are_in(self.texts, texts)].sum())
 
     @cached_property
     def is_codes(self) -> bool:
@@ -245,6 +246,11 @@ class ColumnProfile:
             form = known or (DAY_FIRST if any(map(NOT_A_MONTH.match, self.others)) else form)
         valid = not np.isnan(parse_dates(np.array(self.others, dtype=object), form)).any()
         return form if valid or (known and form == known) else ""
+
+
+def _are_in(texts: NDArray[np.object_], words: Sequence[str]) -> NDArray[np.bool_]:
+    known = set(words)
+    return np.fromiter((text in known for text in texts), bool, len(texts))
 
 
 def decide(
@@ -343,11 +349,9 @@ def _undecorated(text: str) -> str | None:
     match = DECORATED.fullmatch(text)
     if match is None or (match[1] is None) != (match[5] is None) or (match[1] and match[2]):
         return None
-    core = re.sub("['’\u00a0\u202f]", "", match[3]) if GROUPED.fullmatch(match[3]) else match[3]
-    forms = (PLAIN, COMMA_THOUSANDS, COMMA_DECIMAL)
-    if not any(form.fullmatch(core) for form in forms) or (match[2] and core[0] in "+-"):
-        return None
-    return core
+    core = GROUPING.sub("", match[3]) if GROUPED.fullmatch(match[3]) else match[3]
+    is_number = any(form.fullmatch(core) for form in (PLAIN, COMMA_THOUSANDS, COMMA_DECIMAL))
+    return core if is_number and not (match[2] and core[0] in "+-") else None
 
 
 def parse_numbers(texts: NDArray[np.object_], form: NumberFormat) -> NDArray[np.float64]:
@@ -364,25 +368,17 @@ def parse_numbers(texts: NDArray[np.object_], form: NumberFormat) -> NDArray[np.
 
 
 def _parse_number(text: str | None, comma: str) -> float:
-    if text is None or text in MISSING_WORDS:
-        return np.nan
-    match = DECORATED.fullmatch(text)
-    if match is None:
-        try:
-            return float(text)
-        except ValueError:
-            return np.nan
-    core = re.sub("['’\u00a0\u202f]", "", match[3])
-    if comma == "decimal":
+    match = None if text is None or text in MISSING_WORDS else DECORATED.fullmatch(text)
+    core = GROUPING.sub("", match[3]) if match else text or ""
+    if match and comma == "decimal":
         core = core.replace(".", "").replace(",", ".")
-    else:
-        core = core.replace(",", "")
     try:
-        value = float(core)
+        value = float(core.replace(",", ""))
     except ValueError:
         return np.nan
-    value = -value if match[1] or match[2] in ("-", "−") else value
-    return value / 100 if match[4] == "%" else value
+    if match and (match[1] or match[2] in ("-", "−")):
+        value = -value
+    return value / 100 if match and match[4] == "%" else value
 
 
 def parse_dates(texts: NDArray[np.object_], form: str) -> NDArray[np.float64]:

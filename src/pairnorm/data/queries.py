@@ -13,22 +13,14 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
+from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import kind_of, readable
 from pairnorm.data.frames import FRAMES
 from pairnorm.data.profile import DASHES, MISSING_WORDS
 from pairnorm.data.tables import Source, open_table
 
-WHOLE = (
-    "TINYINT",
-    "SMALLINT",
-    "INTEGER",
-    "BIGINT",
-    "UTINYINT",
-    "USMALLINT",
-    "UINTEGER",
-    "UBIGINT",
-    "HUGEINT",
-)
+SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
+WHOLE = (*SIGNED, *(f"U{kind}" for kind in SIGNED))
 # A column of Arrow that is empty throughout may have no other type than null.
 NUMERIC = (*WHOLE, "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN", '"NULL"')
 DURATION = "DURATION"
@@ -91,8 +83,10 @@ class Database:
             for batch in self._base.sql(query).to_arrow_reader(rows):
                 yield [column.to_numpy(zero_copy_only=False) for column in batch.columns]
 
-    def open(self, files: Files, delimiter: str | None = None, role: str = "nodes") -> Table:
+    def open(self, files: Files, role: str = "nodes", options: ColumnOptions | None = None) -> Table:
         """Look at the columns of some files, which must be the same in all."""
+        options = options or ColumnOptions()
+        delimiter = (options.edge_delimiter if role == "edges" else None) or options.delimiter
         names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
         paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
         for path in paths:
@@ -100,13 +94,13 @@ class Database:
             if not str(path).isprintable() and "\udc80" <= max(str(path)) <= "\udcff":
                 problem = f"{path}: the file name is not valid UTF-8, which DuckDB needs"
                 raise PairNormError(problem, code="unusable-path", value=str(path), hint="Rename the file.")
-        limit = MemoryLimit(None, self.memory // MAX_LINE_SHARE)
-        source, *others = opened = [open_table(path, delimiter, role=role, memory=limit) for path in paths]
+        how = (delimiter, None, options.decimal, role, MemoryLimit(None, self.memory // MAX_LINE_SHARE))
+        source, *others = opened = [open_table(path, *how) for path in paths]
         for other in others:
             if other.columns != source.columns or _delimiter(other) != _delimiter(source):
                 problem = f"{other.name}: its columns are not those of {source.name}"
                 raise PairNormError(problem, code="unlike-columns", value=other.name)
-        listed = sql_list([str(path) for path in self._converted(opened, paths)])
+        listed = f"[{', '.join(sql_text(str(path)) for path in self._converted(opened, paths))}]"
         durations: dict[str, str] = {}
         if source.text is None:
             table = f"read_parquet({listed})"
@@ -166,21 +160,17 @@ def _durations(paths: Sequence[Path]) -> dict[str, str]:
     import pyarrow
     from pyarrow import parquet
 
-    units_of_files = []
-    for path in paths:
+    first: dict[str, str] = {}
+    for number, path in enumerate(paths):
         with readable(path.name):
             schema = parquet.read_schema(path)
-        units_of_files.append(
-            {field.name: field.type.unit for field in schema if pyarrow.types.is_duration(field.type)}
-        )
-    for path, units in zip(paths, units_of_files, strict=True):
-        if units != units_of_files[0]:
-            name = min(units.items() ^ units_of_files[0].items())[0]
-            problem = (
-                f"{path.name}: column {quoted(name)} has not the unit of time that it has in {paths[0].name}"
-            )
+        units = {field.name: field.type.unit for field in schema if pyarrow.types.is_duration(field.type)}
+        first = units if number == 0 else first
+        if units != first:
+            name = min(units.items() ^ first.items())[0]
+            problem = f"{path.name}: column {quoted(name)} has another unit of time than in {paths[0].name}"
             raise PairNormError(problem, code="unlike-columns", value=path.name)
-    return units_of_files[0]
+    return first
 
 
 @contextmanager
@@ -192,19 +182,15 @@ def explained(memory: int) -> Iterator[None]:
         yield
     except duckdb.Error as error:
         problem = " ".join(str(error).split())[:300]
+        more: dict[str, Any] = {}
+        code, hint = "file-damaged", "Correct the file, or free the disk if it is full."
         if isinstance(error, duckdb.OutOfMemoryException):
-            raise PairNormError(
-                problem, code="too-large", value=memory, hint="Allow {memory}.", memory=size(2 * memory)
-            ) from error
-        if isinstance(error, duckdb.IOException) and "write" in problem:
-            raise PairNormError(
-                f"what is under way cannot be written ({problem})",
-                code="not-writable",
-                hint="Make room on the disk, or choose another place.",
-            ) from error
-        raise PairNormError(
-            problem, code="file-damaged", hint="Correct the file, or free the disk if it is full."
-        ) from error
+            more = {"value": memory, "memory": size(2 * memory)}
+            code, hint = "too-large", "Allow {memory}."
+        elif isinstance(error, duckdb.IOException) and "write" in problem:
+            code, hint = "not-writable", "Make room on the disk, or choose another place."
+            problem = f"what is under way cannot be written ({problem})"
+        raise PairNormError(problem, code=code, hint=hint, **more) from error
 
 
 def as_text(column: str, kind: str) -> str:
@@ -257,11 +243,6 @@ def has_other_text(column: str) -> str:
 def sql_text(value: str) -> str:
     """Return a text as SQL writes it."""
     return "'" + value.replace("'", "''") + "'"
-
-
-def sql_list(values: Sequence[str]) -> str:
-    """Return texts as SQL writes a list."""
-    return "[" + ", ".join(map(sql_text, values)) + "]"
 
 
 def sql_row(values: Mapping[str, Any] | Sequence[str]) -> str:

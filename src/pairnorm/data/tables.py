@@ -171,21 +171,26 @@ class Source:
     def profile(self, name: str, column: pandas.Series, first: int = 0) -> CodedColumn:
         """Return the profile of a column, and for every cell the position of its text in it."""
         codes, texts = pandas.factorize(self.texts(name, column, first))
-        counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-        return CodedColumn(ColumnProfile(np.asarray(texts, dtype=object), counts), codes)
+        counts = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
+        return CodedColumn(ColumnProfile.of(dict(zip(texts, counts, strict=True))), codes)
 
-    def decide(self, name: str, coded: CodedColumn, first: int = 0, **settings: Any) -> Decision:
+    def decide(
+        self,
+        name: str,
+        profile: ColumnProfile,
+        codes: NDArray[np.int64] | None = None,
+        first: int = 0,
+        **settings: Any,
+    ) -> Decision:
         """Decide how to encode a column of text, note it, or refuse it with the line of the cell."""
 
-        def reject(
-            text: str | None, problem: str, code: str, value: object = name, **fields: Any
-        ) -> NoReturn:
+        def reject(text: str | None, problem: str, code: str, value: object = name, **more: Any) -> NoReturn:
             row = None
-            if text is not None:
-                row = first + int((coded.codes == np.flatnonzero(coded.profile.texts == text)[0]).argmax())
-            self.reject(row, problem, code=code, value=value, **fields)
+            if text is not None and codes is not None:
+                row = first + int((codes == np.flatnonzero(profile.texts == text)[0]).argmax())
+            self.reject(row, problem, code=code, value=value, **more)
 
-        return self.note(name, decide(coded.profile, name, reject, decimal=self.decimal, **settings))
+        return self.note(name, decide(profile, name, reject, decimal=self.decimal, **settings))
 
     def note(self, name: str, decision: Decision) -> Decision:
         """Note what was decided about a column."""
@@ -201,7 +206,7 @@ class Source:
             self.note(name, decide_typed(typed[0], name))
             return self.to_float32(name, typed[1], first)
         coded = self.profile(name, column, first)
-        decision = self.decide(name, coded, first, kind="number")
+        decision = self.decide(name, *coded, first, kind="number")
         if decision.kind != "number":
             return None
         values = coded.values(parse_numbers(coded.profile.texts, decision.numbers))
