@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import zipfile
+from collections import defaultdict
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from pairnorm.data.graph import Graph
 
 Parts = dict[str, Any]
+PLANETOID_PIECES = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
 
 
@@ -239,3 +243,49 @@ def _read_torch(path: Path) -> Parts:
 
 
 READERS = {".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
+
+
+class PlanetoidUnpickler(pickle.Unpickler):
+    """Finds the few classes that occur in these files, by the names they had when the files were written."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class that is allowed, as ``pickle`` asks."""
+        from scipy.sparse import csr_matrix
+
+        known = {
+            "csr_matrix": csr_matrix,
+            "_reconstruct": np.zeros(0).__reduce__()[0],
+            "ndarray": np.ndarray,
+            "dtype": np.dtype,
+            "defaultdict": defaultdict,
+            "list": list,
+        }
+        if name not in known:
+            raise pickle.UnpicklingError(f"{module}.{name} has no business in a Planetoid file")
+        return known[name]
+
+
+def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:
+    """Return the ``edges`` [2, 2m], ``features`` (scipy CSR), ``labels`` and the number of ``train`` nodes.
+
+    The test nodes of ``tx`` and ``ty`` come in the order of ``test.index``. Citeseer leaves out fifteen
+    isolated nodes: as in every other reader, they get features of zero and, having no label, the first class.
+    """
+    from scipy.sparse import csr_matrix, vstack
+
+    x, tx, allx, y, ty, ally, graph = (
+        PlanetoidUnpickler(BytesIO(files[piece]), encoding="latin1").load() for piece in PLANETOID_PIECES[:-1]
+    )
+    test = np.array(files["test.index"].split(), dtype=np.int64)
+    # Node i is row place[i] of all rows stacked; a node that no file has is the row of zeros at their end.
+    place = np.full(test.max() + 1, allx.shape[0] + tx.shape[0])
+    place[: allx.shape[0]] = np.arange(allx.shape[0])
+    place[test] = allx.shape[0] + np.arange(tx.shape[0])
+    source = np.repeat(np.array(list(graph)), [len(neighbors) for neighbors in graph.values()])
+    target = np.array([node for neighbors in graph.values() for node in neighbors])
+    return {
+        "edges": np.stack([source, target]),
+        "features": vstack([allx, tx, csr_matrix((1, x.shape[1]))], format="csr")[place],
+        "labels": np.concatenate([ally, ty, np.zeros((1, y.shape[1]))])[place].argmax(1),
+        "train": len(y),
+    }

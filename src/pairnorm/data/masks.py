@@ -131,7 +131,7 @@ def missing_vectors(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -
         trials: how many masks.
         seed: the same seed gives the same masks on every machine.
     """
-    return _uniform("vectors", ~graph.train, rate, trials, seed)
+    return _draw("vectors", ~graph.train, rate, trials, seed)
 
 
 def missing_nodes(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> Missing:
@@ -143,7 +143,7 @@ def missing_nodes(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> 
         trials: how many masks.
         seed: the same seed gives the same masks on every machine.
     """
-    return _uniform("nodes", torch.ones_like(graph.train), rate, trials, seed)
+    return _draw("nodes", torch.ones_like(graph.train), rate, trials, seed)
 
 
 def missing_entries(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> Missing:
@@ -156,7 +156,7 @@ def missing_entries(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -
         seed: the same seed gives the same masks on every machine.
     """
     stored = stored_values(graph.features).flatten()
-    return _uniform("entries", torch.ones_like(stored, dtype=torch.bool), rate, trials, seed)
+    return _draw("entries", torch.ones_like(stored, dtype=torch.bool), rate, trials, seed)
 
 
 def given_missing(graph: Graph, trials: int = 1) -> Missing:
@@ -193,7 +193,7 @@ def missing_by_class(
         place = stream.order(classes) / max(classes - 1, 1)
         return np.where(labels < 0, 0.5, place[labels])
 
-    return _weighted("vectors", "class", ~graph.train, quantile, rate, trials, seed, ratio)
+    return _draw("vectors", ~graph.train, rate, trials, seed, "class", ratio, quantile)
 
 
 def missing_by_degree(
@@ -210,7 +210,7 @@ def missing_by_degree(
     """
     degree = graph.adjacency.crow_indices().diff().cpu().numpy()
     quantile = _quantiles(-degree, np.zeros_like(degree))
-    return _weighted("vectors", "degree", ~graph.train, lambda _: quantile, rate, trials, seed, ratio)
+    return _draw("vectors", ~graph.train, rate, trials, seed, "degree", ratio, lambda _: quantile)
 
 
 def missing_by_value(
@@ -236,32 +236,37 @@ def missing_by_value(
         column = torch.arange(graph.num_features, device=features.device).repeat(graph.num_nodes)
     quantile = _quantiles(stored.cpu().numpy(), column.cpu().numpy())
     among = torch.ones_like(stored, dtype=torch.bool)
-    return _weighted("entries", "value", among, lambda _: quantile, rate, trials, seed, ratio)
+    return _draw("entries", among, rate, trials, seed, "value", ratio, lambda _: quantile)
 
 
-def _drawn(
+def _draw(
     kind: str,
     among: Tensor,
     rate: float,
     trials: int,
     seed: int,
-    purpose: str,
-    keys: Callable[[Stream], NDArray[Any]],
+    by: str = "",
+    ratio: float = 1.0,
+    quantile: Callable[[Stream], NDArray[np.float64]] | None = None,
 ) -> Missing:
-    """Mark the ``rate`` of candidates whose keys are smallest, for each trial."""
+    """Mark the ``rate`` of candidates whose random keys are smallest, for each trial."""
     rate = real_number("rate", rate, least=0, most=1)
+    real_number("ratio", ratio, above=0)
     candidates = np.flatnonzero(among.cpu().numpy())
     count = round(rate * len(candidates))
     mask = np.zeros((len(among), whole_number("trials", trials, least=1)), dtype=bool)
     for trial in range(trials):
         # Every node draws a key, so that the key of a node does not depend on who is in the training set.
-        chosen = keys(Stream(seed + trial, purpose))[candidates]
-        mask[candidates[np.argsort(chosen, kind="stable")[:count]], trial] = True
+        stream = Stream(seed + trial, f"missing by {by}" if by else f"missing {kind}")
+        keys: NDArray[Any]
+        if quantile is None:
+            keys = stream.keys(len(among))
+        else:
+            # The first of exponential times, at rates like the weights, are such a draw; and draws nest.
+            weight = ratio ** quantile(stream)
+            keys = -np.log1p(-stream.uniform(len(among))) / weight
+        mask[candidates[np.argsort(keys[candidates], kind="stable")[:count]], trial] = True
     return Missing(kind, rate, seed, torch.from_numpy(mask).to(among.device))
-
-
-def _uniform(kind: str, among: Tensor, rate: float, trials: int, seed: int) -> Missing:
-    return _drawn(kind, among, rate, trials, seed, f"missing {kind}", lambda stream: stream.keys(len(among)))
 
 
 def _quantiles(values: NDArray[Any], groups: NDArray[Any]) -> NDArray[np.float64]:
@@ -282,23 +287,3 @@ def _runs(starts: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int6
     bounds = np.append(np.flatnonzero(starts), len(starts))
     run = np.cumsum(starts)
     return bounds[run - 1], bounds[run]
-
-
-def _weighted(
-    kind: str,
-    by: str,
-    among: Tensor,
-    quantile: Callable[[Stream], NDArray[np.float64]],
-    rate: float,
-    trials: int,
-    seed: int,
-    ratio: float,
-) -> Missing:
-    real_number("ratio", ratio, above=0)
-
-    def times(stream: Stream) -> NDArray[np.float64]:
-        # The first of exponential times, at rates like the weights, are such a draw; and draws nest.
-        weight = ratio ** quantile(stream)
-        return -np.log1p(-stream.uniform(len(among))) / weight
-
-    return _drawn(kind, among, rate, trials, seed, f"missing by {by}", times)

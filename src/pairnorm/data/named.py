@@ -6,8 +6,6 @@ import inspect
 import io
 import math
 import os
-import pickle
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -23,8 +21,9 @@ from numpy.typing import NDArray
 
 from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.base.files import atomic_file
 from pairnorm.data.adjacency import csr_tensor, first_of_run, mark_validated, symmetric_adjacency
-from pairnorm.data.exchange import read_npz
+from pairnorm.data.exchange import PLANETOID_PIECES, read_npz, read_planetoid
 from pairnorm.data.features import with_values
 from pairnorm.data.graph import Graph
 from pairnorm.data.split import Split, Stream, per_class, rest_is_test
@@ -34,7 +33,7 @@ SHA256 = dict(
     line.split() for line in (BUNDLED / "registry.txt").read_text().splitlines() if not line.startswith("#")
 )
 # For an answer, for a whole file, and how large that may be.
-SECONDS, SECONDS_IN_ALL, MOST_BYTES = 5.0, 120.0, 200_000_000
+SECONDS, SECONDS_IN_ALL, MAX_BYTES = 5.0, 120.0, 200_000_000
 
 
 def verified_bytes(folder: Path, name: str) -> bytes:
@@ -42,11 +41,13 @@ def verified_bytes(folder: Path, name: str) -> bytes:
 
     The bytes that were checked are the bytes that are returned: nobody can exchange the file in between.
     """
-    contents = (folder / name).read_bytes()
-    digest = sha256(contents).hexdigest()
+    return _check_digest((folder / name).read_bytes(), name, str(folder / name))
+
+
+def _check_digest(contents: bytes, name: str, place: str) -> bytes:
+    digest, expected = sha256(contents).hexdigest(), f"{SHA256[name][:16]}…"
     if digest != SHA256[name]:
-        problem = f"{folder / name}: the file is damaged or another one: its SHA-256 is {digest[:16]}…"
-        expected = f"{SHA256[name][:16]}…"
+        problem = f"{place}: the file is damaged or another one: its SHA-256 is {digest[:16]}…"
         hint = "It was not read. Delete it and fetch it again."
         raise PairNormError(problem, code="file-damaged", value=digest, expected=expected, hint=hint)
     return contents
@@ -56,100 +57,47 @@ def fetch(folder: Path, names: Sequence[str], address: str) -> None:
     """Fetch the files that are not there yet. A file appears only when it is whole and its checksum right."""
     absent = [name for name in names if not (folder / name).is_file()]
     for name in absent:
+        url = f"{address}/{Path(name).name}"
         try:
-            _retrieve(f"{address}/{Path(name).name}", folder / name, SHA256[name])
+            contents = _check_digest(_download(url), name, url)
+            with atomic_file(folder / name) as draft:
+                draft.write_bytes(contents)
         except Exception as error:
             still = [Path(name).name for name in absent if not (folder / name).is_file()]
-            no_pooch = isinstance(error, ImportError)
-            copy = "pip install 'pairnorm[all]' to fetch them, copy" if no_pooch else "Copy"
             problem = (
                 f"{(folder / name).parent}: missing files: {', '.join(still)}.\n"
                 f"Fetching from {address} failed: {str(error).splitlines()[0]}.\n"
             )
-            hint = f"{copy} the files there, or name their folder ({{root}}, or PAIRNORM_DATA)."
+            hint = "Copy the files there, or name their folder ({root}, or PAIRNORM_DATA)."
             raise PairNormError(problem, code="file-missing", value=still, hint=hint, root=...) from error
 
 
-def _retrieve(url: str, path: Path, digest: str) -> None:
-    """Fetch a file, in a thread: looking up a host, or a reply that drips, cannot be interrupted."""
-    import pooch
+def _download(url: str) -> bytes:
+    """Return a file, read in a thread: looking up a host, or a slow reply, cannot be interrupted."""
+    answered, results = Event(), list[bytes | Exception]()
 
-    answered, failures = Event(), []
-
-    def download(url: str, draft: str, _: object) -> None:
-        with urlopen(url, timeout=SECONDS) as reply, open(draft, "wb") as file:
-            answered.set()
-            contents = reply.read(MOST_BYTES + 1)
-            if len(contents) > MOST_BYTES:
-                raise OSError(f"it is larger than {MOST_BYTES:,} bytes")
-            file.write(contents)
-
-    def attempt() -> None:
+    def read() -> None:
         try:
-            pooch.retrieve(url, f"sha256:{digest}", fname=path.name, path=path.parent, downloader=download)
+            with urlopen(url, timeout=SECONDS) as reply:
+                answered.set()
+                results.append(reply.read(MAX_BYTES + 1))
         except Exception as error:
-            failures.append(error)
+            results.append(error)
         answered.set()
 
-    pooch.get_logger().setLevel("WARNING")
-    thread = Thread(target=attempt, daemon=True)
+    thread = Thread(target=read, daemon=True)
     thread.start()
     if not answered.wait(2 * SECONDS):
         raise TimeoutError(f"no answer within {2 * SECONDS:g} seconds")
     thread.join(SECONDS_IN_ALL)
     if thread.is_alive():
         raise TimeoutError(f"not done within {SECONDS_IN_ALL:g} seconds")
-    for error in failures:
-        raise error
-
-
-PIECES = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Finds the few classes that occur in these files, by the names they had when the files were written."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "csr_matrix":
-            from scipy.sparse import csr_matrix
-
-            return csr_matrix
-        known = {
-            "_reconstruct": np.zeros(0).__reduce__()[0],
-            "ndarray": np.ndarray,
-            "dtype": np.dtype,
-            "defaultdict": defaultdict,
-            "list": list,
-        }
-        if name not in known:
-            raise pickle.UnpicklingError(f"{module}.{name} has no business in a Planetoid file")
-        return known[name]
-
-
-def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:
-    """Return the ``edges`` [2, 2m], ``features`` (scipy CSR), ``labels`` and the number of ``train`` nodes.
-
-    The test nodes of ``tx`` and ``ty`` come in the order of ``test.index``. Citeseer leaves out fifteen
-    isolated nodes: as in every other reader, they get features of zero and, having no label, the first class.
-    """
-    from scipy.sparse import csr_matrix, vstack
-
-    x, tx, allx, y, ty, ally, graph = (
-        _Unpickler(io.BytesIO(files[piece]), encoding="latin1").load() for piece in PIECES[:-1]
-    )
-    test = np.array(files["test.index"].split(), dtype=np.int64)
-    # Node i is row place[i] of all rows stacked; a node that no file has is the row of zeros at their end.
-    place = np.full(test.max() + 1, allx.shape[0] + tx.shape[0])
-    place[: allx.shape[0]] = np.arange(allx.shape[0])
-    place[test] = allx.shape[0] + np.arange(tx.shape[0])
-    source = np.repeat(np.array(list(graph)), [len(neighbors) for neighbors in graph.values()])
-    target = np.array([node for neighbors in graph.values() for node in neighbors])
-    return {
-        "edges": np.stack([source, target]),
-        "features": vstack([allx, tx, csr_matrix((1, x.shape[1]))], format="csr")[place],
-        "labels": np.concatenate([ally, ty, np.zeros((1, y.shape[1]))])[place].argmax(1),
-        "train": len(y),
-    }
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    if len(result) > MAX_BYTES:
+        raise OSError(f"it is larger than {MAX_BYTES:,} bytes")
+    return result
 
 
 @dataclass(frozen=True)
@@ -186,7 +134,7 @@ class Dataset:
 
 
 def _planetoid(name: str) -> tuple[str, ...]:
-    return tuple(f"Planetoid/{name}/raw/ind.{name.lower()}.{piece}" for piece in PIECES)
+    return tuple(f"Planetoid/{name}/raw/ind.{name.lower()}.{piece}" for piece in PLANETOID_PIECES)
 
 
 _PLANETOID = "https://github.com/kimiyoung/planetoid/raw/master/data"
@@ -283,7 +231,7 @@ def _read_cora(_: list[bytes]) -> Graph:
 
 
 def _read_planetoid(files: list[bytes]) -> Graph:
-    contents = read_planetoid(dict(zip(PIECES, files, strict=True)))
+    contents = read_planetoid(dict(zip(PLANETOID_PIECES, files, strict=True)))
     graph = Graph.from_edges(contents["edges"], csr_tensor(contents["features"]), contents["labels"])
     train = np.arange(contents["train"])
     return _with_public_split(graph, train, contents["train"] + np.arange(500))

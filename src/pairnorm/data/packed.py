@@ -9,6 +9,7 @@ columns, NaN where missing), ``missing``, ``labels``, ``split`` and ``ids.parque
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -146,8 +147,8 @@ class PackedGraph:
             folder: the folder.
         """
         graph = cls(Path(folder), Facts.read(Path(folder)))
-        for name, expected in graph._sizes().items():
-            path = graph.folder / name
+        for name, (dtype, shape) in graph._layout.items():
+            path, expected = graph.folder / name, np.dtype(dtype).itemsize * math.prod(shape)
             held = path.stat().st_size if path.is_file() else 0
             if held != expected:
                 raise _damaged(path, f"it has {held:,} bytes", f"{expected:,}")
@@ -177,18 +178,25 @@ class PackedGraph:
             if labels.min() < -1 or labels.max() >= count:
                 raise _damaged(self.folder / name, "a number is out of range", f"-1 to {count - 1}")
 
-    def _sizes(self) -> dict[str, int]:
+    @cached_property
+    def _layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The type and the shape of the array in each file."""
         nodes, entries = self.facts.nodes, self.facts.entries
-        width = np.dtype(self.facts.dtype).itemsize * nodes
-        sizes = {"crow": 8 * (nodes + 1), "column": 4 * entries, "labels": 4 * nodes, "split": nodes}
-        sizes["missing"] = nodes
-        if self.facts.weighted:
-            sizes["weight"] = 4 * entries
-        return sizes | {
-            f"features-{number:04d}": width * len(columns) for number, columns in enumerate(self.facts.blocks)
+        layout: dict[str, tuple[str, tuple[int, ...]]] = {
+            "crow": ("<i8", (nodes + 1,)),
+            "column": ("<i4", (entries,)),
+            "labels": ("<i4", (nodes,)),
+            "split": ("i1", (nodes,)),
+            "missing": ("i1", (nodes,)),
         }
+        if self.facts.weighted:
+            layout["weight"] = ("<f4", (entries,))
+        for number, columns in enumerate(self.facts.blocks):
+            layout[f"features-{number:04d}"] = (self.facts.dtype, (nodes, len(columns)))
+        return layout
 
-    def _array(self, name: str, dtype: str, *shape: int) -> NDArray[Any]:
+    def _array(self, name: str) -> NDArray[Any]:
+        dtype, shape = self._layout[name]
         if 0 in shape:  # an empty file cannot be mapped
             return np.empty(shape, dtype)
         return np.memmap(self.folder / name, dtype=dtype, mode="r", shape=shape)
@@ -196,32 +204,32 @@ class PackedGraph:
     @cached_property
     def crow(self) -> NDArray[np.int64]:
         """int64 [n + 1]: where the neighbors of every node begin."""
-        return self._array("crow", "<i8", self.facts.nodes + 1)
+        return self._array("crow")
 
     @cached_property
     def column(self) -> NDArray[np.int32]:
         """int32 [entries]: the neighbors, node after node, rising."""
-        return self._array("column", "<i4", self.facts.entries)
+        return self._array("column")
 
     @cached_property
     def weight(self) -> NDArray[np.float32] | None:
         """float32 [entries], or None where all edges weigh 1."""
-        return self._array("weight", "<f4", self.facts.entries) if self.facts.weighted else None
+        return self._array("weight") if self.facts.weighted else None
 
     @cached_property
     def labels(self) -> NDArray[np.int32]:
         """int32 [n]: the class of every node, -1 where unknown."""
-        return self._array("labels", "<i4", self.facts.nodes)
+        return self._array("labels")
 
     @cached_property
     def split(self) -> NDArray[np.int8]:
         """int8 [n]: 0 train, 1 validation, 2 test, -1 none."""
-        return self._array("split", "i1", self.facts.nodes)
+        return self._array("split")
 
     @cached_property
     def missing(self) -> NDArray[np.int8]:
         """int8 [n]: 0 where all features are known, 1 where some are missing, 2 where all are."""
-        return self._array("missing", "i1", self.facts.nodes)
+        return self._array("missing")
 
     def features(self, rows: slice, columns: range) -> NDArray[np.float32]:
         """Return features as they were packed, float32 [rows, columns]; NaN where missing.
@@ -230,29 +238,23 @@ class PackedGraph:
             rows: a range of nodes.
             columns: of the features, in whatever blocks they lie.
         """
-        parts = []
-        for number in self._numbers(columns):
+        parts = [np.empty((len(range(self.facts.nodes)[rows]), 0), np.float32)]
+        for number, name in self._blocks(columns):
             held = self.facts.blocks[number]
             low, high = max(columns.start, held.start), min(columns.stop, held.stop)
-            parts.append(self._block(number)[rows, low - held.start : high - held.start].astype(np.float32))
-        if not parts:
-            return np.empty((len(self.labels[rows]), 0), np.float32)
-        return np.concatenate(parts, 1) if len(parts) > 1 else parts[0]
+            parts.append(self._array(name)[rows, low - held.start : high - held.start].astype(np.float32))
+        return np.concatenate(parts, 1) if len(parts) > 2 else parts[-1]
 
     def files(self, columns: range) -> dict[str, NDArray[Any]]:
         """Return the arrays that propagation of some columns reads, by the names of the files."""
-        arrays: dict[str, NDArray[Any]] = {"crow": self.crow, "column": self.column, "missing": self.missing}
-        if self.weight is not None:
-            arrays["weight"] = self.weight
-        return arrays | {f"features-{number:04d}": self._block(number) for number in self._numbers(columns)}
+        names = ["crow", "column", "missing", *(["weight"] if self.facts.weighted else [])]
+        arrays = {name: getattr(self, name) for name in names}
+        return arrays | {name: self._array(name) for _, name in self._blocks(columns)}
 
-    def _numbers(self, columns: range) -> range:
-        """The blocks of features that some columns lie in."""
-        return range(columns.start // self.facts.block, -(-columns.stop // self.facts.block))
-
-    def _block(self, number: int) -> NDArray[Any]:
-        shape = self.facts.nodes, len(self.facts.blocks[number])
-        return self._array(f"features-{number:04d}", self.facts.dtype, *shape)
+    def _blocks(self, columns: range) -> list[tuple[int, str]]:
+        """Return the number and the file of each block of features that some columns lie in."""
+        numbers = range(columns.start // self.facts.block, -(-columns.stop // self.facts.block))
+        return [(number, f"features-{number:04d}") for number in numbers]
 
     def ids(self) -> Iterator[NDArray[Any]]:
         """Yield the names of the nodes, whole numbers or texts, batch by batch."""

@@ -319,7 +319,7 @@ class SentGraph(PackedGraph):
 
     arrays: dict[str, NDArray[Any]]
 
-    def _array(self, name: str, dtype: str, *shape: int) -> NDArray[Any]:
+    def _array(self, name: str) -> NDArray[Any]:
         return self.arrays[name]
 
 
