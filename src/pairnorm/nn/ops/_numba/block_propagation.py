@@ -8,13 +8,9 @@ from torch import Tensor
 
 from pairnorm.nn.ops._numba.vectors import LANES, kernel, load, share_out, store
 
+DTYPES = (torch.float32,)
 ROWS_PER_TASK = 2**16
 NO_VALUES = np.empty(0, np.float32)
-
-
-def supports(x: Tensor) -> bool:
-    """Return whether the kernels take this dtype."""
-    return x.dtype == torch.float32
 
 
 def propagate(
