@@ -41,6 +41,13 @@ def either_form(request: pytest.FixtureRequest, without_kernels: Callable) -> It
 
 
 @pytest.fixture
+def double_by_default() -> Iterator[Callable[[], None]]:
+    """A function that makes float64 torch's default dtype until the end of the test."""
+    yield lambda: torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def adjacency(edge_index: Tensor) -> SparseMatrix:
     return normalized_adjacency(edge_index, num_nodes=20)
 

@@ -1,4 +1,6 @@
 import copy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,22 +11,18 @@ from torch_geometric.nn import GCN2Conv
 from pairnorm.nn import APPNP, G2, GCNII, SMPNN, SparseMatrix
 from pairnorm.nn.ops.dropout import draw_keys, dropout
 
-NODES, FEATURES, HIDDEN, CLASSES = 20, 6, 8, 3
-every = pytest.mark.parametrize("kind", [GCNII, APPNP, SMPNN, G2])
+sys.path.insert(0, str(Path(__file__).parent))
+from model_tester import CLASSES, DEEP, FEATURES, HIDDEN, NODES, WIDTH, random_features
+from model_tester import build as build_model
 
 
 @pytest.fixture
 def x():
-    return torch.randn(NODES, FEATURES) * (torch.rand(NODES, FEATURES) < 0.5)
+    return random_features()
 
 
-def build(kind, seeds=(0,), **settings):
-    model = kind(FEATURES, CLASSES, hidden_channels=HIDDEN, num_models=len(seeds), **settings)
-    model.reset_parameters(seeds)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.data = torch.linspace(-0.1, 0.2, parameter[0].numel()).expand_as(parameter).clone()
-    return model
+def build(kind, **settings):
+    return build_model(kind, WIDTH, **settings)
 
 
 def linear(layer, h, trial=0):
@@ -128,25 +126,6 @@ def test_appnp_of_many_steps_is_personalized_pagerank(x, edge_index):
     torch.testing.assert_close(model(x.double(), adjacency).squeeze(1), closed, rtol=1e-6, atol=1e-8)
 
 
-@every
-@pytest.mark.parametrize("sparse", [False, True])
-def test_trials_equal_models(kind, sparse, x, edge_index, either_form):
-    """With dropout, and the same keys: weights, gradients and masks of a trial are its own."""
-    seeds, depth = (3, 5, 7), 4
-    together = build(kind, seeds, num_layers=depth, dropout=0.5)
-    keys = draw_keys(together.num_keys, 2, len(seeds))
-    given = x.to_sparse_csr() if sparse else x
-    logits = together(given, edge_index, keys)
-    logits.square().sum().backward()
-    for trial, seed in enumerate(seeds):
-        alone = build(kind, (seed,), num_layers=depth, dropout=0.5)
-        expected = alone(given, edge_index, keys[:, :, trial : trial + 1].contiguous())
-        torch.testing.assert_close(logits[:, trial], expected[:, 0])
-        expected.square().sum().backward()
-        for ours, theirs in zip(together.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(ours.grad[trial], theirs.grad[0], rtol=1e-4, atol=1e-5)
-
-
 def test_dropout_falls_on_the_input_of_every_map(x, edge_index):
     model = build(GCNII, num_layers=2, dropout=0.5, alpha=0.3)
     keys = draw_keys(model.num_keys, 2, 1)
@@ -159,11 +138,9 @@ def test_dropout_falls_on_the_input_of_every_map(x, edge_index):
     torch.testing.assert_close(model(x, edge_index, keys).squeeze(1), linear(model.last, drop[-1](h)))
 
 
-@every
-def test_an_ordinary_model(kind, x, edge_index):
-    model = kind(FEATURES, CLASSES).eval()
-    assert model.adjacency == "sym"
-    assert model(x, edge_index).shape == (NODES, CLASSES)
+@pytest.mark.parametrize("kind", [kind for kind, _ in DEEP.values()])
+def test_the_adjacency_is_symmetric_by_default(kind):
+    assert kind(FEATURES, CLASSES).adjacency == "sym"
 
 
 def test_settings_are_checked(raises):
@@ -171,12 +148,3 @@ def test_settings_are_checked(raises):
         GCNII(FEATURES, CLASSES, alpha=1.5)
     with raises("not-a-number", value=0):
         GCNII(FEATURES, CLASSES, theta=0)
-
-
-@every
-def test_a_compiled_model_is_the_model(kind, x, edge_index):
-    torch.compiler.reset()
-    model = build(kind).eval()
-    compiled = torch.compile(model, backend="aot_eager")
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x, edge_index), model(x, edge_index), rtol=0, atol=0)

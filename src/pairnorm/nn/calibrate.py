@@ -1,6 +1,7 @@
 """Compute exact statistics for PairNorm in models that see a graph in batches."""
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -53,9 +54,8 @@ def calibrate(
     try:
         with torch.no_grad():
             if any(isinstance(one, PairNormPatch) and not one.is_resolved for one in model.modules()):
-                for batch in loader:
+                for batch in islice(loader, 1):
                     _find_places(model, batch, forward)
-                    break
             norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.track_running_stats]
             if not norms:
                 problem = "the model has no PairNorm with running statistics"
@@ -76,20 +76,12 @@ def calibrate(
 
 
 def _find_places(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], Any]) -> None:
-    """Let a patch find its places; PairNorm at them has no statistics yet, which ends the pass."""
-
-    def stop(*_: Any) -> None:
-        raise _Reached
-
-    hook = nn.modules.module.register_module_forward_pre_hook(
-        lambda module, _: stop() if isinstance(module, PairNorm) else None
-    )
+    """Let a patch find its places; PairNorm there has no statistics yet, which ends the pass."""
     try:
         forward(model, batch)
-    except _Reached:
-        pass
-    finally:
-        hook.remove()
+    except PairNormError as error:
+        if error.code != "not-fitted":
+            raise
 
 
 def _calibrate_next(

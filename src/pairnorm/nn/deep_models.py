@@ -21,13 +21,19 @@ class _DeepArchitecture(DeepModel):
     """A linear map in, ``num_layers`` propagations, a linear map out."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, num_layers: int, hidden_channels: int, dropout: float,
-        adjacency: Normalization, num_models: int | None,
+        self, in_channels: int, out_channels: int, num_layers: int = 2, hidden_channels: int = 32,
+        dropout: float = 0.6, adjacency: Normalization = "sym", num_models: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(in_channels, out_channels, num_layers, dropout, adjacency, num_models)
         whole_number("hidden_channels", hidden_channels, least=1)
         self.first = Linear(in_channels, hidden_channels, num_models or 1)
         self.last = Linear(hidden_channels, out_channels, num_models or 1)
+        self._add_layers(hidden_channels, num_models or 1)
+        self.reset_parameters()
+
+    def _add_layers(self, width: int, count: int) -> None:
+        """Make what lies between the linear maps, for ``count`` models, and set ``num_keys``."""
+        raise NotImplementedError
 
 
 class GCNII(_DeepArchitecture):
@@ -62,17 +68,17 @@ class GCNII(_DeepArchitecture):
         alpha: float = 0.1, theta: float = 0.5, dropout: float = 0.6, adjacency: Normalization = "sym",
         num_models: int | None = None,
     ) -> None:  # fmt: skip
+        self.alpha = real_number("alpha", alpha, least=0, most=1)
+        self.theta = real_number("theta", theta, above=0)
         super().__init__(
             in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
         )
-        self.num_keys = num_layers + 2
-        self.alpha = real_number("alpha", alpha, least=0, most=1)
-        self.theta = real_number("theta", theta, above=0)
-        shares = [math.log(self.theta / layer + 1) for layer in range(1, num_layers + 1)]
-        self.convolutions = nn.ModuleList(
-            GCNIIConvolution(hidden_channels, num_models or 1, self.alpha, beta) for beta in shares
-        )
-        self.reset_parameters()
+
+    def _add_layers(self, width: int, count: int) -> None:
+        self.num_keys = self.num_layers + 2
+        shares = [math.log(self.theta / layer + 1) for layer in range(1, self.num_layers + 1)]
+        layers = [GCNIIConvolution(width, count, self.alpha, beta) for beta in shares]
+        self.convolutions = nn.ModuleList(layers)
 
     def _compute(
         self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
@@ -111,13 +117,14 @@ class APPNP(_DeepArchitecture):
         alpha: float = 0.1, dropout: float = 0.6, adjacency: Normalization = "sym",
         num_models: int | None = None,
     ) -> None:  # fmt: skip
+        self.alpha = real_number("alpha", alpha, least=0, most=1)
         super().__init__(
             in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
         )
+
+    def _add_layers(self, width: int, count: int) -> None:
         self.num_keys = 2
-        self.alpha = real_number("alpha", alpha, least=0, most=1)
         self.propagation = Propagation()
-        self.reset_parameters()
 
     def _compute(
         self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
@@ -161,20 +168,14 @@ class SMPNN(_DeepArchitecture):
 
     initial_share = 1e-6
 
-    def __init__(
-        self, in_channels: int, out_channels: int, num_layers: int = 2, hidden_channels: int = 32,
-        dropout: float = 0.6, adjacency: Normalization = "sym", num_models: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
-        )
-        self.num_keys = 2 * num_layers + 2
-        width, count, layers = hidden_channels, num_models or 1, range(num_layers)
+    def _add_layers(self, width: int, count: int) -> None:
+        self.num_keys = 2 * self.num_layers + 2
+        layers = range(self.num_layers)
         self.convolutions = nn.ModuleList(GCNConvolution(width, width, count) for _ in layers)
         self.maps = nn.ModuleList(Linear(width, width, count) for _ in layers)
-        self.layer_norms = nn.ModuleList(LayerNorm(width, num_models=count) for _ in range(2 * num_layers))
-        self.shares = nn.Parameter(torch.empty(count, num_layers, 2))
-        self.reset_parameters()
+        norms = [LayerNorm(width, num_models=count) for _ in range(2 * self.num_layers)]
+        self.layer_norms = nn.ModuleList(norms)
+        self.shares = nn.Parameter(torch.empty(count, self.num_layers, 2))
 
     def _norms(self) -> list[nn.Module]:
         return [*self.layer_norms]
@@ -228,18 +229,10 @@ class G2(_DeepArchitecture):
         num_models: Train this many models side by side; None for an ordinary model.
     """
 
-    def __init__(
-        self, in_channels: int, out_channels: int, num_layers: int = 2, hidden_channels: int = 32,
-        dropout: float = 0.6, adjacency: Normalization = "sym", num_models: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
-        )
+    def _add_layers(self, width: int, count: int) -> None:
         self.num_keys = 2
-        width, count = hidden_channels, num_models or 1
         self.convolution = GCNConvolution(width, width, count, "relu")
         self.gate = GCNConvolution(width, width, count, "relu")
-        self.reset_parameters()
 
     def _compute(
         self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
@@ -255,5 +248,5 @@ class G2(_DeepArchitecture):
             total, squares = sums.split(y.size(-1), -1)
             squared = (squares - 2 * y * total + count * y.square()).clamp(min=0)
             rate = torch.tanh(squared / (count - 1).clamp(min=1))
-            h = torch.lerp(h, self.convolution(h, adjacency), rate)
+            h = torch.lerp(h, self.convolution(h, adjacency), rate.to(h.dtype))
         return h, self.last(h, self.dropout, first(keys[1]))

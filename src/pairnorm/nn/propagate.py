@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 import torch
 from torch import Tensor
@@ -84,12 +84,10 @@ def _row_sums(matrix: SparseMatrix) -> Tensor:
 def _sorted(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> SparseMatrix:
     """Return the matrix with the columns of every row in order, each once: parallel edges add up."""
     adjacency = _without_subclass(adjacency)
-    if not (isinstance(adjacency, Tensor) and is_edge_index(adjacency)):
-        matrix = _square(adjacency)
-        matrix.pattern.check_unchanged()
-        if _is_sorted(matrix.pattern):
-            return matrix
-        adjacency = matrix
+    if not is_edge_index(adjacency):
+        adjacency = _square(adjacency)
+        if _is_sorted(adjacency.pattern):
+            return adjacency
     nodes, row, column, weight = entries(adjacency, num_nodes)
     key = row * nodes
     key += column
@@ -275,10 +273,9 @@ def entries(
         num_nodes: see ``normalized_adjacency``.
     """
     adjacency = _without_subclass(adjacency)
-    if isinstance(adjacency, Tensor) and is_edge_index(adjacency):
+    if is_edge_index(adjacency):
         return _edge_index_entries(adjacency, num_nodes)
     matrix = _square(adjacency)
-    matrix.pattern.check_unchanged()
     pattern = matrix.pattern
     return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
 
@@ -295,6 +292,7 @@ def _square(adjacency: Tensor | SparseMatrix) -> SparseMatrix:
         is_matrix = adjacency.layout != torch.strided or adjacency.is_floating_point()
         matrix = SparseMatrix.from_torch(adjacency) if is_matrix else adjacency
     if isinstance(matrix, SparseMatrix) and matrix.values.dim() == 1 and len({*matrix.pattern.shape}) == 1:
+        matrix.pattern.check_unchanged()
         return matrix
     shape = matrix.pattern.shape if isinstance(matrix, SparseMatrix) else getattr(adjacency, "shape", ())
     problem = f"adjacency is {adjacency!r}"
@@ -304,7 +302,7 @@ def _square(adjacency: Tensor | SparseMatrix) -> SparseMatrix:
     raise PairNormError(problem, code="wrong-shape", value=list(shape), expected=expected)
 
 
-def is_edge_index(value: object) -> bool:
+def is_edge_index(value: object) -> TypeGuard[Tensor]:
     """Return whether ``value`` is a dense integer tensor [2, edges].
 
     >>> is_edge_index(torch.tensor([[0, 1], [1, 2]])), is_edge_index(torch.eye(2))
