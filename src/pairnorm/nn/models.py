@@ -253,8 +253,7 @@ class _DeepGNN(DeepModel):
         return h, self.readout(state.float() if is_narrow else state, self.dropout, first(keys[-1]))
 
     def _hidden_layer(self, layer: int, x: Features, adjacency: SparseMatrix, keys: Tensor | None) -> Tensor:
-        convolution, norms = self.convolutions[layer], self._norms()
-        norm = norms[min(layer, len(norms) - 1)] if norms else None
+        convolution, norm = self.convolutions[layer], self.norm if self.norms is None else self.norms[layer]
         activates_late = convolution.activation != self.activation
         is_fused = type(norm) is PairNorm and not activates_late and not _has_hooks(convolution, norm)
         h: Tensor = convolution(x, adjacency, self.dropout, keys, norm if is_fused else None)

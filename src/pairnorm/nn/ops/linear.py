@@ -43,9 +43,11 @@ def stacked_linear_with_scores(
     return z, stacked_linear(z.to(torch.promote_types(z.dtype, att_vectors.dtype)), att_vectors)
 
 
-def _run(kernels: Any, *arguments: Any) -> Any:
-    *inputs, rate, keys = arguments
-    return KernelFunction.apply(kernels.forward, kernels.backward, _reference, (rate, keys), *inputs)
+def _run(
+    kernels: Any, x: Tensor, weight: Tensor, att_vectors: Tensor | None, rate: float, keys: Tensor | None
+) -> Any:
+    functions = (kernels.forward, kernels.backward, _reference)
+    return KernelFunction.apply(*functions, (rate, keys), x, weight, att_vectors)
 
 
 def _reference(
