@@ -9,13 +9,13 @@ from pairnorm.compare import depth
 from pairnorm.compare.depth import (
     COLUMNS,
     DATASETS,
+    LONG_RANGE,
     DepthCell,
     DepthComparison,
     DepthTable,
     count_pending,
     reproduce,
 )
-from pairnorm.compare.graphs import LONG_RANGE
 from pairnorm.train import METHODS, Spec, Store, Trial
 from pairnorm.train.schedule import Running
 

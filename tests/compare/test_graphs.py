@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from pairnorm.compare.graphs import CHAINS, LONG_RANGE, MINESWEEPER, chains, long_range_graph
+from pairnorm.compare.depth import CHAINS, LONG_RANGE, MINESWEEPER, chains, long_range_graph
 from pairnorm.data.adjacency import hops
 from pairnorm.data.named import data_folder
 from pairnorm.train.spec import FINGERPRINTS

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.compare.graphs import hold_out_labels, largest_component, reached
 from pairnorm.compare.missing import (
     FIT,
     FP_VECTORS,
@@ -13,7 +12,10 @@ from pairnorm.compare.missing import (
     TRAINED,
     MissingCell,
     Selection,
+    hold_out_labels,
+    largest_component,
     mask_features,
+    reached,
 )
 from pairnorm.data import Graph, csbm, missing_entries, missing_vectors
 

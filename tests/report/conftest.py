@@ -7,7 +7,7 @@ import pytest
 
 from pairnorm.data import Graph, csbm
 
-for folder in ("classify", "paper"):  # for written.py and synthetic.py
+for folder in ("classify", "paper", "report"):  # for written.py, synthetic.py and depth_table.py
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 
 

@@ -66,8 +66,8 @@ def run(options: Namespace) -> None:
     """
     from pairnorm.classify.scaling import KINDS
     from pairnorm.compare.depth import DepthComparison
-    from pairnorm.compare.depth_report import advice, tables
     from pairnorm.paper.experiments import DATASETS
+    from pairnorm.report.depth_report import advice, tables
 
     named = methods_in(options.method) or []
     if all(":" in name for name in named):
@@ -157,7 +157,8 @@ def write_depths(
     comparison: "DepthComparison", table: "DepthTable", out: Path, name: str, command: str
 ) -> Path:
     """Write table, figures and report of a comparison by depth, and return the report."""
-    from pairnorm.compare.depth_report import draw, report
+    from pairnorm.compare.depth_analysis import draw
+    from pairnorm.report.depth_report import report
 
     figures = draw_figures(lambda: draw(comparison, table.rows, out / "figures", name)) or {}
     pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}

@@ -185,8 +185,8 @@ def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
 
 def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
     """Print and write the comparison of methods for missing features; return the files."""
-    from pairnorm.compare.missing_report import draw, lines, report, write_csv
     from pairnorm.compare.missing_runs import MissingResults
+    from pairnorm.report.missing_report import draw, lines, report, write_csv
 
     results = lines(chosen, MissingResults.read(path))
     rows = [

@@ -1,31 +1,40 @@
 """Every method against oversmoothing at every depth, tuned with the same budget: ``reproduce depth``."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from itertools import product
 from math import isnan, nan
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from pairnorm.base.errors import one_of, whole_number
+import numpy as np
+import torch
+
+from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.base.files import csv_text
-from pairnorm.compare.graphs import LONG_RANGE, MINESWEEPER, long_range_graph
-from pairnorm.data import Graph
+from pairnorm.data import Graph, Split
+from pairnorm.data.adjacency import mark_validated, symmetric_adjacency
+from pairnorm.data.labels import UNKNOWN
+from pairnorm.data.named import data_folder
+from pairnorm.data.split import Stream, rest_is_test
 from pairnorm.paper.experiments import DATASETS as PAPER_DATASETS
 from pairnorm.sweep.grid import Grid, SelectionRule, Summary
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.runner import Batch, OnProgress, Outcome, ignore_progress, train_batches
-from pairnorm.sweep.significance import MeanRank, Runs, mean_ranks
-from pairnorm.sweep.tables import TITLES
 from pairnorm.train import Spec, Store
 from pairnorm.train.methods import METHODS, find_method, import_method
 from pairnorm.train.result import Origin, Result
 from pairnorm.train.schedule import Running
 
+MINESWEEPER = "minesweeper"
+CHAINS = {f"chains-{distance}": distance for distance in (2, 4, 8, 16, 32)}
+"""Generated graphs by name, with the number of edges between a label and the features that decide it."""
+LONG_RANGE = (MINESWEEPER, *CHAINS)
+"""Graphs on which depth matters with all features."""
 DATASETS = (*PAPER_DATASETS, *LONG_RANGE)
 DEPTHS = (2, 4, 8, 16, 32, 64)
 MISSING = (100, 0)
@@ -35,10 +44,6 @@ GAT_METHODS = ("none", "PN", "PN-SI", "BatchNorm", "NodeNorm", "Skip", "Residual
 """One method of each kind: GAT takes three times as long as GCN."""
 SMALL_GRAPHS = ("cora", "citeseer")
 """Graphs on which methods with a cost quadratic in the nodes are trained."""
-NO_METHOD = "none"
-PAIR_NORM = ("PN", "PN-SI", "PN-SCS", "PN-degree", "PN-SI-degree")
-DEEP_LAYERS = 16
-MAX_NAMED = 5
 
 # Four grid points each. GCN and GAT: two learning rates x two dropout rates, since dropout falls on every
 # layer and deep models tolerate little; each of the method's two values meets every rate once. SGC has no
@@ -207,50 +212,41 @@ class DepthComparison(Grid[DepthCell]):
             if model in find_method(name).models and find_method(name).quadratic == quadratic
         ]
 
-    def candidates(self, cell: DepthCell, seed: int = 0) -> list[Spec]:
+    def candidates(self, cell: DepthCell, seed: int = 0) -> tuple[Spec, ...]:
         """Return the four grid points of a cell."""
-        return self._candidates(cell)
+        return _grid_points(self, cell)
 
-    @cached_property
-    def _candidates(self) -> Callable[[DepthCell], list[Spec]]:
-        return cache(self._grid_points)
 
-    def _grid_points(self, cell: DepthCell) -> list[Spec]:
-        method = find_method(cell.method)
-        strengths = method.grid[:2] if len(method.grid) > 1 else ()
-        rates, dropouts = RATES[cell.model], DROPOUTS
-        settings = {"scaling": "none"} if cell.dataset in self.graphs else SETTINGS[cell.model]
-        if cell.dataset in LONG_RANGE:
-            dropouts, settings = LONG_RANGE_DROPOUTS, {**LONG_RANGE_SETTINGS, "metric": metric(cell.dataset)}
-            settings |= {"dropout": 0.0} if cell.model == "SGC" else {}
-        options: list[dict[str, float]]
-        if cell.model != "SGC":
-            options = [
-                {"learning_rate": rate, "dropout": dropout}
-                | ({"strength": strengths[(row + column) % 2]} if strengths else {})
-                for row, rate in enumerate(rates)
-                for column, dropout in enumerate(dropouts)
-            ]
-        elif strengths:
-            options = [
-                {"learning_rate": rate, "strength": value} for rate, value in product(rates, strengths)
-            ]
-        else:
-            options = [{"learning_rate": rate} for rate in SGC_RATES]
-        return [
-            Spec(
-                cell.dataset,
-                cell.model,
-                cell.depth,
-                missing_rate=cell.missing_percent / 100,
-                epochs=self.epochs,
-                method=cell.method,
-                **some,  # type: ignore[arg-type]
-                **settings,
-                **method.settings,
-            )
-            for some in options
+@cache
+def _grid_points(comparison: DepthComparison, cell: DepthCell) -> tuple[Spec, ...]:
+    method = find_method(cell.method)
+    strengths = method.grid[:2] if len(method.grid) > 1 else ()
+    rates, dropouts = RATES[cell.model], DROPOUTS
+    settings = {"scaling": "none"} if cell.dataset in comparison.graphs else SETTINGS[cell.model]
+    if cell.dataset in LONG_RANGE:
+        dropouts, settings = LONG_RANGE_DROPOUTS, {**LONG_RANGE_SETTINGS, "metric": metric(cell.dataset)}
+        settings |= {"dropout": 0.0} if cell.model == "SGC" else {}
+    options: list[dict[str, Any]]
+    if cell.model != "SGC":
+        options = [
+            {"learning_rate": rate, "dropout": dropout}
+            | ({"strength": strengths[(row + column) % 2]} if strengths else {})
+            for row, rate in enumerate(rates)
+            for column, dropout in enumerate(dropouts)
         ]
+    elif strengths:
+        options = [{"learning_rate": rate, "strength": value} for rate, value in product(rates, strengths)]
+    else:
+        options = [{"learning_rate": rate} for rate in SGC_RATES]
+    common: dict[str, Any] = {
+        "missing_rate": cell.missing_percent / 100,
+        "epochs": comparison.epochs,
+        "method": cell.method,
+    }
+    return tuple(
+        Spec(cell.dataset, cell.model, cell.depth, **common, **some, **settings, **method.settings)
+        for some in options
+    )
 
 
 class DepthTable:
@@ -347,100 +343,65 @@ def count_pending(comparison: DepthComparison, store: Store) -> int:
     return ResultIndex(store.trials_by_spec()).count_pending([comparison])
 
 
-class Choice(NamedTuple):
-    """The row with the highest validation accuracy among some."""
+def chains(distance: int, *, count: int = 400, classes: int = 4, seed: int = 0) -> Graph:
+    """Generate paths whose last node has the class that the first node, ``distance`` edges away, shows.
 
-    method: str
-    depth: int
-    scores: Runs
+    The features of the first node are the one-hot class, those of all other nodes are zero. Only last nodes
+    have labels. A model with fewer than ``distance`` graph convolutions sees the same input for all of them,
+    so that its accuracy is 1 / ``classes``; with as many, it can label all.
 
-    @classmethod
-    def among(cls, rows: Iterable[Row]) -> "Choice | None":
-        """Select by validation accuracy; None where there are no rows."""
-        best = max(rows, key=itemgetter("validation_score"), default=None)
-        return None if best is None else cls(best["method"], best["depth"], best["scores"])
+    >>> graph = chains(8)
+    >>> graph.num_nodes, graph.num_edges, int(graph.test.sum())
+    (3600, 3200, 200)
 
-    def __str__(self) -> str:
-        return f"{short(self.method)}, {self.depth} layers"
-
-    @property
-    def accuracy(self) -> float:
-        """The mean test accuracy."""
-        return fmean(self.scores.values())
-
-
-def short(method: str) -> str:
-    """Return a method's name without its module.
-
-    >>> short("own_method:Whiten@1")
-    'Whiten@1'
+    Args:
+        distance: edges between a label and the features that decide it.
+        count: number of paths; a quarter each for training and validation, the rest for testing.
+        classes: number of classes, equally frequent in every part of the split.
+        seed: of the order of the classes.
     """
-    return method.rpartition(":")[2]
+    distance, classes = whole_number("distance", distance, least=1), whole_number("classes", classes, least=2)
+    count = whole_number("count", count, least=4 * classes)
+    length = distance + 1
+    first = np.arange(count) * length
+    source = np.arange(count * length).reshape(count, length)[:, :-1].reshape(-1)
+    rank = Stream(seed, "chains").order(count)
+    shown = rank % classes
+    features = np.zeros((count * length, classes), dtype=np.float32)
+    features[first, shown] = 1
+    labels = np.full(count * length, UNKNOWN)
+    labels[first + distance] = shown
+    quarter = count // 4
+    train, validation = np.zeros((2, count * length), dtype=bool)
+    train[(first + distance)[rank < quarter]] = True
+    validation[(first + distance)[(rank >= quarter) & (rank < 2 * quarter)]] = True
+    known = torch.from_numpy(labels)
+    adjacency, _ = symmetric_adjacency(source, source + 1, count * length)
+    split = rest_is_test(known, torch.from_numpy(train), torch.from_numpy(validation))
+    return Graph(
+        mark_validated(adjacency), torch.from_numpy(features), known, *split, name=f"chains-{distance}"
+    )
 
 
-def comparable(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of situations in which at least half of their model's methods were run.
-
-    With fewer methods there is too little to select from, or to rank.
-    """
-    rows, situation = list(rows), itemgetter("model", "dataset", "missing_percent", "depth")
-    counts = Counter(map(situation, rows))
-    most: dict[str, int] = {}
-    for (model, *_), count in counts.items():
-        most[model] = max(count, most.get(model, 0))
-    return [row for row in rows if 2 * counts[situation(row)] >= most[row["model"]]]
+def long_range_graph(name: str, root: Path | None = None) -> Graph:
+    """Return one of ``LONG_RANGE``, with its split."""
+    return chains(CHAINS[name]) if name in CHAINS else _minesweeper(data_folder(root) / "tables" / name)
 
 
-Situation = tuple[str, int, int]
-"""A graph, the percentage of missing vectors, a depth."""
-
-
-def ranked(rows: Sequence[Row]) -> tuple[list[MeanRank], list[Situation]]:
-    """Rank the methods of a model over graphs, depths and missing rates; also return these situations.
-
-    Only ``comparable`` rows count, and methods that were not run in some situation are left out. With several
-    graphs, the interval is over graphs.
-    """
-    situations: dict[Situation, dict[str, Sequence[float]]] = defaultdict(dict)
-    for row in comparable(rows):
-        where = row["dataset"], row["missing_percent"], row["depth"]
-        situations[where][row["method"]] = [*row["scores"].values()]
-    full = list(situations.values())
-    methods = [method for method in (full[0] if full else ()) if all(method in scores for scores in full)]
-    if len(methods) < 2:
-        return [], []
-    graphs = [graph for graph, *_ in situations]
-    scores = [{method: scores[method] for method in methods} for scores in full]
-    return mean_ranks(scores, graphs if len({*graphs}) > 1 else None), list(situations)
-
-
-def title(comparison: DepthComparison, dataset: str) -> str:
-    """Return the title of a graph."""
-    graph = comparison.graphs.get(dataset)
-    return TITLES.get(dataset, dataset.replace("-", " ").capitalize()) if graph is None else graph.name
-
-
-def describe_missing(percent: int) -> str:
-    """Describe a missing rate in words."""
-    words = {0: "all features", 100: "training nodes' features alone"}
-    return words.get(percent, f"{percent}% of vectors missing")
-
-
-def group_by(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Group rows by some of their columns."""
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[tuple(row[name] for name in columns)].append(row)
-    return dict(groups)
-
-
-def list_methods(methods: Sequence[str]) -> str:
-    """Name a few methods, and say how many more there are."""
-    more = len(methods) - MAX_NAMED
-    named = ", ".join(map(short, methods[:MAX_NAMED]))
-    return f"{named} and {more} more" if more > 0 else named
-
-
-def of_methods(rows: Iterable[Row], methods: Sequence[str]) -> list[Row]:
-    """Return the rows of some methods."""
-    return [row for row in rows if row["method"] in methods]
+def _minesweeper(folder: Path) -> Graph:
+    """Read the board with the first of its ten published splits, without pandas."""
+    for name in ("nodes.csv", "edges.csv", "splits.csv"):
+        if not (folder / name).is_file():
+            problem = f"{folder / name}: this file is missing"
+            hint = "Name the folder above 'tables' ({root}, or PAIRNORM_DATA)."
+            raise PairNormError(problem, code="file-missing", value=name, hint=hint, root=...)
+    with (folder / "nodes.csv").open(newline="") as nodes, (folder / "splits.csv").open(newline="") as splits:
+        rows, parts = list(csv.DictReader(nodes)), [row["split0"] for row in csv.DictReader(splits)]
+    columns = [name for name in rows[0] if name not in ("id", "label")]
+    features = np.array([[float(row[name]) for name in columns] for row in rows], dtype=np.float32)
+    edges = np.loadtxt(folder / "edges.csv", dtype=np.int64, delimiter=",", skiprows=1).T
+    classes = ("safe", "mine")  # the AUC is that of the second class
+    labels = np.array([classes.index(row["label"]) for row in rows])
+    graph = Graph.from_edges(edges, features, labels, class_names=classes, name=MINESWEEPER)
+    masks = (torch.tensor([part == name for part in parts]) for name in Split._fields)
+    return graph.with_split(Split(*masks))

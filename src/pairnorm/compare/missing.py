@@ -7,21 +7,35 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.compare.graphs import (
-    REACHED,
-    TABLES,
-    hold_out_labels,
-    largest_graph,
-    reached_graph,
-    read_table,
-)
-from pairnorm.data import Graph, Missing, features_after, load
+from pairnorm.compare.depth import MINESWEEPER
+from pairnorm.data import Graph, Missing, Split, features_after, load
+from pairnorm.data.adjacency import components, reachable
+from pairnorm.data.named import data_folder
+from pairnorm.data.split import Stream
 from pairnorm.impute.methods import STORED_IMPUTATIONS
 from pairnorm.sweep.grid import Grid, SelectionRule, Settings, expand
 from pairnorm.train import Spec
 from pairnorm.train.problem import DRAW
 
+REACHED = {"cora-reached": "cora", "citeseer-reached": "citeseer"}
+"""Graphs tested only on nodes in a component with a training node: no feature or label reaches the others."""
+_CODES = ("status", "major", "second_major", "dorm", "high_school")
+TABLES: dict[str, dict[str, Any]] = {
+    "amherst41": {"label": "year", "classes": "each", "categorical": _CODES},
+    "german": {"label": "GoodCustomer"},
+    "reed98": {"label": "year", "classes": "each", "categorical": _CODES},
+    MINESWEEPER: {"label": "label"},
+    "mim_air": {"label": "label", "classes": "each"},
+    "mim_electric": {"label": "label", "classes": "each"},
+    "mim_synthetic": {"label": "label", "classes": "each"},
+}
+"""Tables such as users have, with the options of ``Graph.from_files``."""
+MIN_CLASS_SIZE = 50
 SGC = {"model": "SGC", "depth": (2, 5, 10, 20, 40, 60), "epochs": 500, "learning_rate": 0.2}
 GCN = {
     "model": "GCN",
@@ -357,3 +371,65 @@ def mask_features(graph: Graph, missing: Missing) -> Graph:
     lost = missing.mask[:, 0].view(graph.num_nodes, -1) | given
     features = features_after(graph, missing, "none").trial(0)
     return graph.replace(features=features, missing=lost.squeeze(1) if lost.size(1) == 1 else lost)
+
+
+@cache
+def read_table(name: str, root: Path | None = None) -> Graph:
+    """Read one of ``TABLES``; years with fewer than 50 students are not used as classes."""
+    folder, options = data_folder(root) / "tables" / name, TABLES[name]
+    graph = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", name=name, **options)
+    counts = graph.labels[graph.labeled].bincount(minlength=graph.num_classes)
+    frequent = (counts >= MIN_CLASS_SIZE).nonzero().squeeze(1)
+    number = torch.full((graph.num_classes + 1,), -1)
+    number[frequent] = torch.arange(len(frequent))
+    names = tuple(graph.class_names[position] for position in frequent.tolist())
+    return graph.replace(labels=number[graph.labels], class_names=names)
+
+
+def hold_out_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
+    """Split labels into test and training nodes, a share of every class each; nothing validates.
+
+    Args:
+        labels: int64 [n]; nodes with -1 are in no part.
+        share: of test nodes, from 0 to 1.
+        seed: the same seed gives the same split on every machine.
+    """
+    given = labels.cpu().numpy()
+    rank = np.full(len(given), np.inf)
+    order = Stream(seed, "hidden labels").order(len(given))
+    for number in range(int(given.max(initial=-1)) + 1):
+        nodes = order[given[order] == number]
+        rank[nodes] = np.arange(len(nodes)) / len(nodes)
+    seen = rank < 1 - real_number("share", share, least=0, below=1)
+    masks = (seen, np.zeros_like(seen), ~seen & (given >= 0))
+    return Split(*(torch.from_numpy(mask).to(labels.device) for mask in masks))
+
+
+def reached(graph: Graph) -> Tensor:
+    """Return bool [n]: the nodes that share a component with a training node."""
+    return reachable(graph.adjacency, graph.train)
+
+
+def reached_graph(name: str, root: Path | None = None) -> Graph:
+    """Return one of ``REACHED``."""
+    graph = load(REACHED[name], root)
+    return graph.replace(test=graph.test & reached(graph), name=name)
+
+
+@cache
+def largest_graph(name: str, root: Path | None = None) -> Graph:
+    """Return the largest connected component of a named graph."""
+    return largest_component(load(name, root))
+
+
+def largest_component(graph: Graph) -> Graph:
+    """Return the largest connected component, with dense features and without a split."""
+    members = components(graph.adjacency)
+    largest = (members == members.bincount().argmax()).numpy()
+    adjacency, features = graph.replace(features=graph.features.to_dense()).to_scipy()
+    return Graph.from_scipy(
+        adjacency[largest][:, largest],
+        features[largest],
+        labels=graph.labels[torch.from_numpy(largest)],
+        name=f"{graph.name}-largest",
+    )

@@ -18,17 +18,18 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.compare.baselines import correct_and_smooth, fsd_cap
-from pairnorm.compare.graphs import REACHED, reached
 from pairnorm.compare.missing import (
     ALONE,
     FIT,
     FSD_CAP_GCN,
     FSD_CAP_RELEASED,
     IMPUTATION_OF,
+    REACHED,
     REFITTED,
     SSNC,
     MissingCell,
     Protocol,
+    reached,
 )
 from pairnorm.data import Graph
 from pairnorm.nn import normalized_adjacency

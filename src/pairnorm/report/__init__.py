@@ -1,4 +1,4 @@
-"""Reports: one document model, rendered as HTML and Markdown; the reports of ``fit`` and of the paper."""
+"""One document model, rendered as HTML and Markdown: reports of ``fit``, the paper and the comparisons."""
 
 from pairnorm.report.charts import Chart
 from pairnorm.report.document import (

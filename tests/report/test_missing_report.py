@@ -12,10 +12,14 @@ from pairnorm.compare.missing import (
     SSNC,
     TABLES_80,
     MissingCell,
+    Selection,
 )
-from pairnorm.compare.missing_report import Line, draw, lines, report, write_csv
 from pairnorm.compare.missing_runs import Evaluation, MissingResults
+from pairnorm.report import render_html
+from pairnorm.report.missing_report import Line, document, draw, lines, report, write_csv
 from pairnorm.train import Spec, Trial
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 ONE = replace(
     SSNC,
@@ -70,7 +74,7 @@ def test_the_report_says_who_is_ahead_and_what_is_not_whole() -> None:
     assert "| SGC-PN, zero | 0.600 ± 0.141 |" in text
     assert "| SGC-PN, feature propagation | 0.750 [1] |" in text
     assert f"| {FIT} | **0.800** |" in text
-    assert f"| {REFITTED} | 0.810 |" in text  # is no rival
+    assert f"| {REFITTED} | 0.810 |" in text  # is not compared
     assert "0 settings have 5 or more other methods" in text
     assert "| ssnc-mv | Cora | 100% | 0.800 | SGC-PN, feature propagation | 0.750 | 3 | +0.050 |" in text
 
@@ -87,7 +91,7 @@ def setting(percent: float, others: int, gap: float) -> list[Line]:
 
 
 def test_only_settings_with_enough_other_methods_are_counted() -> None:
-    """Bug: "ahead, or level, in 54 of 70" counted 41 places with one or two weak others."""
+    """Bug: "ahead, or level, in 54 of 70" counted 41 settings with one or two weak others."""
     text = report([ONE], [*setting(100, 5, 0.05), *setting(80, 5, -0.05), *setting(40, 2, 0.05)])
     assert "2 settings have 5 or more other methods. In 1 of them `fit` has the highest mean" in text
     assert "in 1 it is significantly behind" in text
@@ -100,7 +104,7 @@ def test_a_difference_within_the_noise_is_not_significant() -> None:
     assert "| 5 | -0.001 (-0.004 to +0.001) |" in text
 
 
-def test_what_is_published_is_a_rival_too() -> None:
+def test_published_numbers_are_compared_too() -> None:
     some = [
         Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), (0.74,)),
         Line(MissingCell("fp-vectors", "cora", "pcfi", "GCN", 99.5), (0.736,), published=0.754),
@@ -117,7 +121,7 @@ def test_published_numbers_are_shown_next_to_ours() -> None:
     assert f"| {FSD_CAP} |" not in text
 
 
-def test_who_sees_labels_of_validation_nodes_is_no_rival_but_shown() -> None:
+def test_methods_that_use_validation_labels_are_shown_but_not_compared() -> None:
     some = [
         Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), (0.78,)),
         Line(MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP, 99.5), (0.75,)),
@@ -148,3 +152,13 @@ def test_the_figure_has_the_same_bytes_every_time(tmp_path: Path) -> None:
     assert [path.name for path in first] == ["missing.png", "missing.pdf"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
     assert draw([Line(MissingCell("fp-vectors", "cora", "fp", "GCN", 50), (), nan)], tmp_path) == []
+
+
+def test_the_committed_store_gives_the_committed_report(tmp_path: Path) -> None:
+    protocols = Selection().chosen()
+    some = lines(protocols, MissingResults.read(RESULTS / "missing.sqlite"))
+    write_csv(some, tmp_path / "missing.csv")
+    assert (tmp_path / "missing.csv").read_bytes() == (RESULTS / "missing.csv").read_bytes()
+    text = report(protocols, some, "figures/missing.png")
+    assert text == (RESULTS / "missing.md").read_text(encoding="utf-8")
+    assert "<strong>0.814 ± 0.010</strong>" in render_html(document(protocols, some))

@@ -1,15 +1,21 @@
+from collections.abc import Callable
 from math import isnan
 from pathlib import Path
 from typing import Any
 
 import pytest
-from depth_table import ORIGIN, a_table, line
+from depth_table import ORIGIN, a_table, a_trial, line
 
-from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable, ranked
-from pairnorm.compare.depth_report import _best_at_each_depth, advice, draw, report, tables
+from pairnorm.base import plotting
+from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable
+from pairnorm.compare.depth_analysis import Choice, draw, draw_ranking, ranked
 from pairnorm.data import csbm
-from pairnorm.train import Trial
+from pairnorm.report import render_html
+from pairnorm.report.depth_report import advice, document, report, tables
+from pairnorm.train import Spec, Store
 from pairnorm.train.result import Result
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_what_to_use_is_what_validation_chooses() -> None:
@@ -34,12 +40,14 @@ def test_who_is_best_and_where_pairnorm_stands() -> None:
 
 def test_equals_ahead_of_pairnorm_come_in_the_order_of_the_table() -> None:
     accuracies = {"PN": 0.5, "GCNII": 0.8, "Skip": 0.8, "JK-max": 0.8, "APPNP": 0.8, "DropEdge": 0.8}
-    rows = [
-        {"method": method, "missing_percent": 0, "depth": 2, "validation_score": accuracy,
-         "scores": {seed: accuracy + 0.01 * seed for seed in range(4)}}
-        for method, accuracy in accuracies.items()
-    ]  # fmt: skip
-    text = _best_at_each_depth(rows)
+    comparison = DepthComparison(["cora"], ["GCN"], [*accuracies], depths=[4], missing=[0], runs=4)
+    results = [
+        Result(spec, a_trial(seed, accuracies[cell.method] + 0.01 * seed), ORIGIN)
+        for cell in comparison.cells()
+        for spec in comparison.candidates(cell)
+        for seed in range(4)
+    ]
+    text = report(DepthTable(comparison, results), "x")
     assert (
         "Most often significantly more accurate: GCNII (1), Skip (1), JK-max (1), APPNP (1), DropEdge (1)."
         in text
@@ -64,13 +72,10 @@ def test_what_was_not_run_is_said() -> None:
 
 def test_published_numbers_stand_beside_the_same_protocol_only() -> None:
     wanted = DepthComparison(["cora"], ["GCN"], ["GCNII"], depths=[32], missing=[0], runs=1)
-    losses = {f"{part}_loss": 1.0 for part in ("train", "validation", "test")}
-    accuracies = {f"{part}_accuracy": 0.8364 for part in ("train", "validation", "test")}
 
     def written(wanted: DepthComparison) -> str:
         (cell,) = wanted.cells()
-        trial = Trial(seed=0, best_epoch=1, **accuracies, **losses)
-        results = [Result(spec, trial, ORIGIN) for spec in wanted.candidates(cell)]
+        results = [Result(spec, a_trial(0, 0.8364), ORIGIN) for spec in wanted.candidates(cell)]
         return report(DepthTable(wanted, results), "x")
 
     text = written(wanted)
@@ -116,8 +121,6 @@ def test_tables_for_a_terminal() -> None:
 def test_figures_have_accuracy_and_rank_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: list[int]
 ) -> None:
-    from pairnorm.base import plotting
-
     drawn = []
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append((name, figure)) or [])
     table = a_table(missing=missing)
@@ -171,8 +174,6 @@ def test_runs_that_diverged_are_counted_in_the_table() -> None:
 def test_where_no_run_could_be_trained_there_is_neither_a_number_nor_a_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pairnorm.base import plotting
-
     drawn: list[Any] = []
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append(figure) or [])
     table = a_table(missing=[0])
@@ -182,3 +183,95 @@ def test_where_no_run_could_be_trained_there_is_neither_a_number_nor_a_point(
     for axis in drawn[0].axes:
         (line,) = [line for line in axis.lines if line.get_label() == "none"]
         assert [isnan(value) for value in line.get_ydata()] == [False, True]
+
+
+TWO = ["cora", "pubmed"]
+
+
+def remove(table: DepthTable, applies: Callable[[Spec], bool]) -> None:
+    for spec in [spec for spec in table.index._trials if applies(spec)]:
+        del table.index._trials[spec]
+
+
+def test_situations_are_means_over_graphs() -> None:
+    text = report(a_table(datasets=TWO), "reproduce depth")
+    assert line(text, "| few labels | all features ")[2:] == [
+        "2", "GCN, APPNP, 16 layers", "0.855", "", "0.755 (GCN, none, 2 layers)",
+        "0.655 (GCN, PN-SI, 2 layers)",
+    ]  # fmt: skip
+    deep = line(text, "| very deep: 16 layers or more | training nodes' features alone ")
+    assert deep[2:5] == ["2", "GCN, PN-SI, 16 layers", "0.705"]
+    assert "a larger graph" not in text  # there is one of them
+    assert "By situation" not in report(a_table(), "reproduce depth")
+
+
+def test_what_a_graph_lacks_is_not_recommended() -> None:
+    """With three graphs, of which one has no APPNP."""
+    table = a_table(datasets=[*TWO, "coauthor-cs"])
+    remove(table, lambda spec: spec.dataset == "coauthor-cs" and spec.method == "APPNP")
+    text = report(table, "reproduce depth")
+    assert line(text, "| few labels | all features ")[2:4] == ["3", "GCN, none, 2 layers"]
+    assert line(text, "| a larger graph | all features ")[2:4] == ["2", "GCN, none, 2 layers"]
+
+
+def test_intervals_are_those_of_other_graphs() -> None:
+    """Where two graphs say the opposite, another may be like either."""
+    rows = a_table(datasets=TWO, missing=[100]).rows
+    deep: list[dict[str, Any]] = [row for row in rows if row["depth"] == 16]
+    assert [(one.low, one.rank, one.high) for one in ranked(deep)[0]] == [(n, n, n) for n in (1, 2, 3)]
+    for row in deep:
+        if row["dataset"] == "pubmed":
+            row["scores"] = {seed: 1 - one for seed, one in row["scores"].items()}
+    found = {one.method: (one.low, one.rank, one.high) for one in ranked(deep)[0]}
+    assert found == {"PN-SI": (1, 2, 3), "APPNP": (2, 2, 2), "none": (1, 2, 3)}
+
+
+def test_runs_are_averaged_over_graphs_before_they_are_paired() -> None:
+    mean = Choice.mean([Choice("x", (2,), 0.5, {0: 0.5, 1: 0.52}), Choice("x", (4,), 0.7, {1: 0.72, 2: 0.9})])
+    assert mean.scores == {1: pytest.approx(0.62)}
+    assert str(mean) == "x, 2 to 4 layers"
+
+
+def test_the_ranking_is_drawn_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = a_table(datasets=TWO)
+    rows = table.rows
+    figure = draw_ranking(rows, "GCN")
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
+        one.method for one in ranked(rows)[0]
+    ]
+    monkeypatch.setattr(plotting, "save", lambda figure, folder, name: [folder / f"{name}.png"])
+    files = draw(table.comparison, rows, tmp_path, "depth")
+    assert files["", "GCN"] == [tmp_path / "depth-ranking-gcn.png"]
+    text = report(table, "x", {key: paths[0].name for key, paths in files.items()})
+    assert "](depth-ranking-gcn.png)" in text
+    assert draw_ranking(rows[:1], "GCN") is None
+
+
+def test_where_most_methods_were_not_run_nothing_is_chosen(tmp_path: Path) -> None:
+    table = a_table(datasets=TWO)
+    remove(table, lambda spec: spec.dataset == "pubmed" and spec.method != "APPNP")
+    text = report(table, "reproduce depth")
+    assert "| Cora, GCN | all features | any |" in text
+    assert "| Pubmed, GCN | all features | any |" not in text
+    assert "too little to compare" in text[text.index("## Pubmed, GCN") :]
+    draw(table.comparison, table.rows, tmp_path, "depth")
+    assert {path.stem for path in tmp_path.glob("*")} == {"depth-cora-gcn"}
+
+
+def test_the_report_is_a_page_too() -> None:
+    page = render_html(document(a_table(datasets=TWO), "reproduce depth"))
+    assert "<summary>Ranking of GCN over 2 graphs</summary>" in page
+    assert "<strong>0.805 ± 0.006</strong>" in page
+
+
+def test_the_committed_store_gives_the_committed_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plotting, "save", lambda figure, folder, name: [folder / f"{name}.png"])
+    comparison = DepthComparison()
+    with Store(RESULTS / "depth.sqlite", read_only=True) as store:
+        table = DepthTable.read(comparison, store)
+    figures = draw(comparison, table.rows, Path("figures"), "depth")
+    text = report(table, "reproduce depth", {key: str(paths[0]) for key, paths in figures.items()})
+    assert text == (RESULTS / "depth.md").read_text(encoding="utf-8")
+    assert table.csv() == (RESULTS / "depth.csv").read_text(encoding="utf-8")

@@ -1,0 +1,295 @@
+"""Analyze a comparison by depth: what validation accuracy selects, how methods rank, and figures of both."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import isnan, nan
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pairnorm.base import plotting
+from pairnorm.base.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
+from pairnorm.compare.depth import LONG_RANGE, DepthComparison, Row
+from pairnorm.sweep.significance import MeanRank, Runs, compare_with, mean_interval, mean_ranks
+from pairnorm.sweep.tables import TITLES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NO_METHOD = "none"
+PAIR_NORM = ("PN", "PN-SI", "PN-SCS", "PN-degree", "PN-SI-degree")
+MAX_NAMED = 5
+COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+LINE_STYLES = [{"color": color, "marker": marker} for color, marker in zip(COLORS, MARKERS, strict=True)]
+OTHERS = "others"
+
+
+class Choice(NamedTuple):
+    """What validation accuracy selects: a method and its depth on one graph, or on each of several.
+
+    Args:
+        method: its name.
+        depths: the depth on every graph.
+        validation: the validation score that selects, its mean over graphs.
+        scores: on the test nodes by seed, each the mean over graphs.
+    """
+
+    method: str
+    depths: tuple[int, ...]
+    validation: float
+    scores: Runs
+
+    @classmethod
+    def among(cls, rows: Iterable[Row]) -> "Choice | None":
+        """Select one of the rows of a graph; None where there are none."""
+        best = max(rows, key=itemgetter("validation_score"), default=None)
+        if best is None:
+            return None
+        return cls(best["method"], (best["depth"],), best["validation_score"], best["scores"])
+
+    @classmethod
+    def mean(cls, choices: "Sequence[Choice]") -> "Choice":
+        """Average the choices of one method over graphs, run by run."""
+        seeds = set.intersection(*({*one.scores} for one in choices))
+        scores = {seed: fmean(one.scores[seed] for one in choices) for seed in sorted(seeds)}
+        depths = tuple(depth for one in choices for depth in one.depths)
+        return cls(choices[0].method, depths, fmean(one.validation for one in choices), scores)
+
+    def __str__(self) -> str:
+        depths = dict.fromkeys((min(self.depths), max(self.depths)))
+        return f"{short(self.method)}, {' to '.join(map(str, depths))} layers"
+
+    @property
+    def accuracy(self) -> float:
+        """The mean test score."""
+        return fmean(self.scores.values())
+
+
+class Selected(NamedTuple):
+    """The selected one among the choices of several methods, and what it is compared with.
+
+    Args:
+        best: the choice with the highest validation score.
+        not_worse: methods that are not significantly worse on the test nodes, the most accurate first.
+        plain: the choice without a method, None where it was not run.
+        pair_norm: the best mode of PairNorm, None where none was run.
+    """
+
+    best: Choice
+    not_worse: list[str]
+    plain: Choice | None
+    pair_norm: Choice | None
+
+    @classmethod
+    def among(cls, choices: Sequence[Choice]) -> "Selected":
+        """Select by validation; there must be at least one choice."""
+
+        def best_of(methods: Iterable[str]) -> Choice | None:
+            some = [one for one in choices if one.method in methods]
+            return max(some, key=attrgetter("validation"), default=None)
+
+        best = max(choices, key=attrgetter("validation"))
+        compared = compare_with(best.method, {one.method: one.scores for one in choices})
+        not_worse = [
+            one.method
+            for one in sorted(choices, key=lambda one: -one.accuracy)
+            if one is not best
+            for gap, differs in [compared[one.method]]
+            if not differs or gap.mean > 0
+        ]
+        return cls(best, not_worse, best_of([NO_METHOD]), best_of(PAIR_NORM))
+
+
+def choose_depths(rows: Iterable[Row]) -> list[Choice]:
+    """Select the depth of every method on one graph."""
+    return [choice for some in group_by(rows, "method").values() if (choice := Choice.among(some))]
+
+
+def short(method: str) -> str:
+    """Return a method's name without its module.
+
+    >>> short("own_method:Whiten@1")
+    'Whiten@1'
+    """
+    return method.rpartition(":")[2]
+
+
+def comparable(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of situations in which at least half of their model's methods were run.
+
+    With fewer methods there is too little to select from, or to rank.
+    """
+    rows, situation = list(rows), itemgetter("model", "dataset", "missing_percent", "depth")
+    counts = Counter(map(situation, rows))
+    most: dict[str, int] = {}
+    for (model, *_), count in counts.items():
+        most[model] = max(count, most.get(model, 0))
+    return [row for row in rows if 2 * counts[situation(row)] >= most[row["model"]]]
+
+
+Situation = tuple[str, int, int]
+"""A graph, the percentage of missing vectors, a depth."""
+
+
+def ranked(rows: Sequence[Row]) -> tuple[list[MeanRank], list[Situation]]:
+    """Rank the methods of a model over graphs, depths and missing rates; also return these situations.
+
+    Only ``comparable`` rows count, and methods that were not run in some situation are left out. With several
+    graphs, the interval is over graphs.
+    """
+    situations: dict[Situation, dict[str, Sequence[float]]] = defaultdict(dict)
+    for row in comparable(rows):
+        where = row["dataset"], row["missing_percent"], row["depth"]
+        situations[where][row["method"]] = [*row["scores"].values()]
+    full = list(situations.values())
+    methods = [method for method in (full[0] if full else ()) if all(method in scores for scores in full)]
+    if len(methods) < 2:
+        return [], []
+    graphs = [graph for graph, *_ in situations]
+    scores = [{method: scores[method] for method in methods} for scores in full]
+    return mean_ranks(scores, graphs if len({*graphs}) > 1 else None), list(situations)
+
+
+def title(comparison: DepthComparison, dataset: str) -> str:
+    """Return the title of a graph."""
+    graph = comparison.graphs.get(dataset)
+    return TITLES.get(dataset, dataset.replace("-", " ").capitalize()) if graph is None else graph.name
+
+
+def describe_missing(percent: int) -> str:
+    """Describe a missing rate in words."""
+    words = {0: "all features", 100: "training nodes' features alone"}
+    return words.get(percent, f"{percent}% of vectors missing")
+
+
+def group_by(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Group rows by some of their columns."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in columns)].append(row)
+    return dict(groups)
+
+
+def list_methods(methods: Sequence[str]) -> str:
+    """Name a few methods, and say how many more there are."""
+    more = len(methods) - MAX_NAMED
+    named = ", ".join(map(short, methods[:MAX_NAMED]))
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def never_trained(row: Row) -> bool:
+    """Return whether all runs diverged in the first epoch: then no node has a label."""
+    return row["score"] == 0 and row["diverged"] == row["runs"]  # type: ignore[no-any-return]
+
+
+def draw(
+    comparison: DepthComparison, rows: Sequence[Row], folder: Path, name: str
+) -> dict[tuple[str, str], list[Path]]:
+    """Draw accuracy and effective rank against depth for every graph and model, and rankings over graphs.
+
+    Six have a color and a marker: the user's own methods, what validation selects, PN and PN-SI, and the best
+    of the others by mean rank. No method is dashed and black, and what remains is gray.
+
+    Args:
+        comparison: the comparison.
+        rows: its complete rows.
+        folder: for the files.
+        name: what they are called; graph and model follow where there are several.
+    """
+    files, rows = {}, comparable(rows)
+    is_alone = len(comparison.datasets) * len(comparison.models) == 1
+    with plotting.style():
+        for (dataset, model), some in group_by(rows, "dataset", "model").items():
+            figure = _depth_figure(some, f"{title(comparison, dataset)}, {model}")
+            file = name if is_alone else f"{name}-{dataset.partition('@')[0]}-{model}".lower()
+            files[dataset, model] = plotting.save(figure, folder, file)
+        citation = [row for row in rows if row["dataset"] not in LONG_RANGE]
+        for (model,), some in group_by(citation, "model").items():
+            if (ranking := draw_ranking(some, model)) is not None:
+                files["", model] = plotting.save(ranking, folder, f"{name}-ranking-{model}".lower())
+    return files
+
+
+def _depth_figure(rows: Sequence[Row], name: str) -> "Figure":
+    """Draw a row of panels per measure and a column per missing rate; of a single rate, side by side."""
+    percents = sorted({row["missing_percent"] for row in rows})
+    measures = {"score": "test AUC" if not isnan(rows[0]["auc"]) else "test accuracy"}
+    if any(not isnan(row["effective_rank"]) for row in rows):
+        measures["effective_rank"] = "effective rank of the last state"
+    if len(percents) > 1:
+        figure = plotting.new_figure(plotting.TWO_COLUMNS, 2.0 * len(measures) + 0.4)
+        axes = figure.subplots(len(measures), len(percents), sharex=True, sharey="row", squeeze=False)
+    else:
+        figure = plotting.new_figure(plotting.TWO_COLUMNS, 2.4)
+        axes = figure.subplots(1, len(measures), squeeze=False).T
+    styles, depths = _line_styles(rows), sorted({row["depth"] for row in rows})
+    for measure, line in zip(measures, axes, strict=True):
+        line[0].set_ylabel(measures[measure])
+        for axis, percent in zip(line, percents, strict=True):
+            some = [row for row in rows if row["missing_percent"] == percent]
+            _draw_curves(axis, some, measure, styles)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(depths, [str(depth) for depth in depths])
+            axis.minorticks_off()
+            if len(percents) == 1 or measure == [*measures][-1]:
+                axis.set_xlabel("layers")
+    for axis, percent in zip(axes[0], percents, strict=True):
+        if len(percents) > 1 or percent:
+            axis.set_title(describe_missing(percent))
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    by_label = dict(zip(labels, handles, strict=True))
+    order = [text for text in (*map(short, styles), OTHERS) if text in by_label]
+    figure.legend([by_label[text] for text in order], order, loc="outside right center", title=name)
+    return figure
+
+
+def _line_styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return the style of every method that has one of its own."""
+    best = [one.method for one in ranked(rows)[0]] or list(dict.fromkeys(row["method"] for row in rows))
+    panels = group_by(rows, "missing_percent").values()
+    chosen = {choice.method for some in panels if (choice := Choice.among(some))}
+    first = [method for method in best if "@" in method] + [method for method in best if method in chosen]
+    first += [method for method in ("PN", "PN-SI") if method in best]
+    shown = [method for method in dict.fromkeys([*first, *best]) if method != NO_METHOD][: len(COLORS)]
+    styles = dict(zip(sorted(shown, key=best.index), LINE_STYLES, strict=False))
+    styles[NO_METHOD] = {"color": "black", "linestyle": plotting.PLAIN, "marker": "o"}
+    if len(remaining := {row["method"] for row in rows} - {*styles}) == 1:
+        styles[remaining.pop()] = {"color": plotting.GRAY, "marker": "o"}
+    return styles
+
+
+def _draw_curves(axis: "Axes", rows: Sequence[Row], measure: str, styles: Mapping[str, Any]) -> None:
+    for (method,), some in group_by(rows, "method").items():
+        depths = [row["depth"] for row in some]
+        values = [nan if never_trained(row) else row[measure] for row in some]
+        if method not in styles:
+            axis.plot(depths, values, color="#bbbbbb", linewidth=1, label=OTHERS, zorder=2)
+            continue
+        axis.plot(depths, values, label=short(method), zorder=3, **styles[method])
+        if measure == "score":
+            ends = zip(*(mean_interval(list(row["scores"].values())) for row in some), strict=True)
+            axis.vlines(depths, *ends, color=styles[method]["color"], linewidth=0.8)
+
+
+def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
+    """Draw the mean ranks of a model's methods with their intervals; None for fewer than two graphs."""
+    ranking, situations = ranked(rows)
+    if len({graph for graph, *_ in situations}) < 2:
+        return None
+    figure = plotting.new_figure(plotting.ONE_COLUMN, 0.9 + 0.16 * len(ranking))
+    axis = figure.subplots()
+    for row, one in enumerate(ranking):
+        color = "black" if one.method == NO_METHOD else VERMILLION if one.method in PAIR_NORM else BLUE
+        axis.plot([one.low, one.high], [row, row], color=color, linewidth=1.5)
+        axis.plot([one.rank], [row], marker="o", markersize=5, color=color)
+    axis.set_yticks(range(len(ranking)), [short(one.method) for one in ranking])
+    axis.set_ylim(len(ranking) - 0.4, -0.6)
+    axis.set_xlim(left=0.5)
+    axis.grid(visible=False, axis="y")
+    axis.grid(visible=True, axis="x")
+    axis.set_xlabel("mean rank (1 is best), 95% interval")
+    axis.set_title(model)
+    return figure

@@ -1,0 +1,318 @@
+"""The comparison under missing features as CSV, as a report in Markdown, and as a figure."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean, stdev
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pairnorm.base import plotting
+from pairnorm.base.files import csv_text, write_text
+from pairnorm.base.plotting import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILLION
+from pairnorm.compare.missing import (
+    FIT,
+    FSD_CAP,
+    FSD_CAP_RELEASED,
+    MORE_LABELS,
+    MOST_FREQUENT,
+    PROTOCOLS,
+    REACHED,
+    REFITTED,
+    SSNC,
+    TABLES,
+    MissingCell,
+    Protocol,
+)
+from pairnorm.compare.missing_runs import MissingResults
+from pairnorm.report.document import Details, Document, Markdown, Only, Section, Table, render_markdown
+from pairnorm.sweep.significance import Difference, Runs, mean_interval, paired_difference, significant
+from pairnorm.sweep.tables import TITLES as GRAPHS
+
+COLUMNS = ("protocol", "dataset", "fill", "model", "missing_percent", "accuracy", "accuracy_std", "runs",
+           "macro_f1", "auc", "published")  # fmt: skip
+TITLES = {**GRAPHS, **{name: f"{GRAPHS[whole]}, reached" for name, whole in REACHED.items()}}
+MIN_OTHERS = 5
+"""Other methods that a setting needs to count in the summary; the most frequent class is none."""
+IMPUTATION_TITLES = {
+    "zero": "zero",
+    "mean": "column mean",
+    "mass": "known-neighbor mean",
+    "fp": "feature propagation",
+    "pcfi": "PCFI",
+    "mask": "zero and mask columns",
+}
+IMPUTATION_COLORS = dict(zip(IMPUTATION_TITLES, (GRAY, ORANGE, GREEN, BLUE, VERMILLION, PURPLE), strict=True))
+# Accuracies that papers report under the protocol of feature propagation, on Cora, Citeseer and Pubmed.
+PUBLISHED: dict[tuple[str, str, str, float], tuple[float, float, float]] = {
+    ("fp-vectors", "zero", "GCN", 0): (0.827, 0.700, 0.775),
+    ("fp-vectors", "zero", "GCN", 99.5): (0.435, 0.313, 0.461),
+    ("fp-vectors", "fp", "GCN", 99.5): (0.727, 0.580, 0.742),
+    ("fp-vectors", "pcfi", "GCN", 99.5): (0.754, 0.661, 0.744),
+    ("fp-vectors", "fsd-cap", FSD_CAP_RELEASED, 99.5): (0.806, 0.719, 0.770),
+    ("fp-entries", "pcfi", "GCN", 99.5): (0.786, 0.691, 0.760),
+}
+INTRODUCTION = f"""\
+Written by `pairnorm reproduce missing` from the runs in the store. Mean test accuracy ± standard deviation
+over the runs (their number in brackets where some are pending). For each trained method the validation
+accuracy of the first run selected one of twelve candidates; under the protocol of feature propagation it has
+the published settings. `{FIT}` trains on the training labels; “{REFITTED}” also trains on the validation
+labels after the selection. Bold: the best of a column, without that row and “{FSD_CAP_RELEASED}”.
+“Reached” counts only test nodes in a component with a training node: at 100% missing no feature and no label
+reaches the others, 6% of the test nodes of Cora and 33% of those of Citeseer.
+
+For nodes that neither a feature nor a label reaches, `{FIT}`, label propagation and Correct & Smooth predict
+the class shares of the training labels. `{FIT}` has its default time limit."""
+EXTERNAL_RESULTS = f"""\
+Not run by us: PaGCN (published: 0.318 / 0.242 / 0.388 on Cora / Citeseer / Pubmed, whole vectors, 99.5%).
+FSD-CAP (ICLR 2026) is implemented from its formulas, with the settings that its authors state for Cora. In
+its released code the imputation uses the true labels of the validation nodes (`pre_out_best =
+data.y.clone()`, overwritten at the test nodes only), unlike the other methods: that is the row
+“{FSD_CAP_RELEASED}”, next to the published numbers, and it is not compared. In the row “{FSD_CAP}” the
+classes of validation nodes are predicted, like those of test nodes."""
+
+
+class Line(NamedTuple):
+    """A row of the comparison: means over the runs, NaN where unknown.
+
+    Args:
+        cell: the cell.
+        accuracies: on the test nodes, of every run.
+        macro_f1: their mean.
+        auc: their mean.
+        published: the accuracy that a paper reports.
+        scores: of every run by seed, in the metric of the graph.
+    """
+
+    cell: MissingCell
+    accuracies: tuple[float, ...]
+    macro_f1: float = nan
+    auc: float = nan
+    published: float = nan
+    scores: Runs = MappingProxyType({})
+
+    @property
+    def accuracy(self) -> float:
+        """The mean test accuracy."""
+        return fmean(self.accuracies) if self.accuracies else nan
+
+    @property
+    def std(self) -> float:
+        """The sample standard deviation over the runs, NaN for a single one."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else nan
+
+    @property
+    def score(self) -> float:
+        """The mean in the metric of the graph, as it is shown."""
+        return round(float(getattr(self, _metric(self.cell.dataset))), 3)
+
+    @property
+    def method(self) -> str:
+        """The name of the method in tables."""
+        imputation = IMPUTATION_TITLES.get(self.cell.imputation)
+        return self.cell.model if imputation is None else f"{self.cell.model}, {imputation}"
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it has runs, and trains on no more labels than others."""
+        return bool(self.accuracies) and self.cell.model not in MORE_LABELS
+
+
+def _metric(dataset: str) -> str:
+    """Return the metric of a graph: on tables AUC for two classes and macro F1 for more, else accuracy."""
+    if dataset not in TABLES:
+        return "accuracy"
+    return "auc" if dataset == "german" else "macro_f1"
+
+
+def lines(protocols: Sequence[Protocol], results: MissingResults) -> list[Line]:
+    """Return a line for every cell that has runs, or a published number."""
+    lines = [line for protocol in protocols for line in _lines(protocol, results)]
+    return [line for line in lines if line.accuracies or not isnan(line.published)]
+
+
+def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
+    for cell in protocol.cells():
+        runs = {trial.seed: trial.test_accuracy for trial in results.index.runs(protocol, cell)}
+        yield Line(cell, tuple(runs.values()), published=_published(cell), scores=runs)
+    for cell in protocol.evaluated_cells():
+        for dataset in (cell.dataset, *(name for name, whole in REACHED.items() if whole == cell.dataset)):
+            for model in (FIT, REFITTED) if cell.model == FIT else (cell.model,):
+                own = cell._replace(dataset=dataset, model=model)
+                found = (results.evaluated.get((own, seed)) for seed in protocol.seeds(cell))
+                rows = [row for row in found if row is not None]
+                yield Line(
+                    own,
+                    tuple(row.accuracy for row in rows),
+                    fmean(row.macro_f1 for row in rows) if rows else nan,
+                    fmean(row.auc for row in rows) if rows else nan,
+                    _published(own),
+                    {row.seed: getattr(row, _metric(dataset)) for row in rows},
+                )
+
+
+def _published(cell: MissingCell) -> float:
+    numbers = PUBLISHED.get((cell.protocol, cell.imputation, cell.model, cell.missing_percent), ())
+    return dict(zip(PROTOCOLS[cell.protocol].datasets, numbers, strict=False)).get(cell.dataset, nan)
+
+
+def write_csv(lines: Sequence[Line], path: Path) -> None:
+    """Write the lines, empty where a number is not known."""
+    rows = []
+    for line in lines:
+        numbers = (line.accuracy, line.std, line.macro_f1, line.auc, line.published)
+        accuracy, std, *others = ("" if isnan(number) else f"{number:.4f}" for number in numbers)
+        percent = f"{line.cell.missing_percent:g}"
+        rows.append([*line.cell[:4], percent, accuracy, std, len(line.accuracies), *others])
+    write_text(path, csv_text(COLUMNS, rows))
+
+
+def report(protocols: Sequence[Protocol], lines: Sequence[Line], figure: str | None = None) -> str:
+    """Return the comparison in Markdown.
+
+    Args:
+        protocols: in the order to show them.
+        lines: what there is of them.
+        figure: file of the figure, relative to the report.
+    """
+    return render_markdown(document(protocols, lines, figure))
+
+
+def document(protocols: Sequence[Protocol], lines: Sequence[Line], figure: str | None = None) -> Document:
+    """Return the comparison as a document; see ``report``."""
+    image = Markdown(f"![Accuracy against the share of missing vectors]({figure})")
+    shown = [Only("markdown", [image])] if figure else []
+    sections = [Section("fit against the other methods", [*shown, *_fit_against_others(lines)])]
+    for protocol in protocols:
+        own = [line for line in lines if line.cell.protocol == protocol.name]
+        tables = [
+            Details(f"{percent:g}% missing", [_table(protocol, some)])
+            for percent in protocol.missing
+            if (some := [line for line in own if line.cell.missing_percent == percent])
+        ]
+        blocks: list[Any] = [Markdown(f"{protocol.title}."), *tables]
+        if protocol.name == "fp-vectors":
+            blocks.append(Markdown(EXTERNAL_RESULTS))
+        if own:
+            sections.append(Section(protocol.name, blocks))
+    return Document("Missing features: which method where", [], sections, lead=INTRODUCTION)
+
+
+def _table(protocol: Protocol, lines: Sequence[Line]) -> Table:
+    datasets = [name for name in protocol.datasets if any(line.cell.dataset == name for line in lines)]
+    top: dict[str, float] = {}
+    rows: dict[str, dict[str, Line]] = defaultdict(dict)
+    for line in lines:
+        rows[line.method][line.cell.dataset] = line
+        if line.is_compared:
+            top[line.cell.dataset] = max(line.score, top.get(line.cell.dataset, 0.0))
+    cells = [
+        [method, *(_cell(protocol, of[name], top.get(name)) if name in of else "" for name in datasets)]
+        for method, of in rows.items()
+    ]
+    return Table(["Method", *(TITLES.get(name, name) for name in datasets)], cells, formatted=True)
+
+
+def _cell(protocol: Protocol, line: Line, top: float | None) -> str:
+    text = "not run"
+    if line.accuracies:
+        text = f"{line.accuracy:.3f}" + ("" if isnan(line.std) else f" ± {line.std:.3f}")
+        if line.cell.dataset in TABLES:
+            text = f"{line.score:.3f} (accuracy {text})"
+        text = f"**{text}**" if line.is_compared and line.score == top else text
+        text += "" if len(line.accuracies) == len(protocol.seeds(line.cell)) else f" [{len(line.accuracies)}]"
+    return text if isnan(line.published) else f"{text}, published {line.published:.3f}"
+
+
+def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
+    """Compare ``fit`` with the most accurate other method of every setting."""
+    settings: dict[tuple[str, str, float], list[Line]] = defaultdict(list)
+    for line in lines:
+        settings[line.cell.protocol, line.cell.dataset, line.cell.missing_percent].append(line)
+    rows, gaps, has_enough = list[list[str]](), list[Difference](), list[bool]()
+    for (protocol, dataset, percent), some in settings.items():
+        compared = [line for line in some if line.is_compared]
+        ours = next((line for line in compared if line.cell.model == FIT), None)
+        others: list[tuple[float, str, Runs | float]] = [
+            (line.score, line.method, line.scores) for line in compared if line is not ours
+        ]
+        others += [
+            (line.published, f"{line.method}, as published", line.published)
+            for line in some
+            if not isnan(line.published) and line.cell.model not in MORE_LABELS
+        ]
+        if ours is None or not others:
+            continue
+        value, best, runs = max(others, key=lambda other: other[:2])
+        gap = paired_difference(ours.scores, runs)._replace(mean=round(ours.score - value, 3))
+        gaps.append(gap)
+        number = sum(line.cell.model not in (FIT, MOST_FREQUENT) for line in compared)
+        has_enough.append(number >= MIN_OTHERS)
+        where = [protocol, TITLES.get(dataset, dataset), f"{percent:g}%"]
+        rows.append([*where, f"{ours.score:.3f}", best, f"{value:.3f}", str(number), str(gap)])
+    if not rows:
+        return [Markdown("`fit` has not been run next to other methods yet.")]
+    enough = [
+        (gap, sure) for gap, sure, many in zip(gaps, significant(gaps), has_enough, strict=True) if many
+    ]
+    ahead = sum(gap.mean >= 0 for gap, _ in enough)
+    behind = sum(sure and gap.mean < 0 for gap, sure in enough)
+    single = sum(gap.runs < 2 for gap, _ in enough)
+    text = (
+        f"{len(enough)} settings have {MIN_OTHERS} or more other methods. In {ahead} of them `fit` has "
+        f"the highest mean or equals it; in {behind} it is significantly behind (Student's t, paired "
+        f"over runs, 5% for all settings, Holm); {single} have a single run of `fit` and cannot be "
+        f"tested. The other {len(rows) - len(enough)} settings have fewer methods and say little. The "
+        "best other is selected on test, hence optimistic, among the methods that were run and "
+        "published numbers for the protocol. On tables the numbers are AUC (two classes) or macro F1. "
+        "In brackets: the 95% interval of the difference over the runs of both."
+    )
+    headings = ("Protocol", "Graph", "Missing", "`fit`", "Best other", "Its result", "Others run",
+                "Difference")  # fmt: skip
+    return [Markdown(text), Table(headings, rows, formatted=True)]
+
+
+def draw(lines: Sequence[Line], folder: Path) -> list[Path]:
+    """Draw accuracy against missing vectors on our task: a column for each graph, SGC-PN above, GCN below."""
+    own = [line for line in lines if line.cell.protocol == SSNC.name and line.accuracies]
+    if len({line.cell.missing_percent for line in own}) < 2:  # the tables say as much
+        return []
+    there = {line.cell.dataset for line in own} - {*REACHED}
+    datasets = [name for name in SSNC.datasets if name in there]
+    curves: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
+    for line in own:
+        cell = line.cell
+        names: Sequence[str] = ("",)
+        if cell.model in SSNC.trained:  # where nothing is missing, all imputations are the same
+            names = (cell.imputation,) if cell.missing_percent else list(IMPUTATION_TITLES)
+        for name in names:
+            curves[cell.dataset, cell.model, name].append(line)
+    looks = {"markersize": 2.5, "linewidth": 1}
+    with plotting.style():
+        figure = plotting.new_figure(plotting.TWO_COLUMNS, 4.6)
+        axes = figure.subplots(2, len(datasets), sharex=True, sharey="col", squeeze=False)
+        for column, dataset in enumerate(datasets):
+            for axis, model in zip(axes[:, column], ("SGC-PN", "GCN"), strict=True):
+                styles = {
+                    (model, name): {"color": color, "label": IMPUTATION_TITLES[name]}
+                    for name, color in IMPUTATION_COLORS.items()
+                }
+                styles[FIT, ""] = {"color": "black", "label": "fit"}
+                styles["label propagation", ""] = {
+                    "color": "black", "label": "label propagation", "linestyle": ":"
+                }  # fmt: skip
+                for key, style in styles.items():
+                    points = sorted(curves[dataset, *key], key=lambda line: line.cell.missing_percent)
+                    percents = [line.cell.missing_percent for line in points]
+                    axis.plot(percents, [line.accuracy for line in points], marker="o", **looks, **style)
+                    ends = [mean_interval(line.accuracies) for line in points]
+                    axis.vlines(percents, [low for low, _ in ends], [high for _, high in ends],
+                                color=style["color"], linewidth=0.6)  # fmt: skip
+                axis.set_title(f"{TITLES[dataset]}, {model}")
+            axes[1, column].set_xlabel("% of vectors missing")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("Test accuracy")
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        return plotting.save(figure, folder, "missing")
