@@ -140,8 +140,8 @@ def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
         for dataset in (cell.dataset, *(name for name, whole in REACHED.items() if whole == cell.dataset)):
             for model in (FIT, REFITTED) if cell.model == FIT else (cell.model,):
                 own = cell._replace(dataset=dataset, model=model)
-                found = (results.evaluated.get((own, seed)) for seed in protocol.seeds(cell))
-                rows = [row for row in found if row is not None]
+                evaluations = (results.evaluated.get((own, seed)) for seed in protocol.seeds(cell))
+                rows = [row for row in evaluations if row is not None]
                 yield Line(
                     own,
                     tuple(row.accuracy for row in rows),
