@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import socket
@@ -169,6 +170,17 @@ def test_predictions_on_standard_output_are_not_mixed_with_messages(
     printed = capsys.readouterr()
     assert printed.out == (run[1] / "predictions.csv").read_text(encoding="utf-8")
     assert "Predicted: " in printed.err
+
+
+def test_explanations_on_standard_output_are_not_mixed_with_messages(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(run, run[0].nodes, tmp_path / "p.csv", "--explain", "-") == 0
+    printed = capsys.readouterr()
+    assert list(pandas.read_csv(io.StringIO(printed.out))) == ["id", "predicted", "source", "name", "value"]
+    assert "Predicted: " in printed.err
+    assert predict(run, run[0].nodes, tmp_path / "p.csv", "--explain", "-", "--json") == 1
+    assert "write to standard output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["p.json", "p.jsonl", "p.parquet", "sqlite:///{}/p.db"])

@@ -15,8 +15,6 @@ from pairnorm.base.errors import PairNormError
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 ASSUMED_FREE = 4 * 10**9
 """Free memory where psutil is not installed to measure it."""
-READING_SHARE = 2
-"""Reading may take this fraction of the free memory: 1 / 2."""
 MAX_LINE_SHARE = 16
 """A line of text may take this fraction of the limit: readers hold several copies of it."""
 MAX_BLANKS = 2**24
@@ -96,7 +94,7 @@ class MemoryLimit:
     @classmethod
     def of(cls, memory: int | str | None) -> "MemoryLimit":
         """Return the limit that a user names. Default: half of the free memory."""
-        return cls(free_memory() // READING_SHARE if memory is None else parse_memory(memory))
+        return cls(free_memory() // 2 if memory is None else parse_memory(memory))
 
     def check(self, name: str, needed: float, what: str) -> None:
         """Raise an error if a file needs more memory than the limit; ``what`` says what takes it."""

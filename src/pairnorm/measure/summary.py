@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor
 
+from pairnorm.base import plotting
 from pairnorm.base.errors import PairNormError, real_number
-from pairnorm.base.plotting import (
-    BLUE,
-    GRAY,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    VERMILLION,
-    new_figure,
-    style,
-    whole_ticks,
-)
+from pairnorm.base.plotting import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILLION
 
 if TYPE_CHECKING:
     import pandas
@@ -32,25 +23,20 @@ if TYPE_CHECKING:
 
 SCALE_FREE = ("effective_rank", "numerical_rank", "mean_average_distance", "col_diff")
 # The thresholds of verdicts; docs/measures.md compares them with real states, noise and smoothed ones.
-SAME_DIRECTION = 0.05
-ONE_DIMENSION = 1.05
-VANISHED = 1e-3
-NEGLIGIBLE = 0.01
+MAX_COLLAPSED_DISTANCE, MAX_COLLAPSED_RANK = 0.05, 1.05
+MAX_VANISHED_RESPONSE = 1e-3  # of that at the last layer
+NEGLIGIBLE_SHARE = 0.01
 # Markers distinguish the lines in gray.
-_COLORS = [BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GRAY]
-_MARKERS = ["o", "s", "^", "D", "v", "P"]
+_LINE_STYLES = list(zip([BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GRAY], "os^DvP", strict=True))
 _TITLES = {
     "apd": "pairwise distance",
     "apsd": "pairwise squared distance",
     "col_diff": "col-diff",
     "tpsd": "TPSD",
     "dirichlet_energy": "Dirichlet energy",
-    "mean_average_distance": "mean average distance",
-    "effective_rank": "effective rank",
-    "numerical_rank": "numerical rank",
     "dominant_subspace_distance": "distance to the dominant subspace",
-    "gradient_norm": "gradient norm",
 }
+"""Titles of panels that are not the measure's name."""
 _NO_MEASURE = ("forward", "layer", "name", "node_type", "trial")
 
 
@@ -111,18 +97,14 @@ def form_verdict(
     responses = [_response(records, layer) for layer in layers]
     several = [record for record in records if record.nodes > 1]
     states = "the states keep apart" if several else "fewer than two nodes show nothing"
+    gradients = "no gradient came back" if math.isnan(responses[0]) else "gradients reach the first layer"
     return (
         _not_finite(records)
         or _collapse(several, layers[:-1] or layers)
         or _vanishing(layers, responses)
         or (None if influence is None else _short_range(influence))
         or _no_generalization(train_loss, validation_loss, chance_loss)
-        or Verdict(
-            "no-sign",
-            None,
-            f"No sign of oversmoothing: {states}, and "
-            + ("no gradient came back." if math.isnan(responses[0]) else "gradients reach the first layer."),
-        )
+        or Verdict("no-sign", None, f"No sign of oversmoothing: {states}, and {gradients}.")
     )
 
 
@@ -153,25 +135,23 @@ def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
     """Return the verdict on states that have collapsed from some layer on to the last of ``layers``."""
     verdict = None
     for layer in reversed(layers):
-        worst = [text for record in records if record.layer == layer and (text := _collapsed(record))]
-        if not worst:
+        collapsed = [one for one in records if one.layer == layer and _describe_collapse(one)]
+        if not collapsed:
             break
-        text = f"States collapse: from layer {layer} {worst[0]}."
+        where, how = _where(collapsed[0]), _describe_collapse(collapsed[0])
+        text = f"States collapse: from layer {layer} ({where}) on, all nodes {how}."
         verdict = Verdict("states-collapse", layer, text)
     return verdict
 
 
-def _collapsed(record: Record) -> str:
-    """Describe where and how states have collapsed; empty where they have not."""
-    where = _where(record)
-    angle, rank = (
+def _describe_collapse(record: Record) -> str:
+    """Describe how states have collapsed; empty where they have not."""
+    distance, rank = (
         float(record.measures[name].mean()) for name in ("mean_average_distance", "numerical_rank")
     )
-    if angle < SAME_DIRECTION:
-        return f"({where}) on, all nodes point the same way (mean average distance {angle:.2g})"
-    return (
-        f"({where}) on, all nodes lie on one line (numerical rank {rank:.3g})" if rank < ONE_DIMENSION else ""
-    )
+    if distance < MAX_COLLAPSED_DISTANCE:
+        return f"point the same way (mean average distance {distance:.2g})"
+    return f"lie on one line (numerical rank {rank:.3g})" if rank < MAX_COLLAPSED_RANK else ""
 
 
 def _where(record: Record) -> str:
@@ -192,17 +172,16 @@ def _vanishing(layers: list[int], responses: list[float]) -> Verdict | None:
     if max(responses) == 0:
         text = "Gradients vanish: they are zero at every layer. The loss does not depend on the states."
         return Verdict("gradients-vanish", layers[-1], text)
-    limit = VANISHED * responses[-1]
+    limit = MAX_VANISHED_RESPONSE * responses[-1]
     if not responses[0] < limit:
         return None
     weak = max(layer for layer, response in zip(layers, responses, strict=True) if response < limit)
-    return Verdict(
-        "gradients-vanish",
-        weak,
+    text = (
         f"Gradients vanish: at layer {layers[0]} the loss responds to the states "
         f"{responses[0] / responses[-1]:.1g} times as much as at layer {layers[-1]}, and up to layer {weak} "
-        "hardly anything is learned. The states themselves do not collapse.",
+        "hardly anything is learned. The states themselves do not collapse."
     )
+    return Verdict("gradients-vanish", weak, text)
 
 
 def _short_range(influence: Influence) -> Verdict | None:
@@ -210,40 +189,37 @@ def _short_range(influence: Influence) -> Verdict | None:
     if reached is None:
         return None
     beyond = float(influence.baseline[reached + 1 :].sum())
-    text = (
-        f"The model does not use information beyond {reached} hops: less than {NEGLIGIBLE:.0%} of the "
-        f"influence comes from there, although its {influence.steps} convolutions reach further. "
+    computational = (
+        f"A computational bottleneck: propagation alone would take {beyond:.0%} from there, so weights and "
+        "activations lose it."
     )
-    if beyond > NEGLIGIBLE:
-        text += (
-            f"A computational bottleneck: propagation alone would take {beyond:.0%} from there, so weights "
-            "and activations lose it."
-        )
-    else:
-        text += (
-            f"A topological bottleneck: propagation alone would take {beyond:.1%} from there as well, so the "
-            "graph itself lets little through."
-        )
+    topological = (
+        f"A topological bottleneck: propagation alone would take {beyond:.1%} from there as well, so the "
+        "graph itself lets little through."
+    )
+    text = (
+        f"The model does not use information beyond {reached} hops: less than {NEGLIGIBLE_SHARE:.0%} of the "
+        f"influence comes from there, although its {influence.steps} convolutions reach further. "
+        f"{computational if beyond > NEGLIGIBLE_SHARE else topological}"
+    )
     return Verdict("short-range", None, text)
 
 
 def _no_generalization(*losses: float | None) -> Verdict | None:
-    if None in losses:
-        if any(loss is not None for loss in losses):
-            names = ("train_loss", "validation_loss", "chance_loss")
-            missing = [name for name, loss in zip(names, losses, strict=True) if loss is None]
-            problem = f"there is no {missing[0]}"
-            raise PairNormError(problem, code="no-loss", value=missing[0], expected="all three losses")
+    if all(loss is None for loss in losses):
         return None
+    if None in losses:
+        missing = ("train_loss", "validation_loss", "chance_loss")[losses.index(None)]
+        problem = f"there is no {missing}"
+        raise PairNormError(problem, code="no-loss", value=missing, expected="all three losses")
     train, validation, chance = (real_number("a loss", loss) for loss in losses)
     if train > chance / 2 or chance - validation >= (chance - train) / 2:
         return None
-    return Verdict(
-        "does-not-generalize",
-        None,
+    text = (
         f"It fits and does not generalize: the loss is {train:.3g} in training, {validation:.3g} in "
-        f"validation and {chance:.3g} by chance. The states do not collapse.",
+        f"validation and {chance:.3g} by chance. The states do not collapse."
     )
+    return Verdict("does-not-generalize", None, text)
 
 
 def draw(frame: pandas.DataFrame) -> Figure:
@@ -251,8 +227,8 @@ def draw(frame: pandas.DataFrame) -> Figure:
     panels = _panels(frame)
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    with style():
-        figure = new_figure(0.6 + 3.6 * columns, 0.6 + 2.6 * rows)
+    with plotting.style():
+        figure = plotting.new_figure(0.6 + 3.6 * columns, 0.6 + 2.6 * rows)
         figure.supxlabel("graph convolutions", fontsize=10)
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         for axis, (title, lines) in zip(axes, panels.items(), strict=False):
@@ -281,8 +257,7 @@ def _panels(frame: pandas.DataFrame) -> dict[str, dict[str, str]]:
 def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str, str]) -> None:
     # All pairs first, so that one kind of pairs has one color in every panel.
     ordered = sorted(lines.items(), key=lambda line: not line[0].startswith("all pairs"))
-    styles = zip(itertools.cycle(_COLORS), itertools.cycle(_MARKERS), strict=True)
-    for (label, column), (color, marker) in zip(ordered, styles, strict=False):
+    for (label, column), (color, marker) in zip(ordered, itertools.cycle(_LINE_STYLES), strict=False):
         trials = frame.groupby("layer")[column]
         mean = trials.mean()
         every = -(-len(mean) // 20)
@@ -298,7 +273,7 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
         axis.set_ylim(bottom, top + 0.05 * (top - bottom))
         axis.ticklabel_format(axis="y", useMathText=True, scilimits=(-3, 5))
     axis.set_title(title, loc="left")
-    whole_ticks(axis)
+    plotting.whole_ticks(axis)
     if len(lines) > 1:
         axis.legend()
 
@@ -306,14 +281,14 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
 def draw_influence(frame: pandas.DataFrame, breadth: float) -> Figure:
     """Return the figure of ``Influence.frame()``: the shares by hop, next to those of propagation alone."""
     within = frame[frame["hop"] < float("inf")]
-    with style():
-        figure = new_figure(5.0, 3.2)
+    with plotting.style():
+        figure = plotting.new_figure(5.0, 3.2)
         axis = figure.subplots()
         axis.bar(within["hop"], within["share"], color=BLUE, width=0.7, label="the model")
         axis.plot(within["hop"], within["baseline"], color=VERMILLION, marker="o", label="propagation alone")
         axis.set_xlabel("hops")
         axis.set_title(f"share of the influence; breadth {breadth:.1f} hops", loc="left")
         axis.set_ylim(bottom=0)
-        whole_ticks(axis)
+        plotting.whole_ticks(axis)
         axis.legend()
     return figure
