@@ -1,30 +1,23 @@
 import io
 import sys
-from collections.abc import Iterator
+from contextlib import redirect_stdout
 
 import pytest
-from rich.console import Console
 
 from pairnorm.commands import console
 
 
-@pytest.fixture(params=["rich", "plain"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """With rich, and without."""
-    if request.param == "plain":
-        monkeypatch.setattr(console, "_console", lambda error: None)
-    return request.param
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    screen = io.StringIO()
-    shown = Console(file=screen, force_terminal=True, width=100, color_system="standard")
-    monkeypatch.setattr(console, "_console", lambda error: shown)
-    return screen
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"COLUMNS": "100", "TERM": "xterm", "NO_COLOR": ""}.items():
+        monkeypatch.setenv(name, value)
 
 
-@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize(
     "name",
     [
@@ -45,7 +38,6 @@ def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str], name:
     assert capsys.readouterr().out == f"Wrote {name}!\n"
 
 
-@pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
@@ -69,12 +61,14 @@ def test_nothing_steers_the_terminal(capsys: pytest.CaptureFixture[str], name: s
         assert text.isprintable()
 
 
-def test_markup_sets_the_style(terminal: io.StringIO) -> None:
-    console.show("[bold]Next:[/] go")
-    assert terminal.getvalue() == "\x1b[1mNext:\x1b[0m go\n"
+def test_markup_sets_the_style(monkeypatch: pytest.MonkeyPatch) -> None:
+    with redirect_stdout(Terminal()) as screen:
+        console.show("[bold]Next:[/] go")
+        monkeypatch.setenv("NO_COLOR", "1")
+        console.show("[bold]Next:[/] go")
+    assert screen.getvalue() == "\x1b[1mNext:\x1b[0m go\nNext: go\n"
 
 
-@pytest.mark.usefixtures("kind")
 def test_a_table_has_its_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
     console.table(["Name", "Nodes", "Files"], [["cora", "2,708", "found"], ["日本", "5", "-"]], left=(0, 2))
     assert capsys.readouterr().out.splitlines() == [
@@ -87,7 +81,6 @@ def test_a_table_has_its_numbers_to_the_right(capsys: pytest.CaptureFixture[str]
     ]
 
 
-@pytest.mark.usefixtures("kind")
 def test_long_facts_go_on_below_themselves(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,13 +93,20 @@ def test_long_facts_go_on_below_themselves(
     ]
 
 
-def test_a_bar_for_each_stage(terminal: io.StringIO) -> None:
-    with console.progress() as on_progress:
+def test_text_is_printed_above_the_bars() -> None:
+    with redirect_stdout(Terminal()) as screen, console.stage("Training", 4) as advance:
+        advance("cora")
+        console.show("[bold]Training[/] stops")
+    assert "stops" in screen.getvalue()
+
+
+def test_a_bar_for_each_stage() -> None:
+    with redirect_stdout(Terminal()) as screen, console.progress() as on_progress:
         on_progress("table1", 0, 200, "12 trials to train", "layer-epochs")
         on_progress("table1", 100, 200, "cora", "layer-epochs")
         on_progress("a stage with a name that is rather too long", 1, 4, "\x1b[31mred")
         on_progress("writing", 0, None)
-    printed = terminal.getvalue()
+    printed = screen.getvalue()
     assert "table1" in printed
     assert "50%" in printed
     assert "a stage with a name that is rat…" in printed
@@ -114,7 +114,6 @@ def test_a_bar_for_each_stage(terminal: io.StringIO) -> None:
     assert "writing" not in printed.splitlines()[-1]
 
 
-@pytest.mark.usefixtures("kind")
 def test_lines_state_the_rate_and_the_time_left_without_the_start_of_workers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +134,6 @@ def test_lines_state_the_rate_and_the_time_left_without_the_start_of_workers(
     ]
 
 
-@pytest.mark.usefixtures("kind")
 def test_a_closed_pipe_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:

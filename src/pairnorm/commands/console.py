@@ -1,6 +1,6 @@
 """Print text with a little markup, notes, errors, tables and progress.
 
-Without rich, all of it is plain. Control characters in names are escaped, passwords hidden.
+Control characters in names are escaped, passwords hidden. Progress bars need rich; without it they are lines.
 """
 
 import os
@@ -12,18 +12,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from functools import cache
+from importlib.util import find_spec
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from unicodedata import combining, east_asian_width
 
 from pairnorm.base.escaping import terminal
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 SECONDS_BETWEEN_LINES = 15
 
+_STYLES = {"/": 0, "bold": 1, "dim": 2, "red": 31, "yellow": 33}
 _TAG = re.compile(r"\[(/|bold|dim|yellow|red)\]")
 _BRACKET = "\x00"  # a "[" that starts no tag
 _quiet = False
@@ -46,28 +44,20 @@ def safe(text: object) -> str:
     return terminal(text).replace("[", _BRACKET)
 
 
-def show(text: object = "", *, error: bool = False) -> None:
+def show(text: str = "", *, error: bool = False) -> None:
     """Print a text, whose tags ``[bold]``, ``[dim]``, ``[yellow]``, ``[red]`` and ``[/]`` set its style.
 
     Args:
-        text: names and messages in it must have gone through ``safe``; or an object that rich can print.
+        text: names and messages in it must have gone through ``safe``.
         error: print to standard error.
     """
-    if _quiet and not error:
+    stream = sys.stderr if error else sys.stdout
+    if stream is None or (_quiet and not error):
         return
-    console = _console(error)
-    parts = [part.replace(_BRACKET, "[") for part in _TAG.split(text)] if isinstance(text, str) else []
+    has_styles = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    styled = _TAG.sub(lambda tag: f"\x1b[{_STYLES[tag[1]]}m" if has_styles else "", text)
     try:
-        if console is None:
-            plain = "".join(parts[::2]) if isinstance(text, str) else str(text)
-            print(plain, file=sys.stderr if error else sys.stdout, flush=True)
-        elif isinstance(text, str):
-            from rich.text import Text
-
-            styles = ["", *("" if tag == "/" else tag for tag in parts[1::2])]
-            console.print(Text.assemble(*zip(parts[::2], styles, strict=True)), soft_wrap=True)
-        else:
-            console.print(text)
+        print(styled.replace(_BRACKET, "["), file=stream, flush=True)
     except OSError as why:
         if not error:  # an error that cannot be printed is lost
             raise OutputClosed(why) from None
@@ -159,8 +149,7 @@ def silent(condition: bool) -> Iterator[None]:
 @contextmanager
 def progress() -> Iterator[OnProgress]:
     """Show a bar for every stage in a terminal, elsewhere a line at its start and one every 15 s."""
-    console = _console(False)
-    if _quiet or console is None or not console.is_terminal:
+    if _quiet or not sys.stdout.isatty() or find_spec("rich") is None:
         yield _Lines()
         return
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -173,7 +162,7 @@ def progress() -> Iterator[OnProgress]:
         TextColumn("{task.fields[latest]}", style="dim", markup=False),
     )
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console) as bars:
+    with Progress(*columns) as bars:
 
         def update(stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
             if stage not in tasks:
@@ -221,20 +210,6 @@ class _Lines:
             speed = f", {rate:,.0f} {unit}/s" if unit else ""
             left = f"{(total - done) / rate / 60:.1f} min left"
             show(safe(f"{stage}: {done / total:.0%}{speed}, {left}{f'; {latest}' if latest else ''}"))
-
-
-@cache
-def _console(error: bool) -> "Console | None":
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-
-    class Piped(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would end the process
-
-    return Piped(stderr=error, highlight=False, emoji=False)
 
 
 def _lines(text: object) -> str:
