@@ -7,22 +7,9 @@ import torch
 from torch import Tensor
 
 from pairnorm.nn.ops._numba import dropout, linear
+from pairnorm.nn.ops._numba import vectors as vec
 from pairnorm.nn.ops._numba.pair_norm import gradient_block, normalize_block
 from pairnorm.nn.ops._numba.sparse_product import activation_gradients, gather
-from pairnorm.nn.ops._numba.vectors import (
-    CODES,
-    LANES,
-    array,
-    by_model,
-    empty,
-    empty_by_model,
-    exp,
-    fill,
-    kernel,
-    load,
-    store,
-    total,
-)
 from pairnorm.nn.ops.kernels import Saved
 
 if TYPE_CHECKING:
@@ -42,13 +29,13 @@ def gcn_forward(
     norm: "PairNorm | None", rate: float, keys: Tensor | None, needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]`` and the tensors for the backward pass."""
-    own = by_model(x.expand(-1, len(bias), -1))
+    own = vec.by_model(x.expand(-1, len(bias), -1))
     drops = dropout.settings(own, rate, keys)
-    x_dropped = own if drops is dropout.NONE else empty(own.shape)
+    x_dropped = own if drops is dropout.NONE else vec.empty(own.shape)
     result, end = _layer_end_memory(norm, len(bias), matrix.num_rows, bias.size(1), needs_backward)
     _gcn_forward(
-        own.numpy(), *drops, _weights(weight), array(bias), *matrix.arrays, CODES[activation],
-        empty(own.size(1), bias.size(1)).numpy(), x_dropped.numpy(), *_scale_and_eps(norm), *_arrays(end),
+        own.numpy(), *drops, _weights(weight), vec.array(bias), *matrix.arrays, vec.CODES[activation],
+        vec.empty(own.size(1), bias.size(1)).numpy(), x_dropped.numpy(), *_scale_and_eps(norm), *_arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
     return result, (x_dropped, h, norms, means)
@@ -60,14 +47,14 @@ def gcn_backward(
     """Return the gradients of x, weight and bias."""
     (x_dropped, *end), (_, weight, bias) = saved, inputs
     matrix, activation, norm, rate, keys = settings
-    (result, grad_x), grad_bias = empty_by_model(*x_dropped.shape), empty(bias.shape)
-    grad_weight = None if weight is None else empty(weight.shape)
+    (result, grad_x), grad_bias = vec.empty_by_model(*x_dropped.shape), vec.empty(bias.shape)
+    grad_weight = None if weight is None else vec.empty(weight.shape)
     nodes, width = x_dropped.size(1), bias.size(1)
     _gcn_backward(
-        by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], CODES[activation],
+        vec.by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], vec.CODES[activation],
         *matrix.transposed.arrays, x_dropped.numpy(), *dropout.settings(x_dropped, rate, keys),
         _weights(None if weight is None else weight.transpose(1, 2)), needs_grad[0],
-        empty(matrix.num_rows, width).numpy(), empty(nodes, width).numpy(), grad_x.numpy(),
+        vec.empty(matrix.num_rows, width).numpy(), vec.empty(nodes, width).numpy(), grad_x.numpy(),
         _weights(grad_weight), grad_bias.numpy(),
     )  # fmt: skip
     return result if needs_grad[0] else None, grad_weight, grad_bias
@@ -78,16 +65,16 @@ def attention_forward(
     rate: float, keys: Tensor | None, norm: "PairNorm | None", needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, features]`` and the tensors for the backward pass: weights, never messages."""
-    pattern, own, att_scores = matrix.pattern, by_model(z), by_model(scores)
+    pattern, own, att_scores = matrix.pattern, vec.by_model(z), vec.by_model(scores)
     models, _, features = own.shape
-    offset = np.zeros((models, features), np.float32) if bias is None else array(bias)
-    weights = empty(models, 1, pattern.num_entries)
+    offset = np.zeros((models, features), np.float32) if bias is None else vec.array(bias)
+    weights = vec.empty(models, 1, pattern.num_entries)
     drops = dropout.settings(weights, rate, keys)
-    masked = weights if drops is dropout.NONE else empty(weights.shape)
+    masked = weights if drops is dropout.NONE else vec.empty(weights.shape)
     result, end = _layer_end_memory(norm, models, matrix.num_rows, features, needs_backward)
     _attention_forward(
         pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), own.numpy(), offset,
-        np.float32(negative_slope), *drops, CODES[activation], weights.numpy(), masked.numpy(),
+        np.float32(negative_slope), *drops, vec.CODES[activation], weights.numpy(), masked.numpy(),
         *_scale_and_eps(norm), *_arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
@@ -101,14 +88,17 @@ def attention_backward(
     att_scores, z, weights, masked, *end = saved
     matrix, activation, negative_slope, _, _, norm = settings
     pattern = matrix.pattern
-    grad_bias = empty(len(z), z.size(2))
-    (to_scores, grad_scores), (to_z, grad_z) = empty_by_model(*att_scores.shape), empty_by_model(*z.shape)
+    grad_bias = vec.empty(len(z), z.size(2))
+    (to_scores, grad_scores), (to_z, grad_z) = (
+        vec.empty_by_model(*att_scores.shape),
+        vec.empty_by_model(*z.shape),
+    )
     to_scores.zero_()
     to_z.zero_()
     _attention_backward(
-        by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], CODES[activation],
+        vec.by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], vec.CODES[activation],
         pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z.numpy(), weights.numpy(),
-        masked.numpy(), np.float32(negative_slope), empty(matrix.num_rows, z.size(2)).numpy(),
+        masked.numpy(), np.float32(negative_slope), vec.empty(matrix.num_rows, z.size(2)).numpy(),
         grad_scores.numpy(), grad_z.numpy(), grad_bias.numpy(),
     )  # fmt: skip
     return to_scores, to_z, grad_bias if needs_grad[2] else None
@@ -116,7 +106,7 @@ def attention_backward(
 
 def _weights(weight: Tensor | None) -> Any:
     """Return the array of a weight; an empty one stands for none."""
-    return np.empty((0, 0, 0), np.float32) if weight is None else array(weight)
+    return np.empty((0, 0, 0), np.float32) if weight is None else vec.array(weight)
 
 
 def _arrays(tensors: Any) -> list[Any]:
@@ -131,21 +121,21 @@ def _layer_end_memory(
     norm: "PairNorm | None", models: int, nodes: int, features: int, needs_backward: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the result, and memory for h, y, norms and means; y = PairNorm(h), or h itself without one."""
-    result, y = empty_by_model(models, nodes, features)
+    result, y = vec.empty_by_model(models, nodes, features)
     if norm is None:
-        return result, (y, y, empty(models, 0), torch.empty(models, 0, dtype=torch.float64))
-    h = empty(y.shape) if needs_backward else y
-    norms = empty(models, nodes if norm.mode == "PN-SI" else 1)
+        return result, (y, y, vec.empty(models, 0), torch.empty(models, 0, dtype=torch.float64))
+    h = vec.empty(y.shape) if needs_backward else y
+    norms = vec.empty(models, nodes if norm.mode == "PN-SI" else 1)
     return result, (h, y, norms, torch.empty(models, features, dtype=torch.float64))
 
 
-@kernel
+@vec.kernel
 def _layer_end(h: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
     if len(norm):
         normalize_block(h, scale, eps, y, norm, mean)
 
 
-@kernel
+@vec.kernel
 def _layer_end_backward(
     grad: Any, h: Any, norm: Any, mean: Any, scale: float, activation: int, result: Any, grad_bias: Any
 ) -> None:
@@ -156,7 +146,7 @@ def _layer_end_backward(
     activation_gradients(grad, h, activation, result, grad_bias)
 
 
-@kernel
+@vec.kernel
 def _gcn_forward(
     x: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any, bias: Any, crow: Any,
     column: Any, values: Any, activation: int, z: Any, x_dropped: Any, scale: float, eps: float,
@@ -172,7 +162,7 @@ def _gcn_forward(
         _layer_end(h[model], scale, eps, y[model], norms[model], means[model])
 
 
-@kernel
+@vec.kernel
 def _gcn_backward(
     grad: Any, h: Any, norms: Any, means: Any, scale: float, activation: int, crow: Any, column: Any,
     values: Any, x_dropped: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any,
@@ -193,7 +183,7 @@ def _gcn_backward(
                 dropout.drop(grad_x[model], positions, keys[model], dropped, factor, grad_x[model])
 
 
-@kernel
+@vec.kernel
 def _attention_forward(
     crow: Any, column: Any, att_scores: Any, z: Any, bias: Any, negative_slope: Any, positions: Any,
     keys: Any, dropped: Any, factor: Any, activation: int, weights: Any, masked: Any, scale: float,
@@ -207,7 +197,7 @@ def _attention_forward(
         _layer_end(h[model], scale, eps, y[model], norms[model], means[model])
 
 
-@kernel
+@vec.kernel
 def _softmax(crow: Any, column: Any, att_scores: Any, negative_slope: Any, weights: Any) -> None:
     """Write the softmax of the scores within every row to ``weights`` ``[1, entries]``."""
     for row in range(len(crow) - 1):
@@ -219,8 +209,8 @@ def _softmax(crow: Any, column: Any, att_scores: Any, negative_slope: Any, weigh
             largest = score if score > largest else largest
         for entry in range(crow[row], crow[row + 1]):
             weights[0, entry] -= largest
-    for start in range(0, weights.shape[1], LANES):
-        store(weights, 0, start, exp(load(weights, 0, start)))
+    for start in range(0, weights.shape[1], vec.LANES):
+        vec.store(weights, 0, start, vec.exp(vec.load(weights, 0, start)))
     for row in range(len(crow) - 1):
         total_weight = ZERO
         for entry in range(crow[row], crow[row + 1]):
@@ -230,7 +220,7 @@ def _softmax(crow: Any, column: Any, att_scores: Any, negative_slope: Any, weigh
             weights[0, entry] *= share
 
 
-@kernel
+@vec.kernel
 def _attention_backward(
     grad: Any, h: Any, norms: Any, means: Any, scale: float, activation: int, crow: Any, column: Any,
     att_scores: Any, z: Any, weights: Any, masked: Any, negative_slope: Any, inner: Any, grad_scores: Any,
@@ -248,7 +238,7 @@ def _attention_backward(
         )
 
 
-@kernel
+@vec.kernel
 def _through_average(
     crow: Any, column: Any, masked: Any, z: Any, grad: Any, grad_dots: Any, grad_z: Any
 ) -> None:
@@ -258,15 +248,15 @@ def _through_average(
             value, other = masked[entry], column[entry]
             grad_dots[entry] = ZERO
             if value != 0:
-                product = fill(ZERO)
-                for start in range(0, grad.shape[1], LANES):
-                    gradient = load(grad, row, start)
-                    product = product + gradient * load(z, other, start)
-                    store(grad_z, other, start, load(grad_z, other, start) + gradient * value)
-                grad_dots[entry] = total(product) * value
+                product = vec.fill(ZERO)
+                for start in range(0, grad.shape[1], vec.LANES):
+                    gradient = vec.load(grad, row, start)
+                    product = product + gradient * vec.load(z, other, start)
+                    vec.store(grad_z, other, start, vec.load(grad_z, other, start) + gradient * value)
+                grad_dots[entry] = vec.total(product) * value
 
 
-@kernel
+@vec.kernel
 def _through_softmax(
     crow: Any, column: Any, att_scores: Any, weights: Any, negative_slope: Any, grad_dots: Any,
     grad_scores: Any,

@@ -7,17 +7,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from pairnorm.nn.ops._numba.vectors import (
-    LANES,
-    array,
-    by_model,
-    empty_by_model,
-    fill,
-    kernel,
-    load,
-    store,
-    where_less,
-)
+from pairnorm.nn.ops._numba import vectors as vec
 from pairnorm.nn.ops.dropout import LEVELS, dropped_levels, position_hash
 
 FIRST, SECOND, HALF = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0xFFFF)
@@ -29,8 +19,8 @@ NONE = np.zeros((1, 1), np.uint32), np.zeros(1, np.uint32), np.uint32(0), np.flo
 
 def forward(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
     """Drop entries of ``[nodes, models, features]``."""
-    own = by_model(x)
-    result, by_models = empty_by_model(*own.shape)
+    own = vec.by_model(x)
+    result, by_models = vec.empty_by_model(*own.shape)
     _apply(own.numpy(), *settings(own, rate, keys, first), by_models.numpy())
     return result
 
@@ -44,29 +34,29 @@ def settings(x: Tensor, rate: float, keys: Tensor | None, first: int = 0) -> tup
     hashes = position_hash((first + nodes) * words, CPU)[first * words :]
     positions = hashes.view(nodes, words).numpy().view(np.uint32)
     scale = np.float32(LEVELS / (LEVELS - dropped))
-    return positions, array(keys).view(np.uint32), np.uint32(dropped), scale
+    return positions, vec.array(keys).view(np.uint32), np.uint32(dropped), scale
 
 
 @njit(inline="always")
 def factors(positions: Any, row: Any, start: Any, key: Any, limit: Any, scale: Any) -> Any:
     """Return what the first and what the second half of a row are multiplied by: ``scale`` or 0."""
-    bits = (load(positions, row, start) ^ key) * FIRST
+    bits = (vec.load(positions, row, start) ^ key) * FIRST
     bits = (bits ^ (bits >> np.uint32(15))) * SECOND
     bits = bits ^ (bits >> np.uint32(16))
-    zero, scale, limit = fill(np.float32(0)), fill(scale), fill(limit)
+    zero, scale, limit = vec.fill(np.float32(0)), vec.fill(scale), vec.fill(limit)
     return (
-        where_less(bits & HALF, limit, zero, scale),
-        where_less(bits >> np.uint32(16), limit, zero, scale),
+        vec.where_less(bits & HALF, limit, zero, scale),
+        vec.where_less(bits >> np.uint32(16), limit, zero, scale),
     )
 
 
-@kernel
+@vec.kernel
 def _apply(x: Any, positions: Any, keys: Any, dropped: Any, scale: Any, result: Any) -> None:
     for model in range(len(x)):
         drop(x[model], positions, keys[model], dropped, scale, result[model])
 
 
-@kernel
+@vec.kernel
 def drop(x: Any, positions: Any, key: Any, dropped: Any, scale: Any, result: Any) -> None:
     """Drop entries of a model; ``result`` may be ``x`` itself."""
     words = positions.shape[1]
@@ -74,7 +64,7 @@ def drop(x: Any, positions: Any, key: Any, dropped: Any, scale: Any, result: Any
     first, second = x[:, :words], x[:, words:]
     to_first, to_second = result[:, :words], result[:, words:]
     for row in range(len(x)):
-        for start in range(0, words, LANES):
+        for start in range(0, words, vec.LANES):
             low, high = factors(positions, row, start, key, dropped, scale)
-            store(to_first, row, start, load(first, row, start) * low)
-            store(to_second, row, start, load(second, row, start) * high)
+            vec.store(to_first, row, start, vec.load(first, row, start) * low)
+            vec.store(to_second, row, start, vec.load(second, row, start) * high)

@@ -9,21 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.nn.ops._numba import vectors as vec
 from pairnorm.nn.ops._numba.dropout import NONE, drop
 from pairnorm.nn.ops._numba.dropout import settings as drop_settings
-from pairnorm.nn.ops._numba.vectors import (
-    LANES,
-    array,
-    by_model,
-    empty,
-    empty_by_model,
-    fill,
-    kernel,
-    load,
-    store,
-    total,
-    zeros,
-)
 from pairnorm.nn.ops.kernels import Saved
 
 DTYPES = (torch.float32,)
@@ -42,14 +30,14 @@ def forward(
     needs_backward: bool,
 ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]``, the scores, and the tensors for the backward pass."""
-    own = by_model(x)
+    own = vec.by_model(x)
     models, nodes, _ = own.shape
     drops = drop_settings(own, rate, keys)
-    x_dropped = own if drops is NONE else empty(own.shape)
-    result, z = empty_by_model(models, nodes, weight.size(2))
-    scores = empty(models, nodes, 0 if att_vectors is None else att_vectors.size(2))
-    rows = array(weight[:, :0] if att_vectors is None else att_vectors.transpose(1, 2))
-    _forward(own.numpy(), *drops, array(weight), rows, x_dropped.numpy(), z.numpy(), scores.numpy())
+    x_dropped = own if drops is NONE else vec.empty(own.shape)
+    result, z = vec.empty_by_model(models, nodes, weight.size(2))
+    scores = vec.empty(models, nodes, 0 if att_vectors is None else att_vectors.size(2))
+    rows = vec.array(weight[:, :0] if att_vectors is None else att_vectors.transpose(1, 2))
+    _forward(own.numpy(), *drops, vec.array(weight), rows, x_dropped.numpy(), z.numpy(), scores.numpy())
     return (result, None if att_vectors is None else scores.transpose(0, 1)), (x_dropped, z)
 
 
@@ -58,14 +46,14 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of x, of the weight and of the att_vectors."""
     (x_dropped, z), (_, weight, att_vectors), (grad, grad_scores) = saved, inputs, grads
-    grad = zeros(z.shape) if grad is None else by_model(grad)
-    by_score = zeros(*z.shape[:2], 0) if grad_scores is None else by_model(grad_scores)
-    rows = array(weight[:, :0] if grad_scores is None else att_vectors.transpose(1, 2))
-    grad_x = empty(x_dropped.shape if needs_grad[0] else (len(z), 0, x_dropped.size(2)))
-    grad_weight, grad_rows = empty(weight.shape), empty(rows.shape)
+    grad = vec.zeros(z.shape) if grad is None else vec.by_model(grad)
+    by_score = vec.zeros(*z.shape[:2], 0) if grad_scores is None else vec.by_model(grad_scores)
+    rows = vec.array(weight[:, :0] if grad_scores is None else att_vectors.transpose(1, 2))
+    grad_x = vec.empty(x_dropped.shape if needs_grad[0] else (len(z), 0, x_dropped.size(2)))
+    grad_weight, grad_rows = vec.empty(weight.shape), vec.empty(rows.shape)
     _backward(
-        x_dropped.numpy(), *drop_settings(x_dropped, *settings), array(weight.transpose(1, 2)), rows,
-        z.numpy(), grad.numpy(), by_score.numpy(), empty(z.shape[1:]).numpy(), grad_x.numpy(),
+        x_dropped.numpy(), *drop_settings(x_dropped, *settings), vec.array(weight.transpose(1, 2)), rows,
+        z.numpy(), grad.numpy(), by_score.numpy(), vec.empty(z.shape[1:]).numpy(), grad_x.numpy(),
         grad_weight.numpy(), grad_rows.numpy(),
     )  # fmt: skip
     return (
@@ -75,7 +63,7 @@ def backward(
     )
 
 
-@kernel
+@vec.kernel
 def _forward(
     x: Any, positions: Any, keys: Any, dropped: Any, scale: Any, weight: Any, att_vectors: Any,
     x_dropped: Any, z: Any, scores: Any,
@@ -87,12 +75,14 @@ def _forward(
         for end in range(scores.shape[2]):
             for row in range(scores.shape[1]):
                 score = ZERO
-                for start in range(0, z.shape[2], LANES):
-                    score += total(load(z[model], row, start) * load(att_vectors[model], end, start))
+                for start in range(0, z.shape[2], vec.LANES):
+                    score += vec.total(
+                        vec.load(z[model], row, start) * vec.load(att_vectors[model], end, start)
+                    )
                 scores[model, row, end] = score
 
 
-@kernel
+@vec.kernel
 def _backward(
     x_dropped: Any, positions: Any, keys: Any, dropped: Any, scale: Any, weight: Any, att_vectors: Any,
     z: Any, grad: Any, by_score: Any, complete: Any, grad_x: Any, grad_weight: Any, grad_vectors: Any,
@@ -101,12 +91,14 @@ def _backward(
         own = grad[model]
         if by_score.shape[2]:
             transposed_product(by_score[model], z[model], grad_vectors[model])
-            for start in range(0, z.shape[2], LANES):
+            for start in range(0, z.shape[2], vec.LANES):
                 for row in range(z.shape[1]):
-                    gradient = load(own, row, start)
+                    gradient = vec.load(own, row, start)
                     for end in range(by_score.shape[2]):
-                        gradient = gradient + load(att_vectors[model], end, start) * by_score[model, row, end]
-                    store(complete, row, start, gradient)
+                        gradient = (
+                            gradient + vec.load(att_vectors[model], end, start) * by_score[model, row, end]
+                        )
+                    vec.store(complete, row, start, gradient)
             own = complete
         transposed_product(x_dropped[model], own, grad_weight[model])
         if grad_x.shape[1]:
@@ -115,46 +107,46 @@ def _backward(
                 drop(grad_x[model], positions, keys[model], dropped, scale, grad_x[model])
 
 
-@kernel
+@vec.kernel
 def product(x: Any, weight: Any, z: Any) -> None:
     """Write x·weight to ``z``, four rows at a time, for which a row of the weight is loaded once."""
     last = len(x) - 1
-    for start in range(0, z.shape[1], LANES):
+    for start in range(0, z.shape[1], vec.LANES):
         for row in range(0, len(x), 4):
             # Beyond the last row it is the last one again, which does no harm.
             a, b, c, d = row, min(row + 1, last), min(row + 2, last), min(row + 3, last)
-            first = second = third = fourth = fill(ZERO)
+            first = second = third = fourth = vec.fill(ZERO)
             for column in range(x.shape[1]):
-                weights = load(weight, column, start)
+                weights = vec.load(weight, column, start)
                 first = first + weights * x[a, column]
                 second = second + weights * x[b, column]
                 third = third + weights * x[c, column]
                 fourth = fourth + weights * x[d, column]
-            store(z, a, start, first)
-            store(z, b, start, second)
-            store(z, c, start, third)
-            store(z, d, start, fourth)
+            vec.store(z, a, start, first)
+            vec.store(z, b, start, second)
+            vec.store(z, c, start, third)
+            vec.store(z, d, start, fourth)
 
 
-@kernel
+@vec.kernel
 def transposed_product(x: Any, y: Any, result: Any) -> None:
     """Write xᵀ·y to ``result``, four of its rows at a time, from blocks that the first cache holds."""
     last = x.shape[1] - 1
     result[:] = 0
     for begin in range(0, len(x), BLOCK):
         end = min(begin + BLOCK, len(x))
-        for start in range(0, y.shape[1], LANES):
+        for start in range(0, y.shape[1], vec.LANES):
             for column in range(0, x.shape[1], 4):
                 a, b, c, d = column, min(column + 1, last), min(column + 2, last), min(column + 3, last)
-                first, second = load(result, a, start), load(result, b, start)
-                third, fourth = load(result, c, start), load(result, d, start)
+                first, second = vec.load(result, a, start), vec.load(result, b, start)
+                third, fourth = vec.load(result, c, start), vec.load(result, d, start)
                 for row in range(begin, end):
-                    values = load(y, row, start)
+                    values = vec.load(y, row, start)
                     first = first + values * x[row, a]
                     second = second + values * x[row, b]
                     third = third + values * x[row, c]
                     fourth = fourth + values * x[row, d]
-                store(result, a, start, first)
-                store(result, b, start, second)
-                store(result, c, start, third)
-                store(result, d, start, fourth)
+                vec.store(result, a, start, first)
+                vec.store(result, b, start, second)
+                vec.store(result, c, start, third)
+                vec.store(result, d, start, fourth)

@@ -12,7 +12,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from pairnorm.nn.ops._numba.vectors import LANES, empty, fill, kernel, load, share_out, store, total, widen
+from pairnorm.nn.ops._numba import vectors as vec
 from pairnorm.nn.ops.pair_norm import in_double, is_huge
 
 DTYPES = (torch.float32,)
@@ -31,7 +31,7 @@ def forward(
     """Return y, and the norms and the mean for the backward pass."""
     rows, individually = _stacked(x), mode == "PN-SI"
     nodes, models, features = rows.shape
-    y, norm = empty(x.shape), empty(models, nodes if individually else 1)
+    y, norm = vec.empty(x.shape), vec.empty(models, nodes if individually else 1)
     mean = torch.empty(models, features, dtype=torch.float64, device="cpu")
     given, result, norms, center = rows.numpy(), y.view(rows.shape).numpy(), norm.numpy(), mean.numpy()
     if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
@@ -61,7 +61,7 @@ def backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any
         return (in_double(x, settings, grads[0]),)
     rows, grad_out, individually = _stacked(x), _stacked(grads[0]).numpy(), mode == "PN-SI"
     nodes, models, features = rows.shape
-    given, gradient, norms, center = rows.numpy(), empty(x.shape), norm.numpy(), mean.numpy()
+    given, gradient, norms, center = rows.numpy(), vec.empty(x.shape), norm.numpy(), mean.numpy()
     result = gradient.view(rows.shape).numpy()
     if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
         _backward(grad_out, given, center, norms, scale, result)
@@ -103,22 +103,22 @@ def _share(x: Tensor, work: Callable[[slice, slice], Any]) -> None:
     def some(start: int, stop: int) -> None:
         work(slice(start, stop), slice(start // step, -(-stop // step)))
 
-    share_out(len(x), step * BLOCKS_PER_TASK, some)
+    vec.share_out(len(x), step * BLOCKS_PER_TASK, some)
 
 
-@kernel
+@vec.kernel
 def _forward(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
     for model in range(x.shape[1]):
         normalize_block(x[:, model], scale, eps, y[:, model], norm[model], mean[model])
 
 
-@kernel
+@vec.kernel
 def _backward(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any) -> None:
     for model in range(x.shape[1]):
         gradient_block(grad[:, model], x[:, model], mean[model], norm[model], scale, result[:, model])
 
 
-@kernel
+@vec.kernel
 def _block_moments(x: Any, step: int, needs_squares: bool, means: Any, squares: Any) -> None:
     for block in range(len(means)):
         part = x[block * step : (block + 1) * step]
@@ -126,7 +126,7 @@ def _block_moments(x: Any, step: int, needs_squares: bool, means: Any, squares: 
             squares[block, model] = moments(part[:, model], needs_squares, means[block, model : model + 1])
 
 
-@kernel
+@vec.kernel
 def _merge(means: Any, squares: Any, nodes: int, step: int, mean: Any, square: Any) -> None:
     """Merge the moments of blocks, of every model: mean, and mean squared distance from it."""
     for model in range(means.shape[1]):
@@ -139,7 +139,7 @@ def _merge(means: Any, squares: Any, nodes: int, step: int, mean: Any, square: A
         square[model] /= nodes
 
 
-@kernel
+@vec.kernel
 def _normalize(
     x: Any, mean: Any, square: Any, scale: float, eps: float, y: Any, norm: Any, individually: bool
 ) -> None:
@@ -150,7 +150,7 @@ def _normalize(
         )  # fmt: skip
 
 
-@kernel
+@vec.kernel
 def normalize_block(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
     """Normalize ``x`` ``[nodes, features]``, and write the mean and the norms: one, or one for every row."""
     nodes, features = x.shape
@@ -164,14 +164,14 @@ def normalize_block(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: A
     normalize(x, mean.reshape(1, features), square / nodes, scale, eps, y, norm, len(norm) == nodes)
 
 
-@kernel
+@vec.kernel
 def moments(x: Any, needs_squares: bool, mean: Any) -> float:
     """Write the mean of the rows, in float64; return the sum of squared distances from it, if needed."""
-    for start in range(0, x.shape[1], LANES):
-        column = widen(load(x, 0, start))
+    for start in range(0, x.shape[1], vec.LANES):
+        column = vec.widen(vec.load(x, 0, start))
         for row in range(1, len(x)):
-            column = column + widen(load(x, row, start))
-        store(mean, 0, start, column)
+            column = column + vec.widen(vec.load(x, row, start))
+        vec.store(mean, 0, start, column)
     mean /= len(x)
     square = 0.0
     if not needs_squares:
@@ -186,7 +186,7 @@ def moments(x: Any, needs_squares: bool, mean: Any) -> float:
     return square
 
 
-@kernel
+@vec.kernel
 def merge(mean: Any, count: int, other: Any, other_count: int) -> float:
     """Merge the mean of further rows into ``mean``, and return what the squares gain (Chan et al.)."""
     gain, share = 0.0, other_count / (count + other_count)
@@ -197,7 +197,7 @@ def merge(mean: Any, count: int, other: Any, other_count: int) -> float:
     return gain * count * share
 
 
-@kernel
+@vec.kernel
 def normalize(
     x: Any, mean: Any, square: float, scale: float, eps: float, y: Any, norm: Any, individually: bool
 ) -> None:
@@ -231,11 +231,11 @@ def normalize(
 @njit(inline="always")
 def write_scaled(x: Any, row: Any, high: Any, low: Any, factor: Any, y: Any) -> None:
     """Write a centered row times a number: centered again, because what was just stored is slow to load."""
-    for start in range(0, x.shape[1], LANES):
-        store(y, row, start, centered(x, row, start, high, low) * factor)
+    for start in range(0, x.shape[1], vec.LANES):
+        vec.store(y, row, start, centered(x, row, start, high, low) * factor)
 
 
-@kernel
+@vec.kernel
 def write_wide(x: Any, row: int, mean: Any, factor: float, y: Any) -> None:
     """Write a centered row times a number that float32 does not hold."""
     for feature in range(x.shape[1]):
@@ -252,20 +252,20 @@ def two_parts(mean: Any) -> Any:
 @njit(inline="always")
 def centered(x: Any, row: Any, start: Any, high: Any, low: Any) -> Any:
     """Return x - mean."""
-    return load(x, row, start) - load(high, 0, start) - load(low, 0, start)
+    return vec.load(x, row, start) - vec.load(high, 0, start) - vec.load(low, 0, start)
 
 
 @njit(inline="always")
 def squared_distance(x: Any, row: Any, high: Any, low: Any) -> Any:
     """Return the squared norm of a centered row."""
-    products = fill(ZERO)
-    for start in range(0, x.shape[1], LANES):
+    products = vec.fill(ZERO)
+    for start in range(0, x.shape[1], vec.LANES):
         value = centered(x, row, start, high, low)
         products = products + value * value
-    return total(products)
+    return vec.total(products)
 
 
-@kernel
+@vec.kernel
 def wide_squared_distance(x: Any, row: int, mean: Any) -> float:
     """Return the squared norm of a centered row, in float64."""
     square = 0.0
@@ -278,13 +278,13 @@ def wide_squared_distance(x: Any, row: int, mean: Any) -> float:
 @njit(inline="always")
 def centered_dot(grad: Any, x: Any, row: Any, high: Any, low: Any) -> Any:
     """Return the inner product of a gradient and a centered row."""
-    products = fill(ZERO)
-    for start in range(0, x.shape[1], LANES):
-        products = products + load(grad, row, start) * centered(x, row, start, high, low)
-    return np.float64(total(products))
+    products = vec.fill(ZERO)
+    for start in range(0, x.shape[1], vec.LANES):
+        products = products + vec.load(grad, row, start) * centered(x, row, start, high, low)
+    return np.float64(vec.total(products))
 
 
-@kernel
+@vec.kernel
 def _gradient_sums(
     grad: Any, x: Any, mean: Any, norm: Any, scale: float, step: int, individually: bool, result: Any,
     sums: Any, dots: Any,
@@ -299,7 +299,7 @@ def _gradient_sums(
             )  # fmt: skip
 
 
-@kernel
+@vec.kernel
 def gradient_sums(
     grad: Any, x: Any, mean: Any, norm: Any, scale: float, individually: bool, result: Any, sums: Any
 ) -> float:
@@ -315,20 +315,20 @@ def gradient_sums(
         dot += product
         if individually:
             dots[row] = product / norm[row]
-    for start in range(0, x.shape[1], LANES):
-        column = widen(fill(ZERO))
+    for start in range(0, x.shape[1], vec.LANES):
+        column = vec.widen(vec.fill(ZERO))
         for row in range(rows):
-            value = load(grad, row, start)
+            value = vec.load(grad, row, start)
             if individually:
                 unit = centered(x, row, start, high, low) * (ONE / norm[row])
                 value = (value - unit * dots[row]) * (np.float32(scale) / norm[row])
-                store(result, row, start, value)
-            column = column + widen(value)
-        store(sums, 0, start, column)
+                vec.store(result, row, start, value)
+            column = column + vec.widen(value)
+        vec.store(sums, 0, start, column)
     return dot
 
 
-@kernel
+@vec.kernel
 def _finish_gradient(
     grad: Any, x: Any, mean: Any, norm: Any, scale: float, sums: Any, dots: Any, individually: bool,
     result: Any,
@@ -340,7 +340,7 @@ def _finish_gradient(
         )  # fmt: skip
 
 
-@kernel
+@vec.kernel
 def finish_gradient(
     grad: Any, x: Any, mean: Any, norm: Any, scale: float, grad_mean: Any, mean_dot: float,
     individually: bool, result: Any,
@@ -352,19 +352,23 @@ def finish_gradient(
     step = max(1, CACHED_ELEMENTS // x.shape[1])
     for first in range(0, len(x), step):
         last = min(first + step, len(x))
-        for start in range(0, x.shape[1], LANES):
-            offset, upper, lower = load(shift, 0, start), load(high, 0, start), load(low, 0, start)
+        for start in range(0, x.shape[1], vec.LANES):
+            offset, upper, lower = (
+                vec.load(shift, 0, start),
+                vec.load(high, 0, start),
+                vec.load(low, 0, start),
+            )
             if individually:
                 for row in range(first, last):
-                    store(result, row, start, load(result, row, start) - offset)
+                    vec.store(result, row, start, vec.load(result, row, start) - offset)
             else:
                 for row in range(first, last):
-                    unit = (load(x, row, start) - upper - lower) * inverse
-                    value = (load(grad, row, start) - offset - unit * grad_dot) * factor
-                    store(result, row, start, value)
+                    unit = (vec.load(x, row, start) - upper - lower) * inverse
+                    value = (vec.load(grad, row, start) - offset - unit * grad_dot) * factor
+                    vec.store(result, row, start, value)
 
 
-@kernel
+@vec.kernel
 def gradient_block(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any) -> None:
     """Write dL/dx of ``[nodes, features]``."""
     nodes, features = x.shape

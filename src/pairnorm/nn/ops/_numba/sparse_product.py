@@ -9,27 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.nn.ops._numba.vectors import (
-    CODES,
-    LANES,
-    MIN_WORK_FOR_THREADS,
-    activated,
-    activation_gradient,
-    array,
-    by_model,
-    empty,
-    empty_by_model,
-    fill,
-    kernel,
-    load,
-    share_out,
-    store,
-    zeros,
-)
+from pairnorm.nn.ops._numba import vectors as vec
 from pairnorm.nn.ops.sparse_product import Pattern
 
 DTYPES = (torch.float32,)
 NUMBERS_PER_TASK = 2**19
+# With fewer multiplications than this, waking a thread takes longer than the work it would share.
+MIN_WORK_FOR_THREADS = 2**22
 Selection = tuple[Any, Any, Any]
 
 
@@ -40,34 +26,34 @@ def forward(
 
     ``values`` are ``[entries]`` or ``[models, entries]``.
     """
-    result = empty(pattern.shape[0], *dense.shape[1:])
+    result = vec.empty(pattern.shape[0], *dense.shape[1:])
     dense = dense.detach().contiguous()
     shape = (len(dense), len(values) if values.dim() == 2 else 1, -1)
-    offset = zeros(dense[0].shape) if bias is None else bias.detach()
+    offset = vec.zeros(dense[0].shape) if bias is None else bias.detach()
     crow, column = pattern.crow.numpy(), pattern.column.numpy()
     own, x = torch.atleast_2d(values.detach()).contiguous().numpy(), dense.view(shape).numpy()
     added, y = offset.reshape(shape[1:]).contiguous().numpy(), result.view(len(result), *shape[1:]).numpy()
 
     def work(start: int, stop: int) -> None:
-        _multiply(crow[start : stop + 1], column, own, x, added, CODES[activation], y[start:stop])
+        _multiply(crow[start : stop + 1], column, own, x, added, vec.CODES[activation], y[start:stop])
 
     rows, width = pattern.shape[0], x[0].size
     large = pattern.num_entries * width > MIN_WORK_FOR_THREADS
-    share_out(rows, max(1, NUMBERS_PER_TASK // width) if large else rows, work)
+    vec.share_out(rows, max(1, NUMBERS_PER_TASK // width) if large else rows, work)
     return result
 
 
 def activation_backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of an activation's input and of the bias in it, from its output ``y``."""
-    result, sums = empty(y.shape), empty(y.shape[1:])
+    result, sums = vec.empty(y.shape), vec.empty(y.shape[1:])
     activation_gradients(
-        array(grad.flatten(1)), array(y.flatten(1)), CODES[activation], result.flatten(1).numpy(),
+        vec.array(grad.flatten(1)), vec.array(y.flatten(1)), vec.CODES[activation], result.flatten(1).numpy(),
         sums.view(1, -1).numpy(),
     )  # fmt: skip
     return result, sums
 
 
-@kernel
+@vec.kernel
 def _multiply(
     crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any
 ) -> None:
@@ -78,15 +64,15 @@ def _multiply(
         )  # fmt: skip
 
 
-@kernel
+@vec.kernel
 def gather(crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any) -> None:
     """Write activation(matrix @ dense + bias) to ``result``."""
-    for start in range(0, result.shape[1], LANES):
+    for start in range(0, result.shape[1], vec.LANES):
         for row in range(result.shape[0]):
-            total = load(bias, 0, start)
+            total = vec.load(bias, 0, start)
             for entry in range(np.uint64(crow[row]), np.uint64(crow[row + 1])):
-                total = total + load(dense, column[entry], start) * values[entry]
-            store(result, row, start, activated(total, activation))
+                total = total + vec.load(dense, column[entry], start) * values[entry]
+            vec.store(result, row, start, vec.activated(total, activation))
 
 
 def select(pattern: Pattern, values: Tensor) -> Selection:
@@ -101,19 +87,19 @@ def select(pattern: Pattern, values: Tensor) -> Selection:
 
 def linear_forward(pattern: Pattern, entries: Selection, weight: Tensor) -> Tensor:
     """Return ``[nodes, models, out]`` for weights ``[models, in, out]``."""
-    result, by_models = empty_by_model(len(weight), pattern.shape[0], weight.size(2))
-    _linear_forward(*entries, array(weight), by_models.numpy())
+    result, by_models = vec.empty_by_model(len(weight), pattern.shape[0], weight.size(2))
+    _linear_forward(*entries, vec.array(weight), by_models.numpy())
     return result
 
 
 def linear_backward(pattern: Pattern, entries: Selection, grad: Tensor) -> Tensor:
     """Return the gradient of the weights."""
-    result = zeros(grad.size(1), pattern.shape[1], grad.size(2))
-    _linear_backward(*entries, by_model(grad).numpy(), result.numpy())
+    result = vec.zeros(grad.size(1), pattern.shape[1], grad.size(2))
+    _linear_backward(*entries, vec.by_model(grad).numpy(), result.numpy())
     return result
 
 
-@kernel
+@vec.kernel
 def _select(crow: Any, column: Any, values: Any, new_crow: Any, columns: Any, selected: Any) -> None:
     for model in range(values.shape[0]):
         count = 0
@@ -126,32 +112,34 @@ def _select(crow: Any, column: Any, values: Any, new_crow: Any, columns: Any, se
             new_crow[model, row + 1] = count
 
 
-@kernel
+@vec.kernel
 def _linear_forward(crow: Any, columns: Any, values: Any, weight: Any, result: Any) -> None:
     zero = np.zeros((1, result.shape[2]), np.float32)
     for model in range(len(result)):
         gather(crow[model], columns[model], values[model], weight[model], zero, 0, result[model])
 
 
-@kernel
+@vec.kernel
 def _linear_backward(crow: Any, columns: Any, values: Any, grad: Any, result: Any) -> None:
     for model in range(len(result)):
         own = result[model]
-        for start in range(0, result.shape[2], LANES):
+        for start in range(0, result.shape[2], vec.LANES):
             for row in range(grad.shape[1]):
-                gradient = load(grad[model], row, start)
+                gradient = vec.load(grad[model], row, start)
                 for entry in range(crow[model, row], crow[model, row + 1]):
                     column = columns[model, entry]
-                    store(own, column, start, load(own, column, start) + gradient * values[model, entry])
+                    vec.store(
+                        own, column, start, vec.load(own, column, start) + gradient * values[model, entry]
+                    )
 
 
-@kernel
+@vec.kernel
 def activation_gradients(grad: Any, y: Any, activation: int, result: Any, grad_bias: Any) -> None:
     """Write the gradient of what the bias was added to, and its sum over the nodes."""
-    for start in range(0, y.shape[1], LANES):
-        total = fill(np.float32(0))
+    for start in range(0, y.shape[1], vec.LANES):
+        total = vec.fill(np.float32(0))
         for row in range(len(y)):
-            value = activation_gradient(load(grad, row, start), load(y, row, start), activation)
-            store(result, row, start, value)
+            value = vec.activation_gradient(vec.load(grad, row, start), vec.load(y, row, start), activation)
+            vec.store(result, row, start, value)
             total = total + value
-        store(grad_bias, 0, start, total)
+        vec.store(grad_bias, 0, start, total)

@@ -31,8 +31,6 @@ LANES = 32 if get_host_cpu_features().get("avx512f") else 16
 # Sums may be reordered and multiplications fused, but NaN must stay NaN.
 FAST = ("reassoc", "contract", "arcp", "nsz")
 INT = ir.IntType(32)
-# With fewer multiplications than this, waking a thread takes longer than the work it would share.
-MIN_WORK_FOR_THREADS = 2**22
 
 
 class KernelWarning(UserWarning):
