@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from pairnorm.classify import NodeClassifier
-from pairnorm.classify.target import hide
+from pairnorm.classify.holdout import hide
 from pairnorm.data import Graph, load, missing_vectors
 
 # Seconds; 0 is the exhaustive search.

@@ -5,7 +5,9 @@ import subprocess
 import sys
 import warnings
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pandas
@@ -22,8 +24,9 @@ from sklearn.utils.estimator_checks import (
     check_set_params,
 )
 
-from pairnorm.classify import ClassifierWarning, NodeClassifier, scaling
+from pairnorm.classify import ClassifierWarning, NodeClassifier, Task, scaling
 from pairnorm.classify.predictions import prediction_table
+from pairnorm.classify.search import FIT_SHARE, FitProgress, ProgressTracker
 from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors, pack
 
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
@@ -110,16 +113,28 @@ def test_probabilities_sum_to_one_and_predict_names_the_largest(small: Graph, mo
     assert classifier.score(graph) == pytest.approx(right.mean())
 
 
-def test_progress_counts_up_to_the_end(small: Graph) -> None:
-    told: list[tuple[int, int, str]] = []
-    NodeClassifier(depth=(1, 2)).fit(small, progress=lambda *now: told.append(now))
-    assert [now[:2] for now in told] == [(step, 7) for step in range(1, 8)]
-    assert [now[2] for now in told[3:]] == [
-        "SGC-PN-SI, depth 2",
-        "averaged",
-        "evaluated",
-        "learned from all labels",
-    ]
+def test_progress_counts_up_to_the_end_with_the_best_score_and_the_time_left(small: Graph) -> None:
+    seen: list[tuple[float, FitProgress]] = []
+    classifier = NodeClassifier(depth=(1, 2))
+    classifier.fit(small, progress=lambda now: seen.append((perf_counter(), now)))
+    progress, last = [now for _, now in seen], seen[-1][0]
+    assert [(now.done, now.total) for now in progress] == [(step, 7) for step in range(1, 8)]
+    names = [now.step for now in progress[3:]]
+    assert names == ["SGC-PN-SI, depth 2", "averaged", "evaluated", "fitted to all labels"]
+    assert np.isnan(progress[0].best_score)
+    best = max(classifier.choice_.results, key=lambda one: one.rank)
+    assert progress[-1].best_score == best.candidate.validation_accuracy
+    assert progress[-1].seconds_left == 0
+    for when, now in seen[1:]:
+        assert now.seconds_left < 3 * (last - when) + 1
+
+
+def test_the_time_left_is_bounded_by_the_time_limit(task: Task) -> None:
+    seen: list[FitProgress] = []
+    limited = replace(task, time_limit=60.0, began=perf_counter() - 10)
+    tracker = ProgressTracker(limited, 1000, seen.append)
+    tracker.tick("first")  # 1 of 1,000 steps in 10 s
+    assert 60 * FIT_SHARE - 11 < seen[0].seconds_left <= 60 * FIT_SHARE - 10
 
 
 def without_split(graph: Graph) -> Graph:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling, smoothing, suggest_depth
-from pairnorm.classify.diagnosis import MIN_SOURCES, measured
+from pairnorm.classify.explanation import MIN_SOURCES, measured
 from pairnorm.data import Graph
 from pairnorm.measure import col_diff, effective_rank, row_diff
 from pairnorm.nn import normalized_adjacency, pair_norm

@@ -10,10 +10,9 @@ from pairnorm.classify import Candidate, NodeClassifier, Scores
 from pairnorm.classify import findings as findings_module
 from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.networks import Network
-from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Baseline, Findings
-from pairnorm.classify.holdout import without
+from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Baseline, Findings, verdict
+from pairnorm.classify.holdout import without_nodes
 from pairnorm.classify.search_space import baselines
-from pairnorm.classify.verdict import verdict
 from pairnorm.data import Graph, csbm
 from pairnorm.report.fit_report import write_report
 
@@ -83,7 +82,7 @@ def test_what_comes_later_is_labeled_without_retraining(small: Graph) -> None:
     scores = Findings.of(classifier, small).checks[LATER]
     assert scores.count == 60  # a fifth of all nodes, of 174 held out
     assert 0.6 < scores.accuracy <= 1
-    kept = without(small, small.test)
+    kept = without_nodes(small, small.test)
     dense = small.adjacency.to_dense()
     assert torch.equal(kept.adjacency.to_dense(), dense[~small.test][:, ~small.test])
     assert torch.equal(kept.features.to_dense(), small.features.to_dense()[~small.test])
@@ -111,7 +110,7 @@ def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> No
 
 
 def test_what_was_there_before_keeps_its_directions(flow: Graph) -> None:
-    before = without(flow, flow.test)
+    before = without_nodes(flow, flow.test)
     assert flow.directed is not None
     assert before.directed is not None
     kept = (~flow.test).nonzero().squeeze(1)
@@ -158,14 +157,6 @@ def test_rivals_start_with_the_model_itself(findings: Findings) -> None:
     assert next(iter(baselines)) == findings.classifier.best_.name
     assert baselines[findings.classifier.best_.name].accuracy == findings.classifier.held_out_.accuracy
     assert len(baselines) == 5
-
-
-def test_who_is_confident_is_mostly_right(findings: Findings) -> None:
-    confident = findings.test & (findings.probabilities.max(1) >= 0.9)
-    count, right = findings.confident()
-    assert count == confident.sum() > 20
-    assert right == (findings.predicted == findings.graph.labels.numpy())[confident].mean()
-    assert right > 0.8
 
 
 def guess(findings: Findings, name: str, predicted: np.ndarray) -> Baseline:
@@ -257,8 +248,7 @@ def test_too_little_held_out_is_said(findings: Findings) -> None:
 
 def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None:
     accuracy = {
-        baseline.name: findings.scores(baseline.predicted, findings.test).accuracy
-        for baseline in findings.baselines
+        baseline.name: findings.comparison()[baseline.name].accuracy for baseline in findings.baselines
     }
     assert accuracy.pop("most frequent class") < 0.6
     assert min(accuracy.values()) > 0.6, accuracy
@@ -281,7 +271,7 @@ def test_a_gcn_without_features_gets_one_hot_ids() -> None:
     classifier = NodeClassifier("most frequent class", refit=False).fit(bare)
     found = Findings.of(classifier, bare)
     gcn = {one.name: one for one in found.baselines}["GCN, 2 layers, one-hot ids"]
-    assert found.scores(gcn.predicted, found.test).accuracy > 0.75
+    assert found.comparison()[gcn.name].accuracy > 0.75
 
 
 @pytest.mark.usefixtures("brief")

@@ -14,7 +14,7 @@ from pairnorm.classify.holdout import (
     unseen,
     warn_label_predictors,
 )
-from pairnorm.classify.protocol import needs_cross_fitting
+from pairnorm.classify.search import needs_cross_fitting
 from pairnorm.data import Graph
 from pairnorm.data.encoder import Column, Encoder
 

@@ -20,7 +20,7 @@ from pairnorm.classify.candidates import (
 )
 from pairnorm.classify.candidates import task as task_module
 from pairnorm.classify.candidates.task import WIDE_COLUMNS, KnownLabels, PseudoLabels
-from pairnorm.classify.diagnosis import suggest_depth
+from pairnorm.classify.explanation import suggest_depth
 from pairnorm.classify.search import (
     Choice,
     search,
@@ -75,8 +75,8 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatc
     choice = search(task, [SGCFamily(["PN"], (2, 4), (10.0,)), LabelPropagation()], simple=False)
     assert len(choice.smooths) == 2
     assert choice.best.self_trained
-    teacher = choice._replace(smooths=choice.smooths[:1]).learn(task)
-    student = choice.learn(task)
+    teacher = choice._replace(smooths=choice.smooths[:1]).fit(task)
+    student = choice.fit(task)
     losses = []
     for one in (teacher, student):
         logits = one.logits(PreparedGraph(graph, task.features, task.device))[:, 0]
@@ -251,7 +251,7 @@ def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
     assert len(told) == sum(family.steps for family in families)
     assert len(tried) == 2 * 2 * 2 + 2 * (1 + 2)
     assert best.validation_loss == min(one.candidate.validation_loss for one in tried)
-    ((_, _, fitted),) = choice.learn(task).parts
+    ((_, _, fitted),) = choice.fit(task).parts
     assert type(fitted.module).__name__ == best.model
 
 

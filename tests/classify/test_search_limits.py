@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from pairnorm.classify.candidates import Candidate
-from pairnorm.classify.regression import WORTH_A_THREAD
-from pairnorm.classify.search_limits import PATIENCE, SearchLimits, subsample
+from pairnorm.classify.regression import MIN_PARALLEL_SIZE, PATIENCE, SearchLimits, subsample
 
 
 def of(losses: Iterator[float]) -> Iterator[Candidate]:
@@ -14,7 +13,11 @@ def of(losses: Iterator[float]) -> Iterator[Candidate]:
 
 @pytest.mark.parametrize(
     ("numbers", "metric", "last"),
-    [(WORTH_A_THREAD, "loss", 1.1), (WORTH_A_THREAD, "accuracy", 3.0), (WORTH_A_THREAD - 1, "loss", 3.0)],
+    [
+        (MIN_PARALLEL_SIZE, "loss", 1.1),
+        (MIN_PARALLEL_SIZE, "accuracy", 3.0),
+        (MIN_PARALLEL_SIZE - 1, "loss", 3.0),
+    ],
 )
 def test_scales_that_only_overfit_are_left_out_where_they_are_expensive(
     numbers: int, metric: str, last: float
@@ -26,7 +29,7 @@ def test_scales_that_only_overfit_are_left_out_where_they_are_expensive(
 
 
 @pytest.mark.parametrize(
-    ("many_nodes", "numbers", "ends"), [(True, 1, True), (False, WORTH_A_THREAD, True), (False, 1, False)]
+    ("many_nodes", "numbers", "ends"), [(True, 1, True), (False, MIN_PARALLEL_SIZE, True), (False, 1, False)]
 )
 def test_a_propagation_ends_after_depths_without_a_gain(many_nodes: bool, numbers: int, ends: bool) -> None:
     losses, ticks = [3.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.0, 4.0, 0.1], []

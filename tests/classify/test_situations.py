@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from pairnorm.classify import NodeClassifier
 from pairnorm.classify import search_space as search_module
-from pairnorm.classify.findings import UNMASKED, Findings
-from pairnorm.classify.target import hide
-from pairnorm.classify.verdict import verdict
+from pairnorm.classify.findings import UNMASKED, Findings, verdict
+from pairnorm.classify.holdout import hide
 from pairnorm.data import Graph
 
 NODES, LABELED, CLASSES, COLUMNS = 1500, 433, 3, 6

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from pairnorm.classify.calibration import decide
 from pairnorm.classify.candidates import PreparedGraph, SGCFamily, Task
-from pairnorm.classify.evaluation import METRICS, decide
+from pairnorm.classify.evaluation import METRICS
 from pairnorm.classify.scaling import Scaling
 from pairnorm.data import Graph
 from pairnorm.data.packed import PackedGraph
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from test_propagation import packed_graph
 
 from pairnorm.classify import streaming
-from pairnorm.classify.search_limits import PATIENCE
+from pairnorm.classify.regression import PATIENCE
 from pairnorm.classify.streaming import Rows, Streaming
 from pairnorm.report import render_markdown
 from pairnorm.report.fit_report import streamed_page

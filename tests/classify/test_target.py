@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify.target import Target, hide, hide_features, lacks_most, standardize, strata
+from pairnorm.classify.evaluation import standardize
+from pairnorm.classify.holdout import Target, hide, hide_features, lacks_most, strata
 from pairnorm.data import Graph
 
 NODES = 4000

@@ -2,8 +2,8 @@
 
 from pairnorm.classify.candidates import Candidate, Family, Task
 from pairnorm.classify.classifier import NodeClassifier
-from pairnorm.classify.diagnosis import smoothing, suggest_depth
 from pairnorm.classify.evaluation import Scores
+from pairnorm.classify.explanation import smoothing, suggest_depth
 from pairnorm.classify.holdout import ClassifierWarning, complete_split
 from pairnorm.classify.scaling import Scaling
 

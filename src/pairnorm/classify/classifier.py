@@ -9,30 +9,42 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
+from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.classify.calibration import Calibration, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.candidates.candidate import Candidate
 from pairnorm.classify.candidates.ensemble import Average
 from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.candidates.task import Task
-from pairnorm.classify.conformal import Calibration
-from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
+from pairnorm.classify.evaluation import METRICS, Scores
+from pairnorm.classify.explanation import Explanation, explain_predictions
 from pairnorm.classify.holdout import (
     ClassifierWarning,
+    Target,
     check_num_classes,
     complete_split,
+    hide,
+    lacks_most,
     unseen,
     warn_label_predictors,
     without_column,
 )
-from pairnorm.classify.protocol import cross_fit, evaluation_task, needs_cross_fitting
 from pairnorm.classify.scaling import Scaling, check_features
-from pairnorm.classify.search import Choice, search
+from pairnorm.classify.search import (
+    Choice,
+    FitProgress,
+    ProgressTracker,
+    cross_fit,
+    evaluation_task,
+    needs_cross_fitting,
+    search,
+)
 from pairnorm.classify.search_space import parse_search_space, plan
-from pairnorm.classify.target import Target, hide, lacks_most
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.graph import check_graph
@@ -43,15 +55,13 @@ from pairnorm.train.engine import find_device
 if TYPE_CHECKING:
     import pandas
 
-    from pairnorm.classify.explanation import Explanation
-
 
 class UnfittedError(PairNormError, NotFittedError):  # type: ignore[misc]
     """A classifier that is not fitted was used to predict; scikit-learn's ``NotFittedError``."""
 
 
 class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Learns the classes of some nodes of a graph and predicts them for all, also where features are missing.
+    """Predict the classes of nodes in a graph, also where features are missing.
 
     Follows scikit-learn: parameters go into the constructor, fitted attributes end in an underscore.
     ``classes_``; ``best_``, the selected ``Candidate`` or the ensemble; ``parts_``, its members with their
@@ -77,8 +87,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         metric: that selects the model: ``"loss"``, ``"accuracy"``, ``"balanced-accuracy"``,
             ``"macro-f1"``, ``"average-precision"`` or ``"auc"``. With balanced accuracy and macro F1, classes
             are predicted by probabilities that are weighted against their frequency.
-        class_weight: ``"balanced"`` predicts the class with the largest p / share of the class, which finds
-            rare ones more often; ``"auto"`` leaves it to the metric.
+        class_weight: ``"balanced"`` predicts the class with the largest p / share of the class, which favors
+            rare ones; ``"auto"`` leaves it to the metric.
         simple: use the best model instead of an ensemble.
         refit: after the selection, fit on all labels except those of the graph's test nodes.
         time: the feature that orders nodes in time: the latest labeled nodes are held out. The column itself
@@ -87,8 +97,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             what unlabeled nodes lack, ``"labeled"`` for what labeled ones do, or a share without features.
         scaling: of features: ``"rows"``, ``"columns"``, ``"none"`` or ``"auto"``; see ``Scaling``.
         adjacency: ``"rw"`` or ``"sym"``.
-        directed: ``"yes"`` also tries boosted trees that distinguish in- from out-neighbors, ``"no"`` does
-            not; ``"auto"`` does where some edges are listed both ways and some in one direction only.
+        directed: ``"yes"`` also evaluates boosted trees that distinguish in- from out-neighbors, ``"no"``
+            does not; ``"auto"`` does where some edges are listed both ways and some in one direction only.
         hidden: width of networks; 0 for the paper's.
         dropout: of networks.
         epochs: of networks.
@@ -170,14 +180,14 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     _tested: NDArray[np.int64]
 
     def fit(
-        self, graph: Graph, y: None = None, *, progress: Callable[[int, int, str], None] | None = None
+        self, graph: Graph, y: None = None, *, progress: Callable[[FitProgress], None] | None = None
     ) -> Self:
         """Select a model by validation and fit it.
 
         Args:
             graph: with labels on some nodes. Missing parts of its split are drawn, class by class.
             y: not used; labels are in the graph.
-            progress: called with the number of finished steps, of all steps, and the name of the last one.
+            progress: called after every step; see ``FitProgress``.
         """
         check_graph(graph)
         if y is not None:
@@ -188,79 +198,82 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_features(graph)
         check_num_classes(graph)
         given = graph.split
-        split = complete_split(graph, self.random_state, self.time)
+        self.split_ = complete_split(graph, self.random_state, self.time)
         graph = without_column(graph, self.time)
-        target = Target.estimate(graph, self.target)
-        graph = graph.with_split(split)
-        warn_label_predictors(graph, split.train | split.validation)
+        self.target_ = Target.estimate(graph, self.target)
+        self.graph_ = graph = graph.with_split(self.split_)
+        warn_label_predictors(graph, graph.train | graph.validation)
         scaling = Scaling.of(graph, self.scaling)
-        task = evaluation_task(self, graph, given, target, scaling)
-        families, done = plan(self, hide(task.graph, task.hidden)), 0
-        steps = sum(family.steps for family in families) + 2 + self.refit
-        cross_fitted = needs_cross_fitting(graph, given, self.metric) and self.time is None
-        steps += len(task.fold_masks) if cross_fitted else 0
+        task = evaluation_task(self, graph, given, self.target_, scaling)
 
-        def tick(what: str) -> None:
-            nonlocal done
-            done += 1
-            if progress is not None:
-                progress(done, steps, what)
-
-        choice = search(task, families, tick, simple=self.simple)
-        tick("averaged")
-        self.best_, self.search_ = choice.best, [one.candidate for one in choice.results]
-        self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
-        self.model_ = choice.learn(task.with_all_folds)
+        families = plan(self, hide(task.graph, task.hidden))
+        cross_fitted = self.time is None and needs_cross_fitting(graph, given, self.metric)
+        folds = task.fold_masks if cross_fitted else ()
+        steps = sum(family.steps for family in families) + 2 + self.refit + len(folds)
+        tracker = ProgressTracker(task, steps, progress)
+        choice = search(task, families, tracker.tick, simple=self.simple, on_result=tracker.record)
+        self.model_ = choice.fit(task.with_all_folds)
         if task.shards is not None:  # the remaining work is small, and a rank does it faster by itself
             task = replace(task, shards=None)
-        self.task_ = replace(task, prepared=task.prepared.without_cache())
-        self.graph_, self.target_ = graph, target
-        self.split_, self.choice_ = split, choice
-        logits = choice.probabilities.clamp(min=1e-30).log().unsqueeze(1)
-        self.temperature_ = fit_temperature(logits, task.held_out_labels)
-        self.evaluation_probabilities_ = self._probabilities(task.prepared)
-        self.prior_ = task.prior.numpy()
-        softened = mean_probabilities(logits, self.temperature_)
-        self.tilt_ = decide(self.metric, task.held_out_labels, softened, task.prior)[1]
-        if self.class_weight == "balanced":
-            self.tilt_ = 1.0
-        self.classes_ = graph.classes
-        self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
-        test = split.test.cpu().numpy()
-        self.held_out_ = self._scores(graph, test, self.evaluation_probabilities_) if test.any() else None
-        self.calibration_ = None
-        if test.any():
-            held_out = self.evaluation_probabilities_[test], graph.labels.cpu().numpy()[test]
-            self.calibration_ = Calibration.of(*held_out, lacks_most(task.graph)[test])
-        self.unmasked_ = None
+        self._store_choice(graph, task, choice)
+        tracker.tick("averaged")
+
+        self._calibrate(task, choice)
         # The evaluation model has the statistics of the graph in which held-out nodes are masked.
         self.scaling_ = scaling if task.graph is graph else scaling.fitted_to(task.graph)
-        self.probabilities_ = self.evaluation_probabilities_
+        self._evaluate(task)
+        tracker.tick("evaluated")
+        learned = graph.train | graph.validation
+        if self.refit:
+            learned = graph.labeled & ~given.test
+            self._refit(task, choice, scaling, learned, given.test)
+            tracker.tick("fitted to all labels")
+        self.cross_fitted_ = cross_fit(self, graph, folds, tracker.tick) if folds else None
+        names = task.prepared.node_fingerprints
+        self._seen = names[learned.cpu().numpy()]
+        self._tested = names[(graph.test & learned).cpu().numpy()]
+        return self
+
+    def _store_choice(self, graph: Graph, task: Task, choice: Choice) -> None:
+        self.choice_, self.task_ = choice, replace(task, prepared=task.prepared.without_cache())
+        self.best_, self.search_ = choice.best, [one.candidate for one in choice.results]
+        self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
+        self.classes_, self.prior_ = graph.classes, task.prior.numpy()
+        self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
+
+    def _calibrate(self, task: Task, choice: Choice) -> None:
+        """Fit the temperature and the decision rule to the nodes that selected the model."""
+        logits = choice.probabilities.clamp(min=1e-30).log().unsqueeze(1)
+        self.temperature_ = fit_temperature(logits, task.held_out_labels)
+        probabilities = mean_probabilities(logits, self.temperature_)
+        self.tilt_ = decide(self.metric, task.held_out_labels, probabilities, task.prior)[1]
+        if self.class_weight == "balanced":
+            self.tilt_ = 1.0
+
+    def _evaluate(self, task: Task) -> None:
+        """Score the model on the test nodes, which are masked like the target, and also without masks."""
+        graph, test = self.graph_, self.graph_.test.cpu().numpy()
+        self.probabilities_ = self.evaluation_probabilities_ = self._probabilities(task.prepared)
+        self.held_out_ = self.calibration_ = self.unmasked_ = None
+        if test.any():
+            self.held_out_ = self.evaluate(graph, test, self.probabilities_)
+            labels = graph.labels.cpu().numpy()[test]
+            self.calibration_ = Calibration.of(
+                self.probabilities_[test], labels, lacks_most(task.graph)[test]
+            )
         if task.graph is not graph:
             prepared = PreparedGraph(graph, self.scaling_(graph), task.device, task.prepared)
             self.probabilities_ = self._probabilities(prepared)
-            self.unmasked_ = self._scores(graph, test, self.probabilities_)
-        tick("evaluated")
-        learned = split.train | split.validation
-        if self.refit:
-            self.scaling_ = scaling
-            learned = graph.labeled & ~given.test
-            every = graph.replace(train=learned, validation=learned & False, test=given.test)
-            prepared = task.prepared
-            if task.graph is not graph:
-                prepared = PreparedGraph(graph, scaling(graph), task.device, task.prepared)
-            self.model_ = choice.learn(
-                replace(task, graph=every, prepared=prepared, fold_masks=(), hidden=None)
-            )
-            self.probabilities_ = self._probabilities(prepared)
-            tick("learned from all labels")
-        self.cross_fitted_ = None
-        if cross_fitted and task.fold_masks:
-            self.cross_fitted_ = cross_fit(self, graph, task.fold_masks, tick)
-        names = task.prepared.node_fingerprints
-        self._seen = names[learned.cpu().numpy()]
-        self._tested = names[(split.test & learned).cpu().numpy()]
-        return self
+            self.unmasked_ = self.evaluate(graph, test, self.probabilities_)
+
+    def _refit(self, task: Task, choice: Choice, scaling: Scaling, learned: Tensor, test: Tensor) -> None:
+        """Fit the selected model to all labels except those of given test nodes, without masks."""
+        graph, prepared, self.scaling_ = self.graph_, task.prepared, scaling
+        if task.graph is not graph:
+            prepared = PreparedGraph(graph, scaling(graph), task.device, task.prepared)
+        every = graph.replace(train=learned, validation=torch.zeros_like(learned), test=test)
+        self.model_ = choice.fit(replace(task, graph=every, prepared=prepared, fold_masks=(), hidden=None))
+        self.probabilities_ = self._probabilities(prepared)
 
     @property
     def feature_names_in_(self) -> tuple[str, ...] | None:
@@ -338,8 +351,6 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, graph: Graph, predicted: NDArray[np.int64], nodes: NDArray[np.int64] | None = None, top: int = 5
     ) -> Explanation:
         """Explain the predicted class of some nodes; see ``explain``."""
-        from pairnorm.classify.explanation import explain_predictions
-
         graph = self._aligned(graph)
         prepared = PreparedGraph(graph, self.scaling_(graph), find_device(self.device))
         classes = self.classes_.astype(str).tolist()
@@ -392,7 +403,13 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 value=graph.name,
                 hint="Label others, or put those to evaluate in the test part.",
             )
-        return self._scores(graph, evaluated, self.predict_proba(graph)).accuracy
+        return self.evaluate(graph, evaluated, self.predict_proba(graph)).accuracy
+
+    def evaluate(self, graph: Graph, nodes: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
+        """Return the scores of probabilities of all nodes, [n, classes], on some labeled nodes, bool [n]."""
+        labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()
+        probabilities = probabilities[nodes]
+        return Scores.of(labels[nodes], self.decide(probabilities), len(self.classes_), probabilities)
 
     def _aligned(self, graph: Graph) -> Graph:
         self._check_fitted()
@@ -402,13 +419,6 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _probabilities(self, prepared: PreparedGraph) -> NDArray[np.float32]:
         logits = self.model_.logits(prepared)
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
-
-    def _scores(
-        self, graph: Graph, evaluated: NDArray[np.bool_], probabilities: NDArray[np.float32]
-    ) -> Scores:
-        labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()
-        probabilities = probabilities[evaluated]
-        return Scores.of(labels[evaluated], self.decide(probabilities), len(self.classes_), probabilities)
 
     def check_parameters(self) -> None:
         """Raise an error if a parameter is not valid; ``fit`` calls this too."""

@@ -1,30 +1,25 @@
-"""Metrics of predictions with their intervals, decision rules, and calibration of probabilities."""
+"""Metrics of predictions, their intervals, and differences between two models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, nan, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-
-from pairnorm.base.errors import PairNormError
-from pairnorm.train.problem import part_losses
 
 NORMAL_95 = 1.959964
-MAX_TEMPERATURE, NUM_TEMPERATURES = 30.0, 60
-# A temperature cannot be fitted to fewer nodes.
-MIN_TEMPERATURE_NODES = 20
+# A stratum of fewer held-out nodes does not state an accuracy.
+MIN_STRATUM = 5
 METRICS = ("loss", "accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc")
 RANKING_METRICS = ("average-precision", "auc")
-TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 BOOTSTRAP_SAMPLES, MAX_BOOTSTRAP_DRAWS = 500, 2_000_000
 
 Interval = tuple[float, float]
+Predictions = tuple[NDArray[np.int64], NDArray[Any]]
+"""Predicted classes [m], and probabilities [m, classes]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +58,7 @@ class Scores:
         confusion = np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
         if folds is not None and probabilities is not None:
             probabilities = comparable_scores(labels, probabilities, folds)
-        ranked = () if probabilities is None else rankings(labels, probabilities)
-        return cls(confusion, *ranked)
+        return cls(confusion, *(() if probabilities is None else rankings(labels, probabilities)))
 
     @property
     def count(self) -> int:
@@ -88,7 +82,6 @@ class Scores:
 
     @cached_property
     def _by_class(self) -> tuple[NDArray[np.float64], ...]:
-        """Precision, recall and F1 of every class; NaN where a class does not occur."""
         from sklearn.metrics import precision_recall_fscore_support
 
         if self.count == 0:
@@ -117,12 +110,12 @@ class Scores:
     @property
     def balanced_accuracy(self) -> float:
         """Mean recall of the classes that occur."""
-        return _mean(self.recall)
+        return float(np.nanmean(self.recall)) if self.count else nan
 
     @property
     def macro_f1(self) -> float:
         """Mean F1 of the classes that occur or are predicted."""
-        return _mean(self.f1)
+        return float(np.nanmean(self.f1)) if self.count else nan
 
     def value(self, metric: str) -> float:
         """Return the value of a metric by its name; the loss has none here.
@@ -144,7 +137,7 @@ class Scores:
             metric: one of ``METRICS``.
         """
         value = self.value(metric)
-        if value != value:
+        if np.isnan(value):
             return nan, nan
         if metric == "accuracy":
             return self.interval
@@ -152,15 +145,16 @@ class Scores:
             return self._ranking_interval(metric, value)
         cells = (self.confusion + 0.5 * (self.confusion.sum(1, keepdims=True) > 0)).ravel()
         drawn = np.random.default_rng(0).multinomial(self.count, cells / cells.sum(), BOOTSTRAP_SAMPLES)
-        drawn = drawn.reshape(-1, *self.confusion.shape)
-        half = NORMAL_95 * float(np.nanstd(confusion_metric(metric, drawn)))
+        half = NORMAL_95 * float(
+            np.nanstd(confusion_metric(metric, drawn.reshape(-1, *self.confusion.shape)))
+        )
         return max(0.0, value - half), min(1.0, value + half)
 
     def _ranking_interval(self, metric: str, value: float) -> Interval:
         counts = self.confusion.sum(1)
-        there = counts[(counts > 0) & (counts < self.count)]
+        sizes = counts[(counts > 0) & (counts < self.count)]
         # With two classes the rarer one is ranked. A mean over classes is taken to be as uncertain as one.
-        positives = float(there.min() if len(counts) == 2 else there.mean())
+        positives = float(sizes.min() if len(counts) == 2 else sizes.mean())
         negatives = self.count - positives
         edge = 0.5 / (positives + 1)
         p = min(max(value, edge), 1 - edge)
@@ -214,7 +208,7 @@ def weighted_rankings(
     hits, misses = (
         np.cumsum(weights[:, order] * kind, axis=1)[:, last] for kind in (positive[order], ~positive[order])
     )
-    before = [np.concatenate([np.zeros((len(weights), 1)), one[:, :-1]], 1) for one in (hits, misses)]
+    before = [np.pad(one[:, :-1], ((0, 0), (1, 0))) for one in (hits, misses)]
     with np.errstate(invalid="ignore", divide="ignore"):
         precision = np.nan_to_num(hits / (hits + misses))
         auc = ((hits + before[0]) / 2 * (misses - before[1])).sum(1) / (hits[:, -1] * misses[:, -1])
@@ -223,24 +217,24 @@ def weighted_rankings(
     return auc, average_precision
 
 
-def _sampled_rankings(
-    labels: NDArray[np.int64], probabilities: NDArray[Any], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return AUC and average precision, [2, samples]; see ``Scores``. NaN for one class."""
-    counts = np.bincount(labels, minlength=probabilities.shape[1])
-    there = [number for number, count in enumerate(counts) if 0 < count < len(labels)]
-    if probabilities.shape[1] == 2:
-        there = there[:1] if counts[0] < counts[1] else there[1:]
-    if not there:
-        return np.full((2, len(weights)), nan)
-    values = [weighted_rankings(labels == number, probabilities[:, number], weights) for number in there]
-    return np.asarray(np.mean(values, axis=0))
-
-
 def rankings(labels: NDArray[np.int64], probabilities: NDArray[Any]) -> tuple[float, float]:
     """Return the area under the ROC curve and the average precision; see ``Scores``. NaN for one class."""
     auc, average_precision = _sampled_rankings(labels, probabilities, np.ones((1, len(labels))))[:, 0]
     return float(auc), float(average_precision)
+
+
+def _sampled_rankings(
+    labels: NDArray[np.int64], probabilities: NDArray[Any], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return AUC and average precision under several weightings of the nodes, [2, samples]."""
+    counts = np.bincount(labels, minlength=probabilities.shape[1])
+    ranked = [number for number, count in enumerate(counts) if 0 < count < len(labels)]
+    if probabilities.shape[1] == 2:
+        ranked = ranked[:1] if counts[0] < counts[1] else ranked[1:]
+    if not ranked:
+        return np.full((2, len(weights)), nan)
+    values = [weighted_rankings(labels == number, probabilities[:, number], weights) for number in ranked]
+    return np.asarray(np.mean(values, axis=0))
 
 
 def comparable_scores(
@@ -254,62 +248,25 @@ def comparable_scores(
     p = probabilities.astype(np.float64).clip(1e-12, 1 - 1e-12)
     scores: NDArray[np.float64] = np.log(p / (1 - p))
     for fold in np.unique(folds):
+        rows = folds == fold
         for number in range(p.shape[1]):
-            rows = folds == fold
             others = scores[rows & (labels != number), number]
             if len(others):
                 scores[rows, number] = (scores[rows, number] - others.mean()) / max(others.std(), 1e-12)
     return scores
 
 
-def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) -> tuple[float, float]:
-    """Return the value of a metric, larger being better, and the tilt t of the decision rule that reaches it.
-
-    The rule predicts the class with the largest p / prior^t: t = 0 is right most often, t = 1 finds every
-    class as often as possible. With two classes, any t is a threshold. It is chosen for the two metrics that
-    weigh classes equally, and 0 for the others.
-    """
-    truth, p = labels.numpy(), probabilities.double().numpy()
-    if len(truth) == 0:
-        return nan, 0.0
-    if metric in RANKING_METRICS:
-        return rankings(truth, p)[metric != "auc"], 0.0
-    if metric == "accuracy":
-        return float((p.argmax(1) == truth).mean()), 0.0
-    if metric == "loss":
-        return float(np.log(p[np.arange(len(truth)), truth].clip(1e-30)).mean()), 0.0
-    values = []
-    for tilt in TILTS:
-        confusion = Scores.of(truth, tilted(p, prior.numpy(), tilt).argmax(1), p.shape[1]).confusion
-        values.append((float(confusion_metric(metric, confusion)), tilt))
-    return max(values, key=lambda one: one[0])
-
-
-def tilted(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
-    """Return p / prior^t, whose largest entry is predicted; see ``decide``."""
-    return np.asarray(probabilities / prior**tilt, dtype=probabilities.dtype)
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else nan
-
-
 def paired_difference(ours: NDArray[Any], theirs: NDArray[Any]) -> tuple[float, float, float]:
     """Return the mean difference of two values per node, and its 95% interval."""
-    count = len(ours)
-    if count == 0:
+    if len(ours) == 0:
         return nan, nan, nan
     difference = ours.astype(float) - theirs.astype(float)
-    mean, half = float(difference.mean()), NORMAL_95 * float(difference.std()) / sqrt(count)
+    mean, half = float(difference.mean()), NORMAL_95 * float(difference.std()) / sqrt(len(ours))
     return mean, mean - half, mean + half
 
 
 def metric_difference(
-    metric: str,
-    labels: NDArray[np.int64],
-    ours: tuple[NDArray[np.int64], NDArray[Any]],
-    theirs: tuple[NDArray[np.int64], NDArray[Any]],
+    metric: str, labels: NDArray[np.int64], ours: Predictions, theirs: Predictions
 ) -> tuple[float, float, float]:
     """Return the difference of a metric between two models on the same nodes, and its 95% interval.
 
@@ -321,18 +278,14 @@ def metric_difference(
     share = np.full(len(labels), 1 / len(labels))
     drawn = np.random.default_rng(0).multinomial(len(labels), share, samples)
     weights = np.concatenate([np.ones((1, len(labels))), drawn]).astype(np.float64)
-    first, *others = _sampled_metric(metric, labels, ours, weights) - _sampled_metric(
-        metric, labels, theirs, weights
-    )
+    values = [_sampled_metric(metric, labels, model, weights) for model in (ours, theirs)]
+    first, *others = values[0] - values[1]
     half = NORMAL_95 * float(np.nanstd(others)) if np.isfinite(others).any() else nan
     return float(first), float(first) - half, float(first) + half
 
 
 def _sampled_metric(
-    metric: str,
-    labels: NDArray[np.int64],
-    model: tuple[NDArray[np.int64], NDArray[Any]],
-    weights: NDArray[np.float64],
+    metric: str, labels: NDArray[np.int64], model: Predictions, weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     predicted, probabilities = model
     if metric in RANKING_METRICS:
@@ -341,30 +294,39 @@ def _sampled_metric(
     return _class_metric(metric, *(weights @ one for one in (true * decided, true, decided)))
 
 
-def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return softmax(logits / T), averaged over models: [n, classes] from [n, models, classes]."""
-    probabilities = (logits / temperature).softmax(-1).mean(1)
-    if not probabilities.isfinite().all():
-        problem = (
-            f"the probabilities of {int((~probabilities.isfinite()).any(1).sum()):,} nodes are not finite"
-        )
-        hint = "Look for very large features, or pass another {scaling}."
-        raise PairNormError(problem, code="not-finite", hint=hint, scaling="columns")
-    return probabilities
+class Standardized(NamedTuple):
+    """The accuracy that held-out nodes suggest for the target, after weighting by stratum.
 
-
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Fit the temperature from 1 to 30 that makes labels most likely (Guo et al., 2017); 1 for few nodes.
-
-    It is never below 1, and one wrong label is added, as Platt (1999) proposes: a model that is right on all
-    of a few validation nodes would otherwise be certain of everything.
+    Args:
+        accuracy: over the strata that have enough held-out nodes.
+        low: lower end of its 95% interval.
+        high: upper end.
+        unmatched: share of the target in strata without enough held-out nodes, which no figure describes.
     """
-    if len(labels) < MIN_TEMPERATURE_NODES:
-        return 1.0
-    temperatures = torch.logspace(0, torch.tensor(MAX_TEMPERATURE).log10().item(), NUM_TEMPERATURES).tolist()
 
-    def loss(temperature: float) -> float:
-        logarithms = mean_probabilities(logits.double(), temperature).clamp(min=1e-30).log()
-        return float(part_losses(logarithms, labels) - logarithms.mean() / len(labels))
+    accuracy: float
+    low: float
+    high: float
+    unmatched: float
 
-    return float(min(temperatures, key=loss))
+
+def standardize(
+    right: NDArray[np.bool_], held_out: NDArray[np.int64], target: NDArray[np.int64]
+) -> Standardized:
+    r"""Weight the accuracy of every stratum by its share of the target (direct standardization).
+
+    $\hat a = \sum_s w_s a_s$, with Wilson's interval for the effective number of nodes
+    $1 / \sum_s (w_s^2 / n_s)$ (Kish, 1965).
+    """
+    names, counts = np.unique(target, return_counts=True)
+    sizes = np.array([np.count_nonzero(held_out == name) for name in names])
+    enough = sizes >= MIN_STRATUM
+    unmatched = float(counts[~enough].sum() / max(counts.sum(), 1))
+    if not enough.any():
+        return Standardized(nan, nan, nan, unmatched)
+    weights = counts[enough] / counts[enough].sum()
+    hits = np.array([right[held_out == name].sum() for name in names[enough]])
+    p, nodes = float(weights @ (hits / sizes[enough])), 1 / float(weights**2 @ (1 / sizes[enough]))
+    pull = NORMAL_95**2 / nodes
+    center, half = p + pull / 2, sqrt(pull * (p * (1 - p) + pull / 4))
+    return Standardized(p, (center - half) / (1 + pull), (center + half) / (1 + pull), unmatched)

@@ -1,4 +1,4 @@
-"""Explain predictions: how much each feature and each neighbor adds to the predicted class."""
+"""Explain predictions by features and neighbors, measure smoothing depth by depth, and suggest a depth."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from pairnorm.classify.candidates.boosted_trees import Trees
 from pairnorm.classify.candidates.ensemble import smooth
 from pairnorm.classify.candidates.label_propagation import ROUNDS, PropagatedLabels
 from pairnorm.classify.candidates.networks import Network
-from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.sgc import FittedSGC, Linear
-from pairnorm.nn import Normalization
+from pairnorm.classify.regression import span
+from pairnorm.data import Graph
+from pairnorm.data.adjacency import reachable
+from pairnorm.measure import col_diff, effective_rank, row_diff
+from pairnorm.nn import Normalization, SparseMatrix, normalized_adjacency, sgc_iterates
 from pairnorm.nn.propagate import propagate_with_restart
 
 if TYPE_CHECKING:
@@ -26,10 +30,22 @@ if TYPE_CHECKING:
 
 # A block of contributions to all classes has at most this many entries.
 BLOCK_ENTRIES = 2**22
-TOP = 5
+DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
+# Graphs with many nodes are measured up to this depth.
+MAX_DEPTH_MANY_NODES = 16
+ROW_DIFF_NODES, COL_DIFF_NODES, COL_DIFF_COLUMNS = 400, 50_000, 300
+HEADINGS = ("depth", "row-diff", "with PN", "col-diff", "with PN", "effective rank", "with PN")
+TINY = 1e-30
+# Random signs that estimate the number of nodes that an average is over.
+NUM_SIGNS = 64
+# An average over fewer nodes is noise; the depths that this gives are near the best ones of the paper.
+MIN_SOURCES = 20
+# A depth that reaches this share of the largest number of sources is deep enough.
+SUFFICIENT_SHARE = 0.95
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Key = tuple[str, str]
+Rows = tuple[Integers, NDArray[np.str_], NDArray[np.object_], Floats]
 Explainer = Callable[[Integers, Integers], tuple[Floats, Floats]]
 
 
@@ -68,13 +84,13 @@ class Member:
         keys: source and name of each column.
         explain: takes nodes and a class for each; returns the contributions of the columns to the margin of
             that class, [m, columns], and the rest of the margin, [m]. The margin is the logit minus the mean
-            logit of the other classes.
+            logit of the other classes. None without columns.
         adjacency: normalization of the last propagation step.
         sent: what each node sends in that step, [n, classes]; None without propagation.
     """
 
     keys: Sequence[Key]
-    explain: Explainer
+    explain: Explainer | None
     adjacency: Normalization = "sym"
     sent: Tensor | None = None
 
@@ -94,21 +110,17 @@ def explain_member(fitted: Fitted, prepared: PreparedGraph, classes: Sequence[st
         basis, states, scale = fitted.states(prepared, last=2)
         weight = module.weight[0].detach()
         explain = _linear(states[-1], basis, scale * weight, module.bias[0].detach())
-        slopes = _margins(weight).to(device)
-        sent = states[0] @ (slopes if basis is None else basis.T @ slopes) if len(states) > 1 else None
+        margins = _margins(weight).to(device)
+        sent = states[0] @ (margins if basis is None else basis.T @ margins) if len(states) > 1 else None
         return Member([("neighborhood", name) for name in names], explain, module.adjacency, sent)
     if isinstance(fitted, PropagatedLabels):
         start = fitted.known.one_hot(prepared, fitted.classes)
         matrix = prepared.adjacency("sym")
         sent = propagate_with_restart(matrix, start, [fitted.alpha], ROUNDS)[:, 0]
-        return Member([], _nothing, "sym", sent)
+        return Member([], None, "sym", sent)
     if isinstance(fitted, Trees):
         return Member(fitted.columns.keys(names, classes), _trees(fitted, prepared))
     return None
-
-
-def _nothing(nodes: Integers, classes: Integers) -> tuple[Floats, Floats]:
-    return np.zeros((len(nodes), 0), np.float32), np.zeros(len(nodes), np.float32)
 
 
 def _margins(values: Tensor | Floats) -> Tensor:
@@ -119,11 +131,11 @@ def _margins(values: Tensor | Floats) -> Tensor:
 
 
 def _linear(state: Tensor, basis: Tensor | None, weight: Tensor, bias: Tensor) -> Explainer:
-    slopes, constants, state = _margins(weight), _margins(bias), state.cpu()
+    weights, constants, state = _margins(weight), _margins(bias), state.cpu()
 
     def explain(nodes: Integers, classes: Integers) -> tuple[Floats, Floats]:
         rows = state[nodes] if basis is None else state[nodes] @ basis.cpu().T
-        return (rows * slopes[:, classes].T).numpy(), constants[classes].numpy()
+        return (rows * weights[:, classes].T).numpy(), constants[classes].numpy()
 
     return explain
 
@@ -155,7 +167,7 @@ def explain_predictions(
     predicted: Integers,
     classes: Sequence[str],
     nodes: Integers | None = None,
-    top: int = TOP,
+    top: int = 5,
 ) -> Explanation:
     """Return the largest contributions to the predicted class of each node, a weighted mean over members."""
     graph = prepared.graph
@@ -178,7 +190,7 @@ def explain_predictions(
 
 def _feature_rows(
     members: Sequence[tuple[int, Member]], predicted: Integers, nodes: Integers, top: int, classes: int
-) -> Iterator[tuple[Integers, NDArray[np.str_], NDArray[np.object_], Floats]]:
+) -> Iterator[Rows]:
     """Yield, a block of nodes at a time, the largest contributions of features."""
     from scipy.sparse import csr_array
 
@@ -187,26 +199,24 @@ def _feature_rows(
     }
     if not keys:
         return
-    members = [(weight, one) for weight, one in members if one.keys]
-    total, top = sum(weight for weight, _ in members), min(top, len(keys))
+    explained = [(weight, one.keys, one.explain) for weight, one in members if one.explain is not None]
+    total, top = sum(weight for weight, _, _ in explained), min(top, len(keys))
     sources, names = (np.array(part, dtype=object) for part in zip(*keys, strict=True))
     # Several columns may have one name: the means after one and after three steps, for instance.
     sums = []
-    for weight, one in members:
-        entries = [keys[key] for key in one.keys], range(len(one.keys))
-        shape = len(keys), len(one.keys)
-        sums.append(csr_array((np.full(shape[1], weight / total, dtype=np.float32), entries), shape=shape))
+    for weight, own, _ in explained:
+        entries, shape = ([keys[key] for key in own], range(len(own))), (len(keys), len(own))
+        sums.append(csr_array((np.full(len(own), weight / total, dtype=np.float32), entries), shape=shape))
     length = max(1, BLOCK_ENTRIES // (len(keys) * classes))
     for start in range(0, len(nodes), length):
         some = nodes[start : start + length]
         values = sum(
-            (matrix @ member.explain(some, predicted[some])[0].T).T
-            for matrix, (_, member) in zip(sums, members, strict=True)
+            (matrix @ explain(some, predicted[some])[0].T).T
+            for matrix, (_, _, explain) in zip(sums, explained, strict=True)
         )
         order = np.argpartition(-np.abs(values), top - 1, axis=1)[:, :top]
-        order = np.take_along_axis(
-            order, np.argsort(-np.abs(np.take_along_axis(values, order, 1)), axis=1), 1
-        )
+        by_size = np.argsort(-np.abs(np.take_along_axis(values, order, 1)), axis=1)
+        order = np.take_along_axis(order, by_size, 1)
         values = np.take_along_axis(values, order, 1)
         shown = values.ravel() != 0
         yield (
@@ -238,7 +248,7 @@ def _neighbor_rows(
     predicted: Integers,
     nodes: Integers,
     top: int,
-) -> tuple[Integers, NDArray[np.str_], NDArray[np.object_], Floats]:
+) -> Rows:
     """Return the neighbors through which most evidence for the predicted class arrives, with their shares."""
     graph, pattern = prepared.graph, prepared.adjacency("sym").pattern
     rows = np.repeat(np.arange(graph.num_nodes), np.diff(pattern.crow.cpu().numpy()))
@@ -260,3 +270,174 @@ def _neighbor_rows(
     order = order[rank < top]
     names = graph.node_names[columns[order]].astype(str).astype(object)
     return rows[order], np.full(len(order), "neighbor"), names, shares[order].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """The measures of one state: those of depth 0 are of the features themselves."""
+
+    norm: str
+    depth: int
+    row_diff: float
+    col_diff: float
+    effective_rank: float
+
+
+def smoothing(
+    graph: Graph,
+    features: Tensor,
+    depths: Sequence[int] = DEPTHS,
+    tick: Callable[[str], None] = lambda done: None,
+) -> list[Smoothing]:
+    """Propagate features with D̃⁻¹Ã and measure, without PairNorm and with it (PN). No model is trained.
+
+    Measured on at most 400 nodes (row-diff, effective rank), and 300 columns of at most 50,000 nodes
+    (col-diff), drawn at random; of a graph with many nodes, at the first depths only.
+
+    Args:
+        graph: whose edges.
+        features: [n, d], scaled.
+        depths: where to measure.
+        tick: called after every depth.
+    """
+    if has_many_nodes(graph):
+        depths = [depth for depth in depths if depth <= MAX_DEPTH_MANY_NODES]
+    matrix, rows = normalized_adjacency(graph.adjacency, "rw").to(features.device), []
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(graph.num_nodes, generator=generator)
+    nodes, many = order[:ROW_DIFF_NODES], order[:COL_DIFF_NODES].sort().values
+    columns = torch.randperm(graph.num_features, generator=generator)[:COL_DIFF_COLUMNS]
+    dense = features.to_dense()
+    # Distances between nodes need few columns; those between columns do not depend on PairNorm's scale.
+    basis, reduced = span(dense)
+    same = basis is None and len(columns) == graph.num_features
+    iterates, others = _states(matrix, reduced), None if same else _states(matrix, dense[:, columns])
+    for depth, state in zip(range(max(depths) + 1), iterates, strict=False):
+        some = state if others is None else next(others)
+        if depth not in depths:
+            continue
+        for norm in ("none", "PN"):
+            drawn, between = state.of(norm, nodes), col_diff(some.of(norm, many))
+            rows.append(
+                Smoothing(norm, depth, float(row_diff(drawn)), float(between), float(effective_rank(drawn)))
+            )
+        tick(f"propagation, depth {depth}")
+    return rows
+
+
+class _State(NamedTuple):
+    """A state after PairNorm; the one without is length · state + row."""
+
+    state: Tensor
+    length: float
+    row: Tensor
+
+    def of(self, norm: str, nodes: Tensor) -> Tensor:
+        state = self.state[nodes]
+        return state if norm == "PN" else self.length * state + self.row
+
+
+def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[_State]:
+    """Yield the state of every depth, without PairNorm and with it, from one propagation.
+
+    Every row of D̃⁻¹Ã sums to one: a centered state and the same state without centering differ by one row
+    after a step. PairNorm's state is stored, because small differences are lost next to a large mean.
+    """
+    row, length = features.new_zeros(features.shape[1]), 1.0
+
+    def norm(state: Tensor) -> Tensor:
+        nonlocal row, length
+        mean = state.mean(0)
+        row = row + length * mean
+        state = state - mean
+        spread = max(float(state.square().sum(1).mean().sqrt()), TINY)
+        length *= spread
+        return state / spread
+
+    for state in sgc_iterates(features, matrix, norm):
+        yield _State(state, length, row)
+
+
+def measured(rows: Sequence[Smoothing]) -> list[list[str]]:
+    """Return the rows of a table with the columns ``HEADINGS``; differences as a share of depth 0."""
+    plain, normed = ([row for row in rows if row.norm == norm] for norm in ("none", "PN"))
+
+    def share(lines: list[Smoothing], number: int, measure: str) -> str:
+        start = getattr(lines[0], measure)
+        return f"{getattr(lines[number], measure) / start:.0%}" if start else "–"
+
+    return [
+        [
+            str(line.depth),
+            *(share(lines, number, name) for name in ("row_diff", "col_diff") for lines in (plain, normed)),
+            *(f"{lines[number].effective_rank:.1f}" for lines in (plain, normed)),
+        ]
+        for number, line in enumerate(plain)
+    ]
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A depth to start from, and why.
+
+    Args:
+        depth: the number of graph convolutions.
+        sources: the median number of nodes with features that a node averages over at that depth.
+        missing: how many nodes have no features.
+        unreachable: how many of those no path connects to a node with features.
+        deepest: the largest depth that was measured.
+    """
+
+    depth: int
+    sources: float
+    missing: int
+    unreachable: int
+    deepest: int
+
+    @property
+    def reason(self) -> str:
+        """The reason, in words."""
+        missing, count = self.missing > 0, round(self.sources)
+        who = f"half of the nodes {'without features ' if missing else ''}average over at least"
+        whom = "with some" if missing else "including themselves"
+        text = f"At depth {self.depth} {who} {count} node{'' if count == 1 else 's'} {whom}"
+        if self.sources < MIN_SOURCES:
+            deeper = "was not tried" if self.depth == self.deepest else "brings hardly more"
+            return f"{text}, fewer than the {MIN_SOURCES} aimed at; deeper {deeper}."
+        return f"{text}: enough for their average to mean something."
+
+
+def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Suggestion:
+    r"""Return the smallest depth at which half of the nodes without features average over 20 others or more.
+
+    At depth $K$ a node's state averages over the nodes $j$ with features, with the weights
+    $w_j = (\tilde{\mathbf{A}}^K)_{ij}$: over $(\sum_j w_j)^2 / \sum_j w_j^2$ of them, their number if
+    the weights are equal. $\sum_j w_j^2$ is the mean square of $\sum_j \pm w_j$ over random signs. Nodes
+    without a path to a node with features are left out; where all nodes have features, all count. Where no
+    depth reaches enough, it is the smallest depth with nearly as many as any.
+
+    Args:
+        graph: whose edges, and which nodes lack features.
+        deepest: the most that is suggested.
+        seed: of the random signs.
+    """
+    missing = graph.missing_vectors.cpu()
+    known = (~missing).float()
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (graph.num_nodes, NUM_SIGNS), generator=generator).float() * 2 - 1
+    matrix = normalized_adjacency(graph.adjacency.cpu(), "rw")
+    is_reachable = reachable(graph.adjacency, ~missing)
+    nodes = is_reachable & (missing if missing.any() else torch.ones_like(missing))
+    state = torch.cat([known[:, None], signs * known[:, None]], 1)
+    counts: list[float] = []
+    while len(counts) < deepest:
+        state = matrix @ state
+        total, square = state[nodes, 0].square(), state[nodes, 1:].square().mean(1)
+        effective = torch.where(square > 0, total / square.where(square > 0, 1), 0)
+        counts.append(float(effective.median()) if len(effective) else 0.0)
+        if counts[-1] >= MIN_SOURCES or not len(effective):
+            break
+    enough = min(MIN_SOURCES, SUFFICIENT_SHARE * max(counts))
+    depth = next(depth for depth, sources in enumerate(counts, 1) if sources >= enough)
+    unreachable = int((missing & ~is_reachable).sum())
+    return Suggestion(depth, counts[depth - 1], int(missing.sum()), unreachable, len(counts))

@@ -1,9 +1,10 @@
-"""The evaluation of a fitted classifier: scores, baselines, prediction sets and a verdict, for the report."""
+"""Evaluate a fitted classifier and its baselines on held-out nodes, and state the verdict in words."""
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
@@ -15,33 +16,48 @@ from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError
+from pairnorm.classify.calibration import (
+    ALL,
+    COMPLETE,
+    INCOMPLETE,
+    PredictionSets,
+    decide,
+    mean_probabilities,
+    tilted,
+)
 from pairnorm.classify.candidates.candidate import Candidate, Family, Tick
 from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.classifier import NodeClassifier
-from pairnorm.classify.conformal import ALL, COMPLETE, INCOMPLETE, PredictionSets
-from pairnorm.classify.diagnosis import (
+from pairnorm.classify.evaluation import (
+    RANKING_METRICS,
+    Scores,
+    Standardized,
+    metric_difference,
+    standardize,
+)
+from pairnorm.classify.explanation import (
     DEPTHS,
     MAX_DEPTH_MANY_NODES,
+    Explanation,
     Smoothing,
     Suggestion,
     smoothing,
     suggest_depth,
 )
-from pairnorm.classify.evaluation import (
-    Scores,
-    decide,
-    mean_probabilities,
-    tilted,
+from pairnorm.classify.holdout import (
+    MIN_HELD_OUT,
+    ClassifierWarning,
+    complete_split,
+    lacks_most,
+    strata,
+    without_nodes,
 )
-from pairnorm.classify.explanation import Explanation
-from pairnorm.classify.holdout import ClassifierWarning, complete_split, without
+from pairnorm.classify.regression import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.scaling import is_large
 from pairnorm.classify.search import search
-from pairnorm.classify.search_limits import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
-from pairnorm.classify.target import Standardized, lacks_most, standardize, strata
 from pairnorm.data import Graph, Split
 from pairnorm.data.split import Stream
 
@@ -49,18 +65,22 @@ from pairnorm.data.split import Stream
 LATER, RANDOM = "coming later, with their edges", "on a random split"
 UNMASKED = "with all features they have"
 COMING_LATER = (
-    "Those coming later were taken out of the graph with all their edges; a model that was learned without "
+    "Those coming later were taken out of the graph with all their edges; a model that was fitted without "
     "them labeled them when they came back."
 )
 # At most this share of all nodes comes later.
 MAX_LATER_SHARE = 0.2
-
+# A smaller difference between two accuracies is not worth a sentence, nor is a smaller share of nodes.
+MIN_DIFFERENCE, MIN_UNMATCHED = 0.02, 0.05
+# A larger loss against a baseline is stated even if it is not significant.
+LARGE_LOSS = 0.05
+# Calls of ``tick`` by ``Findings.of``.
 STEPS = 3 + len(BASELINE_RATES) * len(BASELINE_DROPOUTS) + len(DEPTHS)
 
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """A simpler method, tuned by validation on the same masked nodes.
+    """A baseline, tuned by validation on the same masked nodes.
 
     Args:
         name: of the method.
@@ -82,14 +102,14 @@ class Findings:
     """The evaluation of a classifier on the graph it was fitted on.
 
     Held-out nodes are masked like the nodes to predict; see ``Target``. Scores are those of the evaluation
-    model, which learned from training and validation labels. Delivered labels are those of the classifier,
-    which may have learned from all labels afterwards.
+    model, fitted to training and validation labels. Delivered labels are those of the classifier, which may
+    have been refitted to all labels.
 
     Args:
         classifier: fitted.
         graph: with its split.
         probabilities: [n, classes], of the evaluation model.
-        baselines: simpler methods, evaluated on the same masked nodes.
+        baselines: evaluated on the same masked nodes.
         checks: scores of nodes that are held out in other ways.
         smoothing: effect of propagation on the features; empty where they are too large to be dense.
         suggestion: the depth that diagnosis alone suggests.
@@ -132,8 +152,8 @@ class Findings:
                 stacklevel=2,
             )
         families = baselines(graph, classifier.random_state, large) if compare else []
-        others = [_run(classifier, family, tick) for family in families]
-        checks = _checks(classifier)
+        others = [_evaluate_baseline(classifier, family, tick) for family in families]
+        checks = dict(_other_scores(classifier))
         tick("nodes held out in other ways")
         return cls(
             classifier,
@@ -154,7 +174,7 @@ class Findings:
 
     @property
     def direction(self) -> str | None:
-        """Whether directions of edges improved the model, in words; None where none was tried with them."""
+        """Whether directions of edges improved the model, in words; None where they were not used."""
         if self.graph.directed is None or not any(one.directed for one in self.classifier.search_):
             return None
         one_way = 2 * self.graph.num_edges - int(self.graph.directed.sum())
@@ -171,11 +191,6 @@ class Findings:
         return self.classifier.decide(self.probabilities)
 
     @property
-    def evaluation_graph(self) -> Graph:
-        """The graph in which test nodes are masked like the target."""
-        return self.classifier.task_.graph
-
-    @property
     def delivered_probabilities(self) -> NDArray[np.float32]:
         """[n, classes], of the delivered model."""
         return self.classifier.probabilities_
@@ -187,7 +202,7 @@ class Findings:
 
     @property
     def deep(self) -> Candidate | None:
-        """The best network that was tried, by its validation loss; None without one."""
+        """The candidate with layers of the smallest validation loss; None without one."""
         networks = [candidate for candidate in self.classifier.search_ if candidate.depth]
         return min(networks, key=lambda one: one.validation_loss, default=None)
 
@@ -207,50 +222,31 @@ class Findings:
         unknown = ~self.graph.labeled.cpu().numpy()
         return unknown if unknown.any() else np.ones_like(unknown)
 
-    def scores(
-        self,
-        predicted: NDArray[np.int64],
-        evaluated: NDArray[np.bool_],
-        probabilities: NDArray[np.float32] | None = None,
+    def _scores(
+        self, predicted: NDArray[np.int64], probabilities: NDArray[np.float32], evaluated: NDArray[np.bool_]
     ) -> Scores:
-        """Evaluate predictions on some nodes."""
-        if probabilities is None and predicted is self.predicted:
-            probabilities = self.probabilities
-        labels = self.graph.labels.cpu().numpy()
-        chosen = None if probabilities is None else probabilities[evaluated]
-        return Scores.of(labels[evaluated], predicted[evaluated], self.graph.num_classes, chosen)
+        labels = self.graph.labels.cpu().numpy()[evaluated]
+        return Scores.of(labels, predicted[evaluated], self.graph.num_classes, probabilities[evaluated])
 
     @cached_property
     def test_scores(self) -> Scores:
         """The scores of the evaluation model on the held-out nodes."""
-        return self.scores(self.predicted, self.test)
-
-    @property
-    def random_split_scores(self) -> Scores | None:
-        """The scores on a random split, where the split is by time."""
-        return self.checks.get(RANDOM)
+        return self._scores(self.predicted, self.probabilities, self.test)
 
     def groups(self) -> dict[str, Scores]:
         """Evaluate the held-out nodes: all, those with and without features, and other ways to hold out."""
-        missing = lacks_most(self.evaluation_graph)
+        missing = lacks_most(self.classifier.task_.graph)
         groups = {ALL: self.test}
         if (self.test & missing).any() and (self.test & ~missing).any():
             groups |= {COMPLETE: self.test & ~missing, INCOMPLETE: self.test & missing}
-        return {
-            name: self.scores(self.predicted, evaluated) for name, evaluated in groups.items()
-        } | self.checks
+        scores = {name: self._scores(self.predicted, self.probabilities, own) for name, own in groups.items()}
+        return scores | self.checks
 
     def comparison(self) -> dict[str, Scores]:
         """Evaluate the model and its baselines on the held-out nodes, the model first."""
-        ours = {self.classifier.best_.name: self.test_scores}
-        return ours | {
-            one.name: self.scores(one.predicted, self.test, one.probabilities) for one in self.baselines
+        return {self.classifier.best_.name: self.test_scores} | {
+            one.name: self._scores(one.predicted, one.probabilities, self.test) for one in self.baselines
         }
-
-    def confident(self, least: float = 0.9) -> tuple[int, float]:
-        """Return the number of held-out nodes above a confidence, and the share of them that is right."""
-        scores = self.scores(self.predicted, self.test & (self.probabilities.max(1) >= least))
-        return scores.count, scores.accuracy
 
     def prediction_sets(self) -> list[PredictionSets]:
         """Return the prediction sets of every node by error rate; none without held-out nodes."""
@@ -269,26 +265,15 @@ class Findings:
         target, test = self.classifier.target_, self.test
         if target is None or not target.nodes.any() or not test.any():
             return None
-        learnable = self.classifier.task_.with_all_folds.graph
-        labels = self.graph.labels.cpu().numpy()
-        known = self.graph.labeled & ~target.nodes
+        all_folds = self.classifier.task_.with_all_folds.graph
         return standardize(
-            (self.predicted == labels)[test],
-            strata(learnable, learnable.train)[test],
-            strata(self.graph, known)[target.nodes.cpu().numpy()],
+            (self.predicted == self.graph.labels.cpu().numpy())[test],
+            strata(all_folds, all_folds.train)[test],
+            strata(self.graph, self.graph.labeled & ~target.nodes)[target.nodes.cpu().numpy()],
         )
 
 
-def _with_one_hot_ids(task: Task) -> Task:
-    """Return the task with a column per node as features, for a GCN that has none of its own."""
-    count = task.graph.num_nodes
-    places = torch.arange(count + 1)
-    ids = sparse_csr(places, places[:-1], torch.ones(count), (count, count)).to(task.features.device)
-    graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
-    return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), hidden=None)
-
-
-def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
+def _evaluate_baseline(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
     # Time that the search took does not count against a baseline.
     task, name = replace(classifier.task_, began=time.perf_counter()), family.name
     encoder = task.graph.encoder
@@ -300,8 +285,7 @@ def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
     else:
         for _ in range(family.steps):
             tick(family.name)
-    logits = choice.learn(task.with_all_folds).logits(task.prepared)
-    probabilities = mean_probabilities(logits).cpu().numpy()
+    probabilities = mean_probabilities(choice.fit(task.with_all_folds).logits(task.prepared)).cpu().numpy()
     tilt = classifier.tilt_
     if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
         tilt = decide(classifier.metric, task.held_out_labels, choice.probabilities, task.prior)[1]
@@ -309,37 +293,186 @@ def _run(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
     return Baseline(name, choice.best, len(choice.results), predicted, probabilities)
 
 
-def _checks(classifier: NodeClassifier) -> dict[str, Scores]:
-    """Return the scores of nodes that are held out in other ways."""
-    task, choice = classifier.task_, classifier.choice_
-    checks: dict[str, Scores] = {}
-    graph = task.graph
-    trained = any(one.candidate.model in NETWORKS for _, one in choice.parts)  # on all nodes, once
+def _with_one_hot_ids(task: Task) -> Task:
+    """Return the task with a column per node as features, for a GCN on a graph without features."""
+    count = task.graph.num_nodes
+    rows = torch.arange(count + 1)
+    ids = sparse_csr(rows, rows[:-1], torch.ones(count), (count, count)).to(task.features.device)
+    graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
+    return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), hidden=None)
+
+
+def _other_scores(classifier: NodeClassifier) -> Iterator[tuple[str, Scores]]:
+    """Yield the scores of nodes that are held out in other ways."""
+    task, choice, graph = classifier.task_, classifier.choice_, classifier.task_.graph
     if classifier.unmasked_ is not None:
-        checks[UNMASKED] = classifier.unmasked_
-    if trained or not graph.test.any():
-        return checks
-    if not (graph.encoder and graph.encoder.named("structure")):  # which is made of the edges
+        yield UNMASKED, classifier.unmasked_
+    # Networks are trained on all nodes, once.
+    if not graph.test.any() or any(one.candidate.model in NETWORKS for _, one in choice.parts):
+        return
+
+    def evaluate(logits: Tensor, evaluated: Tensor) -> Scores:
+        probabilities = mean_probabilities(logits, classifier.temperature_).cpu().numpy()
+        return classifier.evaluate(graph, evaluated.cpu().numpy(), probabilities)
+
+    if not (graph.encoder and graph.encoder.named("structure")):  # structure is made of the edges
         test = graph.test.nonzero().squeeze(1)
         drawn = Stream(classifier.random_state, "classify later").order(len(test))
         later = torch.zeros_like(graph.test)
         later[test[drawn[: max(1, int(MAX_LATER_SHARE * graph.num_nodes))]]] = True
-        before = without(task.with_all_folds.graph, later)
+        before = without_nodes(task.with_all_folds.graph, later)
         scaling = classifier.scaling_.fitted_to(before)
         prepared = PreparedGraph(before, scaling(before), task.device)
-        model = choice.learn(replace(task.with_all_folds, graph=before, prepared=prepared))
-        logits = model.logits(PreparedGraph(graph, scaling(graph), task.device))
-        checks[LATER] = _evaluate(classifier, logits, later)
+        model = choice.fit(replace(task.with_all_folds, graph=before, prepared=prepared))
+        yield LATER, evaluate(model.logits(PreparedGraph(graph, scaling(graph), task.device)), later)
     if classifier.time is not None:
-        nobody = torch.zeros_like(graph.test)
+        empty = torch.zeros_like(graph.test)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ClassifierWarning)  # of a split that is not the user's
-            split = complete_split(graph.with_split(Split(nobody, nobody, nobody)), classifier.random_state)
-        model = choice.learn(replace(task, graph=graph.with_split(split), fold_masks=(), hidden=None))
-        checks[RANDOM] = _evaluate(classifier, model.logits(task.prepared), split.test)
-    return checks
+            split = complete_split(graph.with_split(Split(empty, empty, empty)), classifier.random_state)
+        model = choice.fit(replace(task, graph=graph.with_split(split), fold_masks=(), hidden=None))
+        yield RANDOM, evaluate(model.logits(task.prepared), split.test)
 
 
-def _evaluate(classifier: NodeClassifier, logits: Tensor, evaluated: Tensor) -> Scores:
-    probabilities = mean_probabilities(logits, classifier.temperature_).cpu().numpy()
-    return classifier._scores(classifier.task_.graph, evaluated.cpu().numpy(), probabilities)
+def verdict(findings: Findings) -> str:
+    """Return the headline, and remarks on the target population, time and rare classes."""
+    remarks = (*_target_remarks(findings), *_time_remarks(findings), *_rare_class_remarks(findings))
+    return " ".join([headline(findings), *remarks])
+
+
+def headline(findings: Findings) -> str:
+    """Compare the model with its baselines, by the metric that selected it, in a few sentences."""
+    best, test, ours = findings.classifier.best_, findings.test, findings.test_scores
+    if not test.any() and not findings.chosen:
+        return "There are no held-out nodes: the accuracy of these predictions is not known."
+    if not test.any():
+        return (
+            f"There are no held-out nodes. Of the validation nodes {100 * best.validation_accuracy:.1f}% are "
+            "right, but they selected the model: expect less."
+        )
+    if not findings.baselines:
+        return (
+            f"**Not compared with baselines.** {best.name} is right on {100 * ours.accuracy:.1f}% of "
+            f"{ours.count:,} held-out nodes."
+        )
+    metric = "accuracy" if findings.classifier.metric == "loss" else findings.classifier.metric
+    compared = findings.comparison()
+    values = {one.name: compared[one.name].value(metric) for one in findings.baselines}
+    baseline = max(findings.baselines, key=lambda one: np.nan_to_num(values[one.name], nan=-1.0))
+    name = _capitalize(f"{best.name}," if "," in best.name else best.name)
+    if ours.count < MIN_HELD_OUT:
+        nodes = f"{ours.right} of {ours.count} held-out {'node' if ours.count == 1 else 'nodes'}"
+        return (
+            f"**Too few nodes are held out for a verdict.** {name} is right on {nodes}, {baseline.name} "
+            f"on {compared[baseline.name].right}. Label more nodes."
+        )
+    labels = findings.graph.labels.cpu().numpy()[test]
+    own, other = ((one.predicted[test], one.probabilities[test]) for one in (findings, baseline))
+    gain, low, high = (100 * value for value in metric_difference(metric, labels, own, other))
+    interval = f"(95% interval {low:+.1f} to {high:+.1f})"
+    opening = f"{name} is right on {100 * ours.accuracy:.1f}% of the held-out nodes"
+    reached = f"{100 * values[baseline.name]:.1f}%"
+    if metric != "accuracy":
+        article = "an" if metric[0] in "aeiou" else "a"
+        opening = (
+            f"{name} reaches {article} {metric.replace('-', ' ')} of {_value_in_words(findings, metric)}"
+        )
+        reached = f"{values[baseline.name]:.3f}"
+    if same := [one.name for one in findings.baselines if _predicts_the_same(findings, one, metric)]:
+        return f"**{_capitalize(same[0])} does as well.** Its predictions are the same. {opening}."
+    if low > 0:
+        return (
+            f"**It beats the baselines.** {opening}, {gain:.1f} points more than the best of them, "
+            f"{baseline.name} {interval}."
+        )
+    if high < 0:
+        return (
+            f"**A baseline does better.** {opening}, {-gain:.1f} points less than {baseline.name} "
+            f"{interval}. Use that, or label more nodes."
+        )
+    if gain < -100 * LARGE_LOSS:
+        return (
+            f"**A baseline may do better.** {opening}, {-gain:.1f} points less than {baseline.name}, but too "
+            f"few nodes are held out to be sure {interval}."
+        )
+    return (
+        f"**No significant difference from a baseline.** {opening}; {baseline.name} reaches {reached}. "
+        f"The difference is {gain:+.1f} points {interval}."
+    )
+
+
+def _value_in_words(findings: Findings, metric: str) -> str:
+    """Return the value of a metric with its interval, cross-fitted where that was done."""
+    scores: Scores = findings.classifier.cross_fitted_ or findings.test_scores
+    low, high = scores.interval_of(metric)
+    where = "on the held-out nodes"
+    if findings.classifier.cross_fitted_ is not None:
+        where = f"cross-fitted over {scores.count:,} labeled nodes"
+    return f"{scores.value(metric):.3f} {where} (95% interval {low:.3f} to {high:.3f})"
+
+
+def _predicts_the_same(findings: Findings, baseline: Baseline, metric: str) -> bool:
+    same = np.array_equal(baseline.predicted[findings.test], findings.predicted[findings.test])
+    if metric not in RANKING_METRICS:
+        return same
+    return same and np.array_equal(baseline.probabilities, findings.probabilities)
+
+
+def _target_remarks(findings: Findings) -> Iterator[str]:
+    """Yield how the masks changed the accuracy, and for which nodes no figure holds."""
+    ours, target = findings.classifier.held_out_, findings.classifier.target_
+    if ours is None or target is None or ours.count < MIN_HELD_OUT:
+        return
+    unmasked = findings.classifier.unmasked_
+    if unmasked is not None and abs(unmasked.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
+        yield (
+            f"Held-out nodes were masked like the {target.source}, "
+            f"{float(target.missing.float().mean()):.0%} of whose features are missing; with all "
+            f"features they have, {100 * unmasked.accuracy:.1f}% are right."
+        )
+    weighted = findings.standardized
+    if weighted is None:
+        return
+    if not isnan(weighted.accuracy) and abs(weighted.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
+        yield (
+            f"Weighted by the distance of the {target.source} to labels and features, "
+            f"{100 * weighted.accuracy:.1f}% are right (95% interval {100 * weighted.low:.1f} to "
+            f"{100 * weighted.high:.1f})."
+        )
+    if weighted.unmatched >= MIN_UNMATCHED:
+        yield (
+            f"The figures are optimistic for {weighted.unmatched:.0%} of the {target.source}: too few "
+            "held-out nodes are as far from labels and features."
+        )
+
+
+def _time_remarks(findings: Findings) -> Iterator[str]:
+    drawn = findings.checks.get(RANDOM)
+    if drawn is not None and drawn.accuracy > findings.test_scores.interval[1]:
+        yield f"A random split would be optimistic: on that, {100 * drawn.accuracy:.1f}% are right."
+
+
+def _rare_class_remarks(findings: Findings) -> Iterator[str]:
+    scores, names = findings.test_scores, findings.graph.class_names
+    if scores.count < MIN_HELD_OUT:
+        return
+    counts, predictions = scores.confusion.sum(1), scores.confusion.sum(0)
+    never = [repr(names[number]) for number in np.flatnonzero((counts > 0) & (predictions == 0))]
+    if never:
+        yield (
+            f"It never predicts {', '.join(never[:5])}; selecting by macro F1 (`--metric macro-f1`) "
+            "finds more of such classes."
+        )
+    if len(counts) == 2 and not isnan(scores.auc):
+        rarer = int(counts[1] <= counts[0])
+        yield (
+            f"It ranks nodes of class {names[rarer]!r} ({counts[rarer] / counts.sum():.0%} of them) with an "
+            f"AUC of {_value_in_words(findings, 'auc')} and an average precision of "
+            f"{_value_in_words(findings, 'average-precision')}; it predicts that class from a probability of "
+            f"{findings.classifier.threshold(rarer):.2f}."
+        )
+
+
+def _capitalize(text: str) -> str:
+    """Capitalize the first letter only; ``str.capitalize`` makes Gcn of GCN."""
+    return text[:1].upper() + text[1:]

@@ -1,10 +1,10 @@
-"""Split labeled nodes into training, validation and test nodes, and check them."""
+"""Hold out labeled nodes: splits and folds, and masks that make held-out nodes resemble the target."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -16,19 +16,25 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of, quoted
 from pairnorm.base.memory import free_memory, size
 from pairnorm.data import Graph, Split
-from pairnorm.data.adjacency import along_and_against, csr_matrix
-from pairnorm.data.features import take_columns
+from pairnorm.data.adjacency import along_and_against, csr_matrix, hops
+from pairnorm.data.features import stored_rows, take_columns, with_values
 from pairnorm.data.split import Stream
 
-HELD_OUT = 0.2
-FEW = 30
+HELD_OUT_SHARE = 0.2
+# Fewer held-out nodes allow no verdict.
+MIN_HELD_OUT = 30
 NUM_FOLDS = 5
 # A label of more different numbers is likely a measurement.
-MANY_CLASSES = 30
+MAX_NUMERIC_CLASSES = 30
 # Probabilities of all nodes, and of labeled nodes by candidate, that are in memory at a time.
 CLASS_COPIES, CLASS_CANDIDATES = 40, 100
-# What a column that alone predicts the label is found by.
+# A column leaks the label if it alone has this accuracy, unless one class has more than this share. The check
+# needs this many nodes, and is left out for more columns than this.
 MIN_LEAK, MAX_MAJORITY, MIN_CHECKED, MAX_CHECKED = 0.99, 0.9, 100, 300
+# Shares of missing features that differ by less are taken as equal.
+MIN_DIFFERENCE = 0.05
+# Nodes farther than this many hops, or unreachable, share a stratum.
+MAX_HOPS = 3
 
 
 class ClassifierWarning(UserWarning):
@@ -46,33 +52,87 @@ def complete_split(graph: Graph, seed: int = 0, time: str | None = None) -> Spli
     Args:
         graph: with labels of two classes or more.
         seed: the same seed gives the same split on every machine.
-        time: a feature by which nodes come one after the other: the last 20 percent of the labeled ones are
-            tested on, the 20 before them validate. The graph has no split of its own then.
+        time: a feature that orders nodes in time: the last 20 percent of the labeled nodes are test nodes,
+            the 20 before them validation nodes. The graph must not have a split of its own then.
     """
     _check_labels(graph)
     train, validation, test = (mask.clone() for mask in graph.split)
     free = graph.labeled & ~train & ~validation & ~test
     if time is not None:
-        train, validation, test = _by_time(graph, time)
+        train, validation, test = _split_by_time(graph, time)
     elif not (train | validation | test).any():
-        train, validation, test = _parts(graph.labels, free, seed, HELD_OUT, HELD_OUT)
+        train, validation, test = _draw(graph.labels, free, seed, HELD_OUT_SHARE, HELD_OUT_SHARE)
     elif not train.any():
         train = free
         if not validation.any():
-            train, validation, _ = _parts(graph.labels, free, seed, HELD_OUT, 0.0)
+            train, validation, _ = _draw(graph.labels, free, seed, HELD_OUT_SHARE, 0.0)
     elif not validation.any() and not test.any() and free.any():
-        _, validation, test = _parts(graph.labels, free, seed, 0.5, 0.5, train_first=False)
+        _, validation, test = _draw(graph.labels, free, seed, 0.5, 0.5, train_first=False)
+    elif not validation.any() and free.any():
+        validation = free
     elif not validation.any():
-        if free.any():
-            validation = free
-        else:
-            train, validation, _ = _parts(graph.labels, train, seed, HELD_OUT, 0.0)
+        train, validation, _ = _draw(graph.labels, train, seed, HELD_OUT_SHARE, 0.0)
     elif not test.any():
         test = free
     split = Split(train, validation, test)
-    _check_train(graph, split)
-    _warn_few(graph, split)
+    absent = (count_classes(graph, train) == 0) & (count_classes(graph, graph.labeled) > 0)
+    if absent.any():
+        name = graph.class_names[int(absent.argmax())]
+        problem = f"class {quoted(name)} has no training node"
+        hint = "Put one of its nodes in the training set."
+        raise PairNormError(problem, code="class-without-training", value=name, hint=hint)
+    for text in _limitations(graph, split):
+        warnings.warn(text, ClassifierWarning, stacklevel=3)
     return split
+
+
+def _draw(
+    labels: Tensor, among: Tensor, seed: int, validation: float, test: float, train_first: bool = True
+) -> Split:
+    """Split the nodes of every class at random; validation and test get at least one where possible."""
+    order = Stream(seed, "classify split").order(len(labels))
+    order = order[among.cpu().numpy()[order]]
+    classes = labels.cpu().numpy()[order]
+    part = np.zeros(len(labels), dtype=np.int64)
+    for number in np.unique(classes):
+        nodes = order[classes == number]
+        start, available = 0, len(nodes) - train_first
+        for which, share in ((1, validation), (2, test)):
+            count = min(available - start, max(1, round(len(nodes) * share))) if share else 0
+            part[nodes[start : start + max(count, 0)]] = which
+            start += max(count, 0)
+    parts = torch.from_numpy(part).to(among.device)
+    return Split(*(among & (parts == number) for number in range(3)))
+
+
+def _split_by_time(graph: Graph, time: str) -> Split:
+    """Split the labeled nodes in the order of a feature; equal times stay together, in the earlier part."""
+    names = graph.feature_names or ()
+    if time not in names and any(name.startswith(f"{time}=") for name in names):
+        problem = f"time is {quoted(time)}, a column that is read as categories"
+        expected, hint = (
+            "a column of numbers or dates",
+            "Write it as numbers, or as dates such as 2020-01-31.",
+        )
+        raise PairNormError(problem, code="not-a-time", value=time, expected=expected, hint=hint)
+    if not names:
+        problem, expected = f"time is {quoted(time)}", "a feature, but those of this graph have no names"
+        raise PairNormError(problem, code="not-a-time", value=time, expected=expected)
+    if time not in names:
+        one_of(
+            "time", time, [name for name in names if "=" not in name] or names
+        )  # the others are categories
+    if any(mask.any() for mask in graph.split):
+        problem = "there is a split already"
+        raise PairNormError(problem, code="conflicting-options", hint="Leave it out, or {time}.", time=...)
+    number = names.index(time)
+    missing = graph.missing if graph.missing.dim() == 1 else graph.missing[:, number]
+    column = take_columns(graph.features, [number]).to_dense()[:, 0].double()
+    moments = column.where(~missing, -torch.inf)  # nodes without a time count as the first
+    known = moments[graph.labeled].sort().values
+    ends = (known[round((1 - share * HELD_OUT_SHARE) * len(known)) - 1] for share in (2, 1))
+    first, second = ((moments <= end) & graph.labeled for end in ends)
+    return Split(first, second & ~first, graph.labeled & ~second)
 
 
 def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
@@ -92,6 +152,106 @@ def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
     return [torch.from_numpy(part == number).to(graph.device) for number in range(min(NUM_FOLDS, len(order)))]
 
 
+def count_classes(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
+    """Return the number of nodes of each class among some nodes, int64 [classes]."""
+    counts: NDArray[np.int64] = torch.bincount(graph.labels[mask], minlength=graph.num_classes).cpu().numpy()
+    return counts
+
+
+def _check_labels(graph: Graph) -> None:
+    classes = torch.unique(graph.labels[graph.labeled])
+    if len(classes) == 0:
+        problem, hint = f"graph {graph.name!r}: no node has a label", "Label some nodes of every class."
+        raise PairNormError(problem, code="no-labels", value=graph.name, hint=hint)
+    if len(classes) == 1:
+        name = graph.class_names[int(classes)]
+        problem, hint = f"graph {graph.name!r}: all labels are {name!r}", "Label some nodes of another."
+        raise PairNormError(problem, code="one-class", value=name, hint=hint)
+
+
+def check_num_classes(graph: Graph) -> None:
+    """Refuse a graph whose probabilities of all classes, of all candidates, would not fit into memory."""
+    entries = CLASS_COPIES * graph.num_nodes + CLASS_CANDIDATES * int(graph.labeled.sum())
+    needed, free = 4 * graph.num_classes * (entries + graph.num_classes), free_memory()
+    if needed > free:
+        raise PairNormError(
+            f"{graph.num_classes:,} classes of {graph.num_nodes:,} nodes take about {size(needed)}, "
+            f"and {size(free)} are free",
+            code="too-many-classes",
+            value=graph.num_classes,
+            hint="Merge rare classes into one, or predict a coarser label.",
+        )
+
+
+def _limitations(graph: Graph, split: Split) -> Iterator[str]:
+    """Yield what limits a model that is fitted and evaluated on a split."""
+    numeric = all(name.lstrip("+-").replace(".", "", 1).isdigit() for name in graph.class_names)
+    if graph.num_classes > MAX_NUMERIC_CLASSES and numeric:
+        yield (
+            f"the label has {graph.num_classes} different numbers, each of which is a class of its own. If "
+            "they measure something, cut them into ranges when you read the file (classes=5)."
+        )
+    held_out = int(split.test.sum())
+    if not split.validation.any():
+        yield "no labeled node is left to select a model: depth and scale are set by rule."
+    if not held_out:
+        yield "no labeled node is left to test on: how accurate the predictions are is not known."
+    elif held_out < MIN_HELD_OUT:
+        yield (
+            f"only {held_out} labeled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
+            "the interval around the accuracy is wide. Label more nodes to know more."
+        )
+    untested = (count_classes(graph, split.test) == 0) & (count_classes(graph, split.train) > 0)
+    if held_out and untested.any():
+        names = ", ".join(repr(graph.class_names[number]) for number in np.flatnonzero(untested)[:5])
+        yield f"no test node is of class {names}: its accuracy is not known."
+
+
+def label_predictors(graph: Graph, nodes: Tensor) -> dict[str, float]:
+    """Return the columns that alone predict the label almost perfectly, with their accuracy.
+
+    A small decision tree on the column, fitted to one half of the nodes, predicts the other half. The columns
+    of a category count as one.
+    """
+    from sklearn.tree import DecisionTreeClassifier
+
+    rows = nodes.cpu().nonzero().squeeze(1)
+    labels = graph.labels.cpu()[rows].numpy()
+    if len(rows) < MIN_CHECKED or not 0 < graph.num_features <= MAX_CHECKED:
+        return {}
+    table = graph.features.cpu().to_dense()[rows].numpy()
+    missing = graph.missing.cpu()[rows].numpy().reshape(len(rows), -1)
+    widths = [(str(number), 1) for number in range(graph.num_features)]
+    if graph.encoder is not None:
+        widths = [(column.name, column.width) for column in graph.encoder.features.values() if column.width]
+    accuracies, start = {}, 0
+    for name, width in widths:
+        values = table[:, start] if width == 1 else table[:, start : start + width].argmax(1)
+        known = ~missing[:, min(start, missing.shape[1] - 1)]
+        start += width
+        if known.sum() < MIN_CHECKED or np.bincount(labels[known]).max() > MAX_MAJORITY * known.sum():
+            continue
+        x, y, half = values[known, None], labels[known], np.arange(int(known.sum())) % 2 == 0
+        right = 0
+        for some in (half, ~half):
+            tree = DecisionTreeClassifier(max_leaf_nodes=2 * graph.num_classes, random_state=0)
+            right += int((tree.fit(x[some], y[some]).predict(x[~some]) == y[~some]).sum())
+        if right >= MIN_LEAK * len(y):
+            accuracies[name] = right / len(y)
+    return accuracies
+
+
+def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
+    """Warn of columns that alone predict the label, which may not be known of nodes to predict."""
+    for name, accuracy in label_predictors(graph, nodes).items():
+        warnings.warn(
+            f"column {quoted(name)} alone predicts the label of {accuracy:.1%} of the labeled nodes. If it "
+            "is made from the label, or known only afterwards, leave it out.",
+            ClassifierWarning,
+            stacklevel=3,
+        )
+
+
 def node_ids(graph: Graph) -> NDArray[Any]:
     """Return what identifies each node in any graph: its name, or its row in a graph with the same edges."""
     if graph.named:
@@ -109,8 +269,7 @@ def fingerprints(graph: Graph) -> NDArray[np.int64]:
     A name that is a number counts as its text. Nodes of graphs without names are the same only where the
     graphs have the same edges: row 7 of one graph is not row 7 of another.
     """
-    names = node_ids(graph).tolist()
-    digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in names)
+    digests = (blake2b(str(name).encode(), digest_size=8).digest() for name in node_ids(graph).tolist())
     return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
 
 
@@ -119,194 +278,14 @@ def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
     return graph.labeled.cpu().numpy() & ~np.isin(fingerprints(graph), seen)
 
 
-def _parts(
-    labels: Tensor, among: Tensor, seed: int, validation: float, test: float, train_first: bool = True
-) -> Split:
-    """Deal the nodes of every class out in random order: one to train, then to validation, then to test."""
-    order = Stream(seed, "classify split").order(len(labels))
-    order = order[among.cpu().numpy()[order]]
-    classes = labels.cpu().numpy()[order]
-    part = np.zeros(len(labels), dtype=np.int64)
-    for number in np.unique(classes):
-        nodes = order[classes == number]
-        least = 1 if train_first else 0
-        for_validation = _share(len(nodes) - least, len(nodes) * validation)
-        for_test = _share(len(nodes) - least - for_validation, len(nodes) * test)
-        part[nodes[:for_validation]] = 1
-        part[nodes[for_validation : for_validation + for_test]] = 2
-
-    def mask(number: int) -> Tensor:
-        return among & torch.from_numpy(part == number).to(among.device)
-
-    return Split(mask(0), mask(1), mask(2))
-
-
-def _refuse_time(time: str, names: Sequence[str]) -> None:
-    if any(name.startswith(f"{time}=") for name in names):
-        problem = f"time is {quoted(time)}, a column that is read as categories"
-        expected = "a column of numbers or dates"
-        hint = "Write it as numbers, or as dates such as 2020-01-31."
-        raise PairNormError(problem, code="not-a-time", value=time, expected=expected, hint=hint)
-    if not names:
-        problem, expected = f"time is {quoted(time)}", "a feature, but those of this graph have no names"
-        raise PairNormError(problem, code="not-a-time", value=time, expected=expected)
-    one_of("time", time, [name for name in names if "=" not in name] or names)  # those are categories
-
-
-def _by_time(graph: Graph, time: str) -> Split:
-    """Deal the labeled nodes out in the order of a feature; equals stay together, in the earlier part."""
-    names = graph.feature_names or ()
-    if time not in names:
-        _refuse_time(time, names)
-    number = names.index(time)
-    if any(mask.any() for mask in graph.split):
-        problem = "there is a split already"
-        raise PairNormError(problem, code="conflicting-options", hint="Leave it out, or {time}.", time=...)
-    missing = graph.missing if graph.missing.dim() == 1 else graph.missing[:, number]
-    column = graph.to_scipy()[1][:, [number]]
-    column = column if isinstance(column, np.ndarray) else column.toarray()
-    # Nodes without a time count as the first.
-    moments = torch.from_numpy(column[:, 0]).to(graph.device).where(~missing, -torch.inf)
-    known = moments[graph.labeled].sort().values
-    ends = (known[round((1 - share * HELD_OUT) * len(known)) - 1] for share in (2, 1))
-    first, second = ((moments <= end) & graph.labeled for end in ends)
-    return Split(first, second & ~first, graph.labeled & ~second)
-
-
-def without(graph: Graph, nodes: Tensor) -> Graph:
-    """Return the graph as it was before some nodes came, with their features, labels and edges."""
+def without_nodes(graph: Graph, nodes: Tensor) -> Graph:
+    """Return the graph without some nodes, their features, labels and edges."""
     others = (~nodes).cpu().numpy()
     features = graph.to_scipy()[1]
     adjacency = csr_matrix(along_and_against(graph.adjacency, graph.directed)[0])
     parts = {name: getattr(graph, name)[~nodes] for name in ("labels", "missing", *graph.split._fields)}
     names = {"class_names": graph.class_names, "node_names": node_ids(graph)[others]}
     return Graph.from_scipy(adjacency[others][:, others], features[others], **parts, **names).to(graph.device)
-
-
-def _share(available: int, share: float) -> int:
-    return 0 if share == 0 else max(0, min(available, max(1, round(share))))
-
-
-def _check_labels(graph: Graph) -> None:
-    classes = torch.unique(graph.labels[graph.labeled])
-    if len(classes) == 0:
-        problem = f"graph {graph.name!r}: no node has a label"
-        hint = "Label some nodes of every class."
-        raise PairNormError(problem, code="no-labels", value=graph.name, hint=hint)
-    if len(classes) == 1:
-        problem = f"graph {graph.name!r}: all labels are {graph.class_names[int(classes)]!r}"
-        hint = "Label some nodes of another."
-        raise PairNormError(problem, code="one-class", value=graph.class_names[int(classes)], hint=hint)
-
-
-def count_classes(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
-    """Return the number of nodes of each class among some nodes, int64 [classes]."""
-    counts: NDArray[np.int64] = torch.bincount(graph.labels[mask], minlength=graph.num_classes).cpu().numpy()
-    return counts
-
-
-def check_num_classes(graph: Graph) -> None:
-    """Refuse a graph whose probabilities of all classes, of all candidates, would not fit into memory."""
-    entries = CLASS_COPIES * graph.num_nodes + CLASS_CANDIDATES * int(graph.labeled.sum())
-    needed, free = 4 * graph.num_classes * (entries + graph.num_classes), free_memory()
-    if needed > free:
-        raise PairNormError(
-            f"{graph.num_classes:,} classes of {graph.num_nodes:,} nodes take about {size(needed)}, "
-            f"and {size(free)} are free",
-            code="too-many-classes",
-            value=graph.num_classes,
-            hint="Merge rare classes into one, or predict a coarser label.",
-        )
-
-
-def _check_train(graph: Graph, split: Split) -> None:
-    absent = (count_classes(graph, split.train) == 0) & (count_classes(graph, graph.labeled) > 0)
-    if absent.any():
-        name = graph.class_names[int(absent.argmax())]
-        problem = f"class {quoted(name)} has no training node"
-        hint = "Put one of its nodes in the training set."
-        raise PairNormError(problem, code="class-without-training", value=name, hint=hint)
-
-
-def label_predictors(graph: Graph, nodes: Tensor) -> dict[str, float]:
-    """Return the columns that alone predict the label almost perfectly, with their accuracy.
-
-    A small decision tree on the column, fitted to one half of the nodes, predicts the other half. The columns
-    of a category count as one.
-    """
-    from sklearn.tree import DecisionTreeClassifier
-
-    rows = nodes.cpu().nonzero().squeeze(1)
-    labels = graph.labels.cpu()[rows].numpy()
-    if len(rows) < MIN_CHECKED or not 0 < graph.num_features <= MAX_CHECKED:
-        return {}
-    table = graph.features.cpu().to_dense()[rows].numpy()
-    missing = graph.missing.cpu()[rows].numpy().reshape(len(rows), -1)
-    accuracies, start = {}, 0
-    for name, width in _column_widths(graph):
-        values = table[:, start] if width == 1 else table[:, start : start + width].argmax(1)
-        known = ~missing[:, min(start, missing.shape[1] - 1)]
-        start += width
-        if known.sum() < MIN_CHECKED or np.bincount(labels[known]).max() > MAX_MAJORITY * known.sum():
-            continue
-        x, y, half = values[known, None], labels[known], np.arange(int(known.sum())) % 2 == 0
-        right = 0
-        for some in (half, ~half):
-            tree = DecisionTreeClassifier(max_leaf_nodes=2 * graph.num_classes, random_state=0)
-            right += int((tree.fit(x[some], y[some]).predict(x[~some]) == y[~some]).sum())
-        if right >= MIN_LEAK * len(y):
-            accuracies[name] = right / len(y)
-    return accuracies
-
-
-def _column_widths(graph: Graph) -> list[tuple[str, int]]:
-    if graph.encoder is None:
-        return [(str(number), 1) for number in range(graph.num_features)]
-    return [(column.name, column.width) for column in graph.encoder.features.values() if column.width]
-
-
-def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
-    """Warn of columns that alone predict the label, which may not be known of nodes to predict."""
-    for name, accuracy in label_predictors(graph, nodes).items():
-        _warn(
-            f"column {quoted(name)} alone predicts the label of {accuracy:.1%} of the labeled nodes. If it "
-            "is made from the label, or known only afterwards, leave it out.",
-            stacklevel=4,
-        )
-
-
-def _warn_few(graph: Graph, split: Split) -> None:
-    if graph.num_classes > MANY_CLASSES and all(_is_number(name) for name in graph.class_names):
-        _warn(
-            f"the label has {graph.num_classes} different numbers, each of which is a class of its own. If "
-            "they measure something, cut them into ranges when you read the file (classes=5)."
-        )
-    held_out, chosen_by = int(split.test.sum()), int(split.validation.sum())
-    if not chosen_by:
-        _warn("no labeled node is left to select a model: depth and scale are set by rule.")
-    if not held_out:
-        _warn("no labeled node is left to test on: how accurate the predictions are is not known.")
-    elif held_out < FEW:
-        _warn(
-            f"only {held_out} labeled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
-            "the interval around the accuracy is wide. Label more nodes to know more."
-        )
-    unseen = (count_classes(graph, split.test) == 0) & (count_classes(graph, split.train) > 0)
-    if held_out and unseen.any():
-        names = ", ".join(repr(graph.class_names[number]) for number in np.flatnonzero(unseen)[:5])
-        _warn(f"no test node is of class {names}: its accuracy is not known.")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _warn(text: str, stacklevel: int = 5) -> None:
-    warnings.warn(text, ClassifierWarning, stacklevel=stacklevel)
 
 
 def without_column(graph: Graph, name: str | None) -> Graph:
@@ -322,3 +301,124 @@ def without_column(graph: Graph, name: str | None) -> Graph:
     features = take_columns(graph.features, others)
     encoder = replace(graph.encoder, columns=columns)
     return graph.replace(features=features, missing=missing, encoder=encoder).with_structure()
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The target population: the nodes that a model is fitted for, and what they lack.
+
+    Args:
+        source: which nodes these are, in words.
+        nodes: bool [n]; none of the graph's nodes where the target was given as a share.
+        missing: what each of them lacks, bool [m] (whole vectors) or [m, d] (single features).
+    """
+
+    source: str
+    nodes: Tensor
+    missing: Tensor
+
+    @classmethod
+    def estimate(cls, graph: Graph, given: str | float = "auto") -> Target | None:
+        """Estimate the target population of a graph. Returns None where held-out nodes need no mask."""
+        if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given <= 1:
+            missing = torch.arange(1000, device=graph.device) < round(1000 * given)
+            return cls("nodes as given by target", torch.zeros_like(graph.labeled), missing)
+        if given not in ("auto", "labeled"):
+            problem = f"target is {quoted(given)}"
+            expected = "'auto', 'labeled', or a share between 0 and 1"
+            raise PairNormError(problem, code="unknown-choice", value=given, expected=expected)
+        nodes, source = ~graph.labeled, "unlabeled nodes"
+        if not nodes.any():
+            nodes, source = graph.test, "test nodes"
+        if given == "labeled" or not nodes.any():
+            return None
+        return cls(source, nodes, graph.missing[nodes])
+
+    @property
+    def missing_vectors(self) -> Tensor:
+        """bool [m]: the target nodes without any feature."""
+        return self.missing if self.missing.dim() == 1 else self.missing.all(1)
+
+    def mask(self, graph: Graph, held_out: Tensor, seed: int = 0) -> Tensor | None:
+        r"""Draw the known features to mask in held-out nodes, so that these lack what the target lacks.
+
+        Whole vectors come first, until the shares of nodes without any feature agree. Then every other node
+        copies what a target node drawn at random lacks. With $q_j$ and $p_j$ the shares of target and of
+        held-out nodes that lack feature $j$, a gap is copied with the probability
+        $(q_j - p_j) / (q_j (1 - p_j))$: the held-out share becomes $q_j$, and gaps that go together in the
+        target go together here. Held-out nodes that lack more than the target stay as they are.
+
+        Returns:
+            bool [n] or [n, d], as ``graph.missing`` is; None where nothing is to be masked.
+        """
+        if not held_out.any():
+            return None
+        mask = self._mask_vectors(graph, held_out, seed)
+        if graph.missing.dim() == 2:
+            columns = self._mask_columns(graph, held_out & ~mask & ~graph.missing_vectors, seed)
+            mask = columns | (mask[:, None] & ~graph.missing)
+        return mask if mask.any() else None
+
+    def _mask_vectors(self, graph: Graph, held_out: Tensor, seed: int) -> Tensor:
+        known = held_out & ~graph.missing_vectors
+        excess = float(self.missing_vectors.float().mean() - graph.missing_vectors[held_out].float().mean())
+        mask = torch.zeros_like(held_out)
+        if excess >= MIN_DIFFERENCE:
+            order = torch.from_numpy(Stream(seed, "classify target").order(graph.num_nodes)).to(graph.device)
+            mask[order[known[order]][: round(excess * int(held_out.sum()))]] = True
+        return mask
+
+    def _mask_columns(self, graph: Graph, nodes: Tensor, seed: int) -> Tensor:
+        mask = torch.zeros_like(graph.missing)
+        patterns = self.missing[~self.missing_vectors] if self.missing.dim() == 2 else self.missing[:0]
+        rows = nodes.nonzero().squeeze(1)
+        if not len(patterns) or not len(rows):
+            return mask
+        target, own = patterns.double().mean(0), graph.missing[rows].double().mean(0)
+        keep = ((target - own) / (target * (1 - own)).clamp(min=1e-12)).clamp(0, 1)
+        keep = keep.where(target - own >= MIN_DIFFERENCE, 0)
+        stream = Stream(seed, "classify target columns")
+        donors = torch.from_numpy(np.resize(stream.order(len(patterns)), len(rows))).to(graph.device)
+        # One number per node: columns that are always missing together are masked together.
+        draw = torch.from_numpy(stream.uniform(len(rows))).to(graph.device)
+        mask[rows] = patterns[donors] & (draw[:, None] < keep) & ~graph.missing[rows]
+        return mask
+
+
+def hide(graph: Graph, mask: Tensor | None) -> Graph:
+    """Return the graph without the features in a mask, bool [n] or [n, d]."""
+    if mask is None:
+        return graph
+    missing, cells = graph.missing, mask
+    if missing.dim() != cells.dim():
+        missing, cells = (one if one.dim() == 2 else one[:, None] for one in (missing, cells))
+    return graph.replace(features=hide_features(graph.features, mask), missing=missing | cells)
+
+
+def hide_features(features: Tensor, mask: Tensor) -> Tensor:
+    """Return features that are zero where they are masked."""
+    visible = ~mask.to(features.device)
+    if features.layout != torch.sparse_csr:
+        return features * (visible[:, None] if visible.dim() == 1 else visible)
+    rows = stored_rows(features)
+    stored = visible[rows] if visible.dim() == 1 else visible[rows, features.col_indices()]
+    return with_values(features, features.values() * stored)
+
+
+def lacks_most(graph: Graph) -> NDArray[np.bool_]:
+    """Return bool [n]: the nodes that lack more than half of their features."""
+    missing = graph.missing.cpu()
+    return np.asarray((missing if missing.dim() == 1 else missing.float().mean(1) > 0.5).numpy())
+
+
+def strata(graph: Graph, labeled: Tensor) -> NDArray[np.int64]:
+    """Return int64 [n]: nodes of one stratum are as far from a known label and from a node with features.
+
+    Distances are hops; all beyond ``MAX_HOPS`` and all unreachable ones count as equal.
+    """
+    strata = np.zeros(graph.num_nodes, dtype=np.int64)
+    for sources in (labeled.cpu().numpy(), ~lacks_most(graph)):
+        distance = hops(graph.adjacency.cpu(), sources)
+        far = (distance < 0) | (distance > MAX_HOPS)
+        strata = strata * (MAX_HOPS + 2) + np.where(far, MAX_HOPS + 1, distance)
+    return strata

@@ -1,27 +1,35 @@
-"""A fitted classifier on disk: tensors as safetensors, everything else as JSON. Nothing is ever unpickled."""
+"""Save and load a fitted classifier: tensors as safetensors, the rest as JSON. Nothing is unpickled."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PlainSerializer,
+    ValidationError,
+)
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.files import check_not_file, locked_folder
+from pairnorm.classify.calibration import Calibration
 from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
 from pairnorm.classify.candidates.candidate import SavedState
 from pairnorm.classify.candidates.ensemble import Smoothing
 from pairnorm.classify.candidates.task import KnownLabels
-from pairnorm.classify.conformal import Calibration
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling
-from pairnorm.classify.search_space import DEEPEST, LARGEST_SCALE
+from pairnorm.classify.search_space import IMPUTATIONS, MAX_DEPTH, MAX_SCALE
 from pairnorm.data import Encoder, Split
 from pairnorm.version import __version__
 
@@ -38,42 +46,36 @@ MAX_DEVIATION = 1e-4
 TENSORS, FACTS = "model.safetensors", "model.json"
 
 
+def _check_candidate(value: Any) -> Any:
+    """Validate the fields of a candidate in a file; null stands for NaN."""
+    if isinstance(value, Candidate):
+        return value
+    value = {("imputation" if name == "fill" else name): part for name, part in value.items()}
+    if set(value) != {field.name for field in fields(Candidate)}:
+        raise ValueError("a candidate has other fields")
+    if not (0 <= value["depth"] <= MAX_DEPTH and 0 < value["scale"] <= MAX_SCALE):
+        raise ValueError("depth or scale is out of range")
+    if value["imputation"] not in IMPUTATIONS:
+        raise ValueError(f"the imputation {quoted(value['imputation'])} is not known")
+    return {name: part for name, part in value.items() if part is not None or name == "norm"}
+
+
+def _candidate_to_json(candidate: Candidate) -> dict[str, Any]:
+    facts = {name: None if value != value else value for name, value in asdict(candidate).items()}
+    facts["fill"] = facts.pop("imputation")  # its name in files
+    return facts
+
+
+SavedCandidate = Annotated[Candidate, BeforeValidator(_check_candidate), PlainSerializer(_candidate_to_json)]
+Unit = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
 class _Schema(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
 
-class SavedCandidate(_Schema):
-    """A ``Candidate``; what is not known is null."""
-
-    model: str
-    norm: Literal["none", "PN", "PN-SI", "PN-SCS"]
-    depth: Annotated[int, Field(ge=0, le=DEEPEST)]
-    scale: Annotated[FiniteFloat, Field(gt=0, le=LARGEST_SCALE)]
-    validation_accuracy: FiniteFloat | None
-    validation_loss: FiniteFloat | None
-    setting: str
-    fill: Literal["zero", "fp", "mass"]
-    directed: bool
-    parts: tuple[str, ...]
-    smoothed: bool
-    self_trained: bool
-    one_per_model: bool
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> SavedCandidate:
-        """Take up a candidate."""
-        facts = {name: None if value != value else value for name, value in asdict(candidate).items()}
-        facts["fill"] = facts.pop("imputation")  # its name in files
-        return cls.model_validate(facts)
-
-    def candidate(self) -> Candidate:
-        """Return the candidate."""
-        facts = {name: value for name, value in self if value is not None}
-        return Candidate(imputation=facts.pop("fill"), **facts)
-
-
 class SavedPart(_Schema):
-    """A part of the average: how often it was taken, what it is, and its settings."""
+    """A member of the ensemble: its weight, and its settings."""
 
     weight: Annotated[int, Field(ge=1)]
     candidate: SavedCandidate
@@ -81,14 +83,14 @@ class SavedPart(_Schema):
 
 
 class SavedSmooth(_Schema):
-    """What is done with the average: see ``Smoothing``."""
+    """The smoothing of the ensemble: see ``Smoothing``."""
 
     alpha: Annotated[FiniteFloat, Field(ge=0, lt=1)]
     power: Annotated[FiniteFloat, Field(gt=0, le=100)]
 
 
 class SavedScores(_Schema):
-    """The ``Scores`` on held-out nodes; what is not known is null."""
+    """The ``Scores`` on held-out nodes; null stands for NaN."""
 
     confusion: list[list[Annotated[int, Field(ge=0, le=2**53)]]]
     auc: FiniteFloat | None
@@ -112,36 +114,33 @@ class Facts(_Schema):
     scaling: Literal["rows", "columns", "none"]
     temperature: Annotated[FiniteFloat, Field(gt=1e-6)]
     prior: list[Annotated[FiniteFloat, Field(gt=0, le=1)]]
-    tilt: Annotated[FiniteFloat, Field(ge=0, le=1)]
+    tilt: Unit
     held_out: SavedScores | None
 
 
 def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     """Write a fitted classifier into a folder; see ``NodeClassifier.save``."""
-    from safetensors.torch import save as as_bytes
+    from safetensors.torch import save as to_bytes
 
-    scaling, scores = classifier.scaling_, classifier.held_out_
-    tensors: dict[str, Tensor] = {}
+    model, scaling, scores = classifier.model_, classifier.scaling_, classifier.held_out_
+    tensors: dict[str, Tensor] = {
+        "known.names": model.known.names,
+        "known.labels": model.known.labels,
+        "fallback": model.fallback_probabilities,
+        "seen": torch.from_numpy(classifier._seen),
+        "tested": torch.from_numpy(classifier._tested),
+    }
     parts: list[SavedPart] = []
-    for number, (weight, candidate, fitted) in enumerate(classifier.model_.parts):
+    for number, (weight, candidate, fitted) in enumerate(model.parts):
         settings, state = fitted.state()
         tensors |= {f"model.{number}.{name}": value for name, value in state.items()}
-        parts.append(SavedPart(weight=weight, candidate=SavedCandidate.of(candidate), settings=settings))
-    names, labels = classifier.model_.known
-    tensors |= {
-        "known.names": names,
-        "known.labels": labels,
-        "fallback": classifier.model_.fallback_probabilities,
-    }
-    smooth = classifier.model_.smooth
-    tensors |= {"seen": torch.from_numpy(classifier._seen), "tested": torch.from_numpy(classifier._tested)}
+        parts.append(SavedPart(weight=weight, candidate=candidate, settings=settings))
     if classifier.calibration_ is not None:
-        tensors |= {f"calibration.{name}": torch.from_numpy(values) for name, values in
-                    classifier.calibration_._asdict().items()}  # fmt: skip
-    if scaling.mean is not None and scaling.deviation is not None:
-        tensors |= {"scaling.mean": scaling.mean, "scaling.deviation": scaling.deviation}
-    if scaling.words is not None:
-        tensors["scaling.words"] = scaling.words
+        for name, values in classifier.calibration_._asdict().items():
+            tensors[f"calibration.{name}"] = torch.from_numpy(values)
+    for name in ("mean", "deviation", "words"):
+        if (value := getattr(scaling, name)) is not None:
+            tensors[f"scaling.{name}"] = value
     # Parts may share statistics, which the file holds for each.
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     facts = Facts.model_validate(
@@ -149,9 +148,9 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
             "format": FORMAT,
             "pairnorm": __version__,
             "parameters": {name: _encode(value) for name, value in classifier.get_params().items()},
-            "average": SavedCandidate.of(classifier.best_) if classifier.best_.model == "average" else None,
+            "average": classifier.best_ if classifier.best_.model == "average" else None,
             "parts": parts,
-            "smooth": None if smooth is None else smooth._asdict(),
+            "smooth": None if model.smooth is None else model.smooth._asdict(),
             "classes": classifier.classes_.tolist(),
             "features": classifier.n_features_in_,
             "encoder": classifier.encoder_,
@@ -159,7 +158,7 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
             "temperature": classifier.temperature_,
             "prior": classifier.prior_.tolist(),
             "tilt": classifier.tilt_,
-            "held_out": None if scores is None else _plain(asdict(scores)),
+            "held_out": None if scores is None else _scores_to_json(scores),
         },
         strict=False,
     )
@@ -168,7 +167,7 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     path = Path(folder)
     check_not_file(path)
     path.mkdir(parents=True, exist_ok=True)
-    (path / TENSORS).write_bytes(as_bytes(tensors))
+    (path / TENSORS).write_bytes(to_bytes(tensors))
     (path / FACTS).write_text(text + "\n", encoding="utf-8")
 
 
@@ -181,10 +180,15 @@ def _decode(value: Any) -> Any:
     return tuple(value["tuple"]) if isinstance(value, dict) else value
 
 
+def _scores_to_json(scores: Scores) -> dict[str, Any]:
+    values = {name: None if np.isnan(value).any() else value for name, value in asdict(scores).items()}
+    return values | {"confusion": scores.confusion.tolist()}
+
+
 def verify(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     """Load a saved model and raise an error unless it predicts as the fitted one does."""
     path = Path(folder)  # which the caller has locked
-    loaded = _restore(type(classifier), path, _read(path), _read_tensors(path))
+    loaded = _restore(type(classifier), path, _read_facts(path), _read_tensors(path))
     loaded.set_params(device=classifier.device)
     probabilities = loaded.predict_proba(classifier.graph_)
     if not np.allclose(probabilities, classifier.probabilities_, atol=MAX_DEVIATION):
@@ -196,66 +200,53 @@ def verify(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
         raise PairNormError(problem, code="not-reproduced", value=str(folder), hint=hint)
 
 
-def _plain(scores: dict[str, Any]) -> dict[str, Any]:
-    rest = {name: None if value != value else value for name, value in scores.items() if name != "confusion"}
-    return {"confusion": scores["confusion"].tolist(), **rest}
-
-
 def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
     """Read a fitted classifier; see ``NodeClassifier.load``."""
     path = Path(folder)
     with locked_folder(path):
-        facts, tensors = _read(path), _read_tensors(path)
+        facts, tensors = _read_facts(path), _read_tensors(path)
     return _restore(cls, path, facts, tensors)
 
 
 def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[str, Tensor]) -> Classifier:
     """Build a classifier from the contents of its files."""
     try:
-        state = _checked(facts, tensors)
-        best = (facts.average or facts.parts[0].candidate).candidate()
+        _check_tensors(facts, tensors)
         parameters = {OLD_PARAMETERS.get(name, name): value for name, value in facts.parameters.items()}
         classifier = cls(**{name: _decode(value) for name, value in parameters.items()})
         classifier.model_ = Average(
-            [_part(part, state, f"{number}.", facts) for number, part in enumerate(facts.parts)],
+            [_restore_part(part, number, tensors, facts) for number, part in enumerate(facts.parts)],
             KnownLabels.restore(tensors, len(facts.classes), "known."),
-            _fallback(facts, tensors["fallback"]),
+            tensors["fallback"],
             None if facts.smooth is None else Smoothing(facts.smooth.alpha, facts.smooth.power),
         )
-        classifier.held_out_ = _scores(facts)
+        classifier.held_out_ = _restore_scores(facts)
         mean, deviation, words = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation", "words"))
-        classifier.calibration_ = _calibration(tensors)
+        classifier.calibration_ = _restore_calibration(tensors)
         classifier._seen, classifier._tested = tensors["seen"].numpy(), tensors["tested"].numpy()
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise _damaged(folder / FACTS, error) from error
-    classifier.best_, classifier.search_ = best, [best]
+    classifier.best_ = facts.average or facts.parts[0].candidate
+    classifier.search_ = [classifier.best_]
     classifier.parts_ = [(weight, candidate) for weight, candidate, _ in classifier.model_.parts]
     classifier.prior_, classifier.tilt_ = np.array(facts.prior, dtype=np.float32), facts.tilt
     classifier.scaling_ = Scaling(facts.scaling, mean, deviation, words)
     classifier.classes_, classifier.n_features_in_ = np.array(facts.classes), facts.features
-    classifier.encoder_ = facts.encoder
-    classifier.temperature_ = facts.temperature
-    nobody = torch.zeros(0, dtype=torch.bool)
-    classifier.split_ = Split(nobody, nobody, nobody)
+    classifier.encoder_, classifier.temperature_ = facts.encoder, facts.temperature
+    classifier.split_ = Split(*torch.zeros(3, 0, dtype=torch.bool))
     return classifier
 
 
-def _part(
-    part: SavedPart, tensors: dict[str, Tensor], prefix: str, facts: Facts
+def _restore_part(
+    part: SavedPart, number: int, tensors: dict[str, Tensor], facts: Facts
 ) -> tuple[int, Candidate, Fitted]:
-    candidate = part.candidate.candidate()
+    prefix = f"model.{number}."
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    saved = SavedState(candidate, part.settings, own, facts.features, len(facts.classes))
-    return part.weight, candidate, KINDS[candidate.model].restore(saved)
+    saved = SavedState(part.candidate, part.settings, own, facts.features, len(facts.classes))
+    return part.weight, part.candidate, KINDS[part.candidate.model].restore(saved)
 
 
-def _fallback(facts: Facts, probabilities: Tensor) -> Tensor:
-    if probabilities.shape != (len(facts.classes),) or not (probabilities > 0).all():
-        raise ValueError(f"the fallback probabilities are not those of {len(facts.classes)} classes")
-    return probabilities
-
-
-def _calibration(tensors: dict[str, Tensor]) -> Calibration | None:
+def _restore_calibration(tensors: dict[str, Tensor]) -> Calibration | None:
     scores, incomplete = (tensors.get(f"calibration.{name}") for name in Calibration._fields)
     if scores is None or incomplete is None:
         return None
@@ -264,7 +255,7 @@ def _calibration(tensors: dict[str, Tensor]) -> Calibration | None:
     return Calibration(scores.double().numpy(), incomplete.numpy())
 
 
-def _scores(facts: Facts) -> Scores | None:
+def _restore_scores(facts: Facts) -> Scores | None:
     if facts.held_out is None:
         return None
     confusion = np.array(facts.held_out.confusion, dtype=np.int64)
@@ -274,30 +265,30 @@ def _scores(facts: Facts) -> Scores | None:
     return Scores(confusion, **rest)
 
 
-def _checked(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of the model; all must be finite but thresholds of trees, and none NaN."""
+def _check_tensors(facts: Facts, tensors: dict[str, Tensor]) -> None:
+    """Raise an error if a tensor has a wrong shape or is not finite."""
     for name, tensor in tensors.items():
         # A tree that splits missing from known values has an infinite threshold.
         valid = ~tensor.isnan() if name.endswith(".threshold") else tensor.isfinite()
         if not valid.all():
             raise ValueError(f"{name} is not finite")
-    state = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "model." in name}
-    if facts.scaling == "columns" and not (
-        tensors["scaling.mean"].shape == tensors["scaling.deviation"].shape == (facts.features,)
-    ):
-        raise ValueError("the scaling is of another number of features")
-    words = tensors.get("scaling.words")
-    if words is not None and (words.shape != (facts.features,) or words.dtype != torch.bool):
-        raise ValueError("the columns of words are of another number of features")
+    scaling = ("scaling.mean", "scaling.deviation") if facts.scaling == "columns" else ()
+    for name in (*scaling, *(name for name in ("scaling.words",) if name in tensors)):
+        if tensors[name].shape != (facts.features,):
+            raise ValueError(f"{name} is of another number of features")
+    if "scaling.words" in tensors and tensors["scaling.words"].dtype != torch.bool:
+        raise ValueError("scaling.words are not booleans")
     if facts.encoder is not None and len(facts.encoder.feature_names) != facts.features:
         raise ValueError(f"{len(facts.encoder.feature_names)} names for {facts.features} features")
-    if len(facts.prior) != len(facts.classes):
-        raise ValueError(f"{len(facts.prior)} shares of {len(facts.classes)} classes")
-    return state
+    classes = len(facts.classes)
+    if tensors["fallback"].shape != (classes,) or not (tensors["fallback"] > 0).all():
+        raise ValueError(f"the fallback probabilities are not those of {classes} classes")
+    if len(facts.prior) != classes:
+        raise ValueError(f"{len(facts.prior)} shares of {classes} classes")
 
 
 def holds_model(folder: Path) -> bool:
-    """Say whether a folder holds a model that we saved, in whatever version."""
+    """Return whether a folder holds a saved model, in whatever version."""
     from pydantic_core import from_json
 
     try:
@@ -307,7 +298,7 @@ def holds_model(folder: Path) -> bool:
     return isinstance(facts, dict) and {"format", "pairnorm"} <= facts.keys()
 
 
-def _read(folder: Path) -> Facts:
+def _read_facts(folder: Path) -> Facts:
     path = folder / FACTS
     if not path.is_file():
         raise PairNormError(
@@ -323,14 +314,13 @@ def _read(folder: Path) -> Facts:
         problems = {problem["loc"]: problem for problem in error.errors()}
         if version := problems.get(("format",)):
             number = None if version["type"] == "missing" else version["input"]
-            problem = f"{path}: format {quoted(number)} is not known"
-            hint = "Fit again with this version."
+            problem, hint = f"{path}: format {quoted(number)} is not known", "Fit again with this version."
             raise PairNormError(
                 problem, code="wrong-version", value=number, expected=str(FORMAT), hint=hint
             ) from error
         where, first = next(iter(problems.items()))
         raise _damaged(path, f"{'.'.join(map(str, where))}: {first['msg']}".lstrip(": ")) from error
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError, KeyError) as error:
         raise _damaged(path, error) from error
 
 
@@ -340,7 +330,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
     path = folder / TENSORS
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would block
             raise FileNotFoundError("there is no such file")
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -349,9 +339,5 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _damaged(path: Path, problem: object) -> PairNormError:
-    return PairNormError(
-        f"{path}: the saved model is damaged ({' '.join(str(problem).split())[:200]})",
-        code="file-damaged",
-        value=str(path),
-        hint="Fit again.",
-    )
+    text = f"{path}: the saved model is damaged ({' '.join(str(problem).split())[:200]})"
+    return PairNormError(text, code="file-damaged", value=str(path), hint="Fit again.")

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.escaping import redact, spreadsheet
 from pairnorm.base.files import atomic_file
-from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.data import Graph
 from pairnorm.data.frames import connect_arguments
 
 if TYPE_CHECKING:
     import pandas
+
+    from pairnorm.classify.classifier import NodeClassifier
 
 PREDICTION_FILES = ("predictions.csv", "predictions.parquet")
 
@@ -95,19 +96,19 @@ class Destination:
 
     @contextmanager
     def opened(self, stdout: TextIO) -> Iterator[Callable[[pandas.DataFrame, bool], None]]:
-        """Give a function that writes a table; what cannot be written is refused before the work."""
+        """Give a function that writes a table. Errors of the destination are raised before the work."""
         if self.path is not None:
             with atomic_file(self.path) as draft:
                 yield lambda frame, safe: write_table(frame, draft, safe)
         elif self.url is not None:
-            with _connection(self.url) as connection:
+            with _connect(self.url) as connection:
                 yield lambda frame, safe: _insert(frame, connection, self.table)
         else:
             yield lambda frame, safe: write_rows(frame, stdout, safe)
 
 
 @contextmanager
-def _connection(url: str) -> Iterator[Any]:
+def _connect(url: str) -> Iterator[Any]:
     """Give a connection to a database within a transaction."""
     try:
         import sqlalchemy
@@ -121,9 +122,9 @@ def _connection(url: str) -> Iterator[Any]:
         engine = sqlalchemy.create_engine(parsed, connect_args=connect_arguments(parsed))
         with engine.begin() as connection:
             yield connection
+    except PairNormError:
+        raise
     except (sqlalchemy.exc.SQLAlchemyError, ValueError, ImportError) as error:
-        if isinstance(error, PairNormError):
-            raise
         problem = f"{redact(url)}: cannot be written ({getattr(error, 'orig', None) or error})"
         raise PairNormError(problem, code="database-error", hint="Check the URL and your rights.") from error
 
@@ -198,5 +199,5 @@ def write_rows(
 
 
 def has_parquet() -> bool:
-    """Say whether Parquet files can be written."""
+    """Return whether Parquet files can be written."""
     return find_spec("pyarrow") is not None

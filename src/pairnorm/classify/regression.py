@@ -1,14 +1,19 @@
-"""Multinomial logistic regression by preconditioned L-BFGS, for several folds and a path of scales."""
+"""Logistic regressions by L-BFGS along a path of scales, and when to end a path of scales or depths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
+
+from pairnorm.nn import Normalization
+from pairnorm.train.spec import Norm
 
 # Newton decrements (twice the expected decrease of the objective) at which a solve has converged: for the
 # delivered model, for comparing candidates, and for comparing them where a solve is expensive: there held-out
@@ -22,15 +27,24 @@ MAX_PENALTY = 1e30
 REFRESH_STEPS = 10
 SUFFICIENT_DECREASE, SMALLEST_STEP = 1e-4, 1e-10
 # Below this many numbers, waking a second thread takes longer than the work it would share.
-WORTH_A_THREAD = 2**20
+MIN_PARALLEL_SIZE = 2**20
+SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4)
+# Training nodes that select a depth, and those that the model is then fitted to where there are many nodes.
+MAX_SELECTION_ROWS, MAX_TRAINING_ROWS = 4000, 20_000
+# An expensive propagation ends after this many depths in a row without a smaller loss.
+PATIENCE = 3
+# A path of scales ends after this many larger losses in a row, or one where regressions are expensive.
+SCALE_PATIENCE = 2
+# A scale whose loss is larger than the smallest one by this factor overfits.
+MAX_LOSS_RATIO = 2.0
 
 
 def regressions(
     rows: Tensor, labels: Tensor, classes: int, scales: Sequence[float], tolerance: float = TOLERANCE
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
     """Yield (s, W, b) for every scale: ``fold_regressions`` of one fold with all rows and known labels."""
-    everyone = torch.ones(1, len(rows), device=rows.device)
-    for scale, weight, bias in fold_regressions(rows, one_hot(labels, classes), scales, everyone, tolerance):
+    one_fold = torch.ones(1, len(rows), device=rows.device)
+    for scale, weight, bias in fold_regressions(rows, one_hot(labels, classes), scales, one_fold, tolerance):
         yield scale, weight[0], bias[0]
 
 
@@ -81,10 +95,10 @@ def fold_regressions(
         penalty[-1] = 0  # the bias
         with _threads(rows.numel()):
             weight = _minimize(problem, penalty, weight, tolerance)
-        found = torch.einsum("dr,rkc->kdc", basis, weight[:-1]) / unit
-        bias = weight[-1] - torch.einsum("d,kdc->kc", center, found)
+        scaled = torch.einsum("dr,rkc->kdc", basis, weight[:-1]) / unit
+        bias = weight[-1] - torch.einsum("d,kdc->kc", center, scaled)
         bias = bias - bias.mean(1, keepdim=True)  # a constant for all classes changes nothing
-        yield scale, (found / scale).float(), bias.float()
+        yield scale, (scaled / scale).float(), bias.float()
 
 
 class _Problem(NamedTuple):
@@ -177,7 +191,7 @@ def _sum(values: Tensor) -> Tensor:
 def _threads(size: int) -> Iterator[None]:
     """Keep small work on one thread."""
     usual = torch.get_num_threads()
-    torch.set_num_threads(1 if size < WORTH_A_THREAD else usual)
+    torch.set_num_threads(1 if size < MIN_PARALLEL_SIZE else usual)
     try:
         yield
     finally:
@@ -185,7 +199,7 @@ def _threads(size: int) -> Iterator[None]:
 
 
 def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the principal axes V [d, r] of the rows, the leading one last, and X V: unrelated coordinates.
+    """Return the principal axes V [d, r] of the rows, the leading one last, and the coordinates X V.
 
     The best weights lie in their span, and the Hessian is nearly diagonal in them.
 
@@ -195,8 +209,8 @@ def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
     wide = rows.shape[0] < rows.shape[1]
     values, vectors = _eigen(rows @ rows.T if wide else rows.T @ rows)
     precision = 1e-14 if values.dtype == torch.float64 else 1e-6
-    kept = values > precision * values[-1:].clamp(min=1e-30)  # rising; none at all where there is no column
-    values, vectors = values[kept], vectors[:, kept]
+    positive = values > precision * values[-1:].clamp(min=1e-30)  # ascending; empty where there is no column
+    values, vectors = values[positive], vectors[:, positive]
     if not wide:
         return vectors, rows @ vectors
     return rows.T @ (vectors / values.sqrt()), vectors * values.sqrt()
@@ -214,7 +228,7 @@ def leading_axes(rows: Tensor, most: int = MAX_AXES) -> Tensor:
         with torch.random.fork_rng([] if rows.device.type == "cpu" else [rows.device]):
             torch.manual_seed(0)
             _, values, axes = torch.svd_lowrank(rows, q=most, niter=2)
-        squares, axes = values.square(), axes
+        squares = values.square()
     else:
         axes, coordinates = principal(rows)
         axes, squares = axes.flip(1)[:, :most], coordinates.square().sum(0).flip(0)[:most]
@@ -223,16 +237,13 @@ def leading_axes(rows: Tensor, most: int = MAX_AXES) -> Tensor:
 
 
 def _eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors of a symmetric matrix.
-
-    LAPACK's usual way, divide and conquer, now and then ends nowhere where many eigenvalues are alike; the QR
-    algorithm is slow and sure.
-    """
+    """Return eigenvalues and eigenvectors of a symmetric matrix."""
     try:
         values, vectors = torch.linalg.eigh(gram)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         from scipy.linalg import eigh
 
+        # Divide and conquer sometimes does not converge where many eigenvalues are equal; QR always does.
         values, vectors = (torch.from_numpy(part).to(gram) for part in eigh(gram.cpu().numpy(), driver="ev"))
     return values, vectors
 
@@ -241,15 +252,119 @@ def span(features: Tensor) -> tuple[Tensor | None, Tensor]:
     """Return an orthonormal basis Q [d, r] of the rows of X that are not zero, and X Q [n, r].
 
     Norms and distances of rows stay as they are under Q, so that propagation, PairNorm and regression
-    may work in r columns instead of d: 140 instead of 1,433 where all but 140 papers lost their words.
+    may work in r columns instead of d: 140 instead of 1,433 where only 140 papers of Cora have words.
 
     Args:
         features: dense [n, d]. Where most rows are not zero, it is returned as it is, without a basis.
     """
-    filled = features.any(1)
-    if int(filled.sum()) > features.shape[1] // 2:
+    known = features.any(1)
+    if int(known.sum()) > features.shape[1] // 2:
         return None, features
-    basis, triangle = torch.linalg.qr(features[filled].double().T)
+    basis, triangle = torch.linalg.qr(features[known].double().T)
     reduced = features.new_zeros(features.shape[0], basis.shape[1])
-    reduced[filled] = triangle.T.float()
+    reduced[known] = triangle.T.float()
     return basis.float(), reduced
+
+
+class HasLoss(Protocol):
+    """An evaluated candidate."""
+
+    @property
+    def validation_loss(self) -> float:
+        """Mean cross-entropy."""
+
+
+Result = TypeVar("Result", bound=HasLoss)
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """Early stopping along paths of scales and depths, for graphs in memory and packed graphs.
+
+    Args:
+        many_nodes: whether there are so many nodes that a propagation step is expensive.
+        numbers: size of a regression: training nodes times columns, in every fold.
+        metric: that compares candidates; other metrics than the loss may prefer overconfident ones.
+        exhaustive: whether to evaluate every scale.
+    """
+
+    many_nodes: bool
+    numbers: int
+    metric: str = "loss"
+    exhaustive: bool = True
+
+    @property
+    def is_expensive(self) -> bool:
+        """Whether a regression takes long."""
+        return self.numbers >= MIN_PARALLEL_SIZE
+
+    def scales(self, results: Iterable[Result]) -> Iterator[Result]:
+        """Yield results from the smallest scale to the largest, and stop where larger ones only overfit.
+
+        The less a regression is regularized, the longer it takes.
+        """
+        best, worse = inf, 0
+        for one in results:
+            yield one
+            worse = worse + 1 if one.validation_loss > best else 0
+            if worse == (1 if self.is_expensive else SCALE_PATIENCE) and not self.exhaustive:
+                break
+            if self.is_expensive and self.metric == "loss" and one.validation_loss > MAX_LOSS_RATIO * best:
+                break
+            best = min(best, one.validation_loss)
+
+    def depths(
+        self,
+        depths: Sequence[int],
+        results: Iterable[Iterable[Result]],
+        tick: Callable[[str], None],
+        name: str,
+    ) -> Iterator[tuple[int, list[Result]]]:
+        """Yield (depth, results) of a propagation, and stop where a step is expensive and none gains.
+
+        Args:
+            depths: numbers of steps, ascending.
+            results: those of every depth, from the smallest scale to the largest.
+            tick: called after every depth, also for those left out.
+            name: of the propagation.
+        """
+        best, waited = inf, 0
+        for number, (depth, by_scale) in enumerate(zip(depths, results, strict=False), 1):
+            evaluated = list(self.scales(by_scale))
+            tick(f"{name}, depth {depth}")
+            loss = min(one.validation_loss for one in evaluated)
+            best, waited = (loss, 0) if loss < best else (best, waited + 1)
+            yield depth, evaluated
+            if waited == PATIENCE and (self.many_nodes or self.is_expensive):
+                for left in depths[number:]:
+                    tick(f"{name}, depth {left}: left out")
+                break
+
+
+def default_norms(adjacency: Normalization, many_nodes: bool) -> list[Norm]:
+    """Return the norms of SGC that ``"auto"`` stands for.
+
+    Rows of D̃⁻¹Ã sum to one, so there an SGC without PairNorm is an SGC-PN of another scale: a regression does
+    not penalize its bias.
+    """
+    norms: list[Norm] = ["PN"] if adjacency == "rw" else ["none", "PN"]
+    return norms if many_nodes else [*norms, "PN-SI"]
+
+
+def subsample(labels: Tensor, most: int) -> Tensor:
+    """Return the indices of some labels, ascending: evenly spaced within a class, and the first of each.
+
+    Args:
+        labels: int64 [m].
+        most: how many, where there are more; the first of each class come in addition.
+    """
+    if len(labels) <= most:
+        return torch.arange(len(labels), device=labels.device)
+    order = labels.argsort(stable=True)
+    by_class = labels[order]
+    first = torch.cat([by_class.new_ones(1, dtype=torch.bool), by_class[1:] != by_class[:-1]])
+    spaced = torch.linspace(0, len(labels) - 1, most, device=labels.device).long()
+    chosen = torch.zeros_like(labels, dtype=torch.bool)
+    chosen[order[spaced.clamp(max=len(labels) - 1)]] = True
+    chosen[order[first]] = True
+    return chosen.nonzero().squeeze(1)

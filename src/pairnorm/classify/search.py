@@ -1,17 +1,22 @@
-"""Evaluate candidates within a time limit, and combine the best of them."""
+"""Evaluate candidates within a time limit, on nodes masked like the target, and combine the best of them."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
+from math import isinf, nan
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
+from sklearn.base import clone
 from torch import Tensor
 
+from pairnorm.classify.calibration import mean_probabilities
 from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Family, Tick
 from pairnorm.classify.candidates.ensemble import (
     Average,
@@ -22,27 +27,118 @@ from pairnorm.classify.candidates.ensemble import (
     select_members,
     select_smoothing,
 )
-from pairnorm.classify.candidates.prepared import has_many_nodes
+from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.task import KnownLabels, PseudoLabels, Task
-from pairnorm.classify.evaluation import mean_probabilities
-from pairnorm.classify.holdout import ClassifierWarning
+from pairnorm.classify.evaluation import RANKING_METRICS, Scores
+from pairnorm.classify.holdout import ClassifierWarning, Target, count_classes, folds, hide
+from pairnorm.classify.scaling import Scaling
+from pairnorm.classify.search_space import resolve_time_limit
+from pairnorm.data import Graph, Split
+from pairnorm.train.distributed import shards_of
+from pairnorm.train.engine import find_device
+
+if TYPE_CHECKING:
+    from pairnorm.classify.classifier import NodeClassifier
 
 # Models that can be fitted to pseudo-labels.
 SELF_TRAINING_MODELS = ("SGC", "logistic regression")
 # Shares of the time limit after which no candidate is evaluated, and no ensemble self-trained.
 SEARCH_SHARE, SELF_TRAINING_SHARE = 0.5, 0.7
+# Share of the time limit that a whole fit takes where its search is cut short.
+FIT_SHARE = 0.75
+# A class of at most this share is rare; fewer test nodes of it do not state how well it is ranked.
+MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
+
+
+def evaluation_task(
+    classifier: NodeClassifier, graph: Graph, given: Split, target: Target | None, scaling: Scaling
+) -> Task:
+    """Return the task on which candidates are compared: every held-out node is masked like the target.
+
+    Test nodes are masked in its graph. Validation nodes are masked in the folds that hold them out.
+    """
+    fold_masks: list[Tensor] = []
+    shards = shards_of(graph.num_nodes)
+    # With a time column, folds would train on later nodes. One split is enough for many nodes.
+    if classifier.time is None and not has_many_nodes(graph):
+        fold_masks = folds(graph.with_split(given), graph.split, classifier.random_state)
+    hidden = None
+    if target is not None:
+        selection = torch.stack(fold_masks).any(0) if fold_masks else graph.validation
+        hidden = target.mask(graph, selection, classifier.random_state)
+        masked = hide(graph, target.mask(graph, graph.test, classifier.random_state))
+        scaling = scaling if masked is graph else scaling.fitted_to(masked)
+        graph = masked
+    return Task(
+        graph,
+        PreparedGraph(graph, scaling(graph), find_device(classifier.device)),
+        classifier.adjacency,
+        time_limit=resolve_time_limit(classifier.time_limit, graph.num_nodes),
+        metric=classifier.metric,
+        fold_masks=fold_masks,
+        hidden=hidden,
+        shards=shards,
+    )
+
+
+class FitProgress(NamedTuple):
+    """The progress of a fit.
+
+    Args:
+        done: finished steps.
+        total: all steps; some are left out when time is up.
+        step: the name of the last one.
+        best_score: of the best candidate so far on held-out nodes, by the metric; for the loss, its accuracy.
+            NaN before the first one.
+        seconds_left: estimated.
+    """
+
+    done: int
+    total: int
+    step: str
+    best_score: float
+    seconds_left: float
+
+
+class ProgressTracker:
+    """Counts the steps of a fit, and estimates the time that is left.
+
+    The time is extrapolated from the steps so far, and bounded by the time limit.
+    """
+
+    def __init__(self, task: Task, total: int, notify: Callable[[FitProgress], None] | None) -> None:
+        self.task, self.total, self.notify = task, total, notify
+        self.done, self.best = 0, None  # type: int, CandidateResult | None
+
+    def record(self, result: CandidateResult) -> None:
+        """Take note of an evaluated candidate."""
+        if self.best is None or result.rank > self.best.rank:
+            self.best = result
+
+    def tick(self, step: str) -> None:
+        """Count a step."""
+        self.done += 1
+        if self.notify is None:
+            return
+        score = nan
+        if self.best is not None:
+            by_accuracy = self.task.metric in ("loss", "accuracy")
+            score = self.best.candidate.validation_accuracy if by_accuracy else self.best.score
+        elapsed = time.perf_counter() - self.task.began
+        extrapolated = elapsed * (self.total - self.done) / self.done
+        left = min(extrapolated, max(0.0, FIT_SHARE * self.task.time_limit - elapsed))
+        self.notify(FitProgress(self.done, self.total, step, score, left))
 
 
 class Choice(NamedTuple):
-    """What a search found.
+    """The result of a search.
 
     Args:
         results: all candidates.
-        parts: how often each of the chosen was taken.
-        best: the chosen one, or the average of them.
-        probabilities: its probabilities for the nodes held out, fold after fold, [m, classes].
-        smooths: what is done with the average, if anything; and, where it learns once more from what it says
-            of the other nodes, with what comes of that.
+        parts: weight and result of each ensemble member.
+        best: the selected candidate, or the ensemble.
+        probabilities: its probabilities for the held-out nodes, fold after fold, [m, classes].
+        smooths: the smoothing of the ensemble, if any; where it is self-trained, also that of the second one.
         by_family: the candidates of every family.
     """
 
@@ -54,15 +150,15 @@ class Choice(NamedTuple):
     by_family: Sequence[tuple[Family, Sequence[CandidateResult]]] = ()
 
     def of(self, family: Family) -> Choice | None:
-        """Return the best of one family as a choice of its own; None where it was not tried."""
-        for other, tried in self.by_family:
+        """Return the best candidate of one family as a choice of its own; None if it was not evaluated."""
+        for other, results in self.by_family:
             if other == family:
-                best = max(tried, key=lambda one: one.rank)
-                return Choice(tried, [(1, best)], best.candidate, best.probabilities)
+                best = max(results, key=lambda one: one.rank)
+                return Choice(results, [(1, best)], best.candidate, best.probabilities)
         return None
 
-    def learn(self, task: Task) -> Average:
-        """Learn what was chosen from a task's training nodes."""
+    def fit(self, task: Task) -> Average:
+        """Fit the ensemble to a task's training nodes."""
         parts = [(weight, one.candidate, one.fit(task)) for weight, one in self.parts]
         average = Average(parts, KnownLabels.of(task), task.prior, self.smooths[0])
         for smooth in self.smooths[1:]:
@@ -70,7 +166,7 @@ class Choice(NamedTuple):
         return average
 
     def self_train(self, task: Task, ensemble: Average) -> Average:
-        """Learn the regressions once more, also from what an average says of the nodes without a label."""
+        """Fit the regressions again, also to the ensemble's predictions for nodes without a label."""
         pseudo_labels = PseudoLabels.of(task, mean_probabilities(ensemble.logits(task.prepared)))
         augmented = replace(task, pseudo_labels=pseudo_labels)
         parts = [
@@ -81,91 +177,142 @@ class Choice(NamedTuple):
 
 
 def search(
-    task: Task, families: Sequence[Family], tick: Tick = lambda done: None, *, simple: bool = True
+    task: Task,
+    families: Sequence[Family],
+    tick: Tick = lambda done: None,
+    *,
+    simple: bool = True,
+    on_result: Callable[[CandidateResult], None] = lambda result: None,
 ) -> Choice:
-    """Try every candidate and choose the best by the task's metric, or an average that is better.
+    """Evaluate candidates, and select the best by the task's metric, or an ensemble that is better.
+
+    Among several families, an ensemble may be smoothed and self-trained. Where held-out nodes do not prefer
+    any candidate, it has the best of every model.
 
     Args:
-        task: the graph.
-        families: what to try.
-        tick: is told of every step done.
-        simple: choose one, not an average; among several families, an average may be smoothed too, and learn
-            from itself, or, where what is held out tells nothing, be that of one of every kind.
+        task: the graph with its split.
+        families: the candidates.
+        tick: called after every step, with a description of it.
+        simple: select one candidate instead of an ensemble.
+        on_result: called with every evaluated candidate.
     """
-    by_family = _evaluate(task, families, tick)
-    tried = [one for _, some in by_family for one in some]
-    first = max(range(len(tried)), key=lambda place: tried[place].rank)
-    several = not simple and len(task.held_out_labels) > 0
-    choice = _chosen(task, by_family, select_members(task, tried) if several else Counter([first]))
-    distinguishable = not several or len(families) == 1 or beats_prior(task, choice.probabilities)
-    if not distinguishable:
-        choice = _chosen(task, by_family, best_per_model(tried))
-    elif several and len(families) > 1:
-        choice = _refined(task, choice)
-    parts = choice.parts
-    if len(parts) == 1 and choice.smooths == (None,):
+    by_family = _evaluate(task, families, tick, on_result)
+    results = [one for _, some in by_family for one in some]
+    if simple or not len(task.held_out_labels):
+        best = max(range(len(results)), key=lambda index: results[index].rank)
+        return _combine(by_family, Counter([best]))
+    choice, one_of_each = _combine(by_family, select_members(task, results)), False
+    if len(families) > 1:
+        one_of_each = not beats_prior(task, choice.probabilities)
+        choice = _combine(by_family, best_per_model(results)) if one_of_each else _refine(task, choice)
+    if len(choice.parts) == 1 and choice.smooths == (None,):
         return choice
     ensemble = Candidate(
         "average",
-        parts=tuple(one.candidate.name for _, one in parts),
+        parts=tuple(one.candidate.name for _, one in choice.parts),
         smoothed=any(choice.smooths),
         self_trained=len(choice.smooths) > 1,
-        one_per_model=not distinguishable,
+        one_per_model=one_of_each,
     )
     logits = choice.probabilities.log().unsqueeze(1)
-    best = task.evaluate(ensemble, logits, parts[0][1].fit)
-    return choice._replace(best=best.candidate)
+    return choice._replace(best=task.evaluate(ensemble, logits, choice.parts[0][1].fit).candidate)
 
 
 def _evaluate(
-    task: Task, families: Sequence[Family], tick: Tick
+    task: Task, families: Sequence[Family], tick: Tick, on_result: Callable[[CandidateResult], None]
 ) -> list[tuple[Family, Sequence[CandidateResult]]]:
     """Evaluate candidates until there are no more, or time is up: one of each family first, then the others.
 
     Ctrl-C ends the search; the best candidates so far are delivered.
     """
-    running = [(family, family.fit(task, tick)) for family in families]
-    found: dict[int, list[CandidateResult]] = {place: [] for place in range(len(families))}
+    running = [family.fit(task, tick) for family in families]
+    results: list[list[CandidateResult]] = [[] for _ in families]
     try:
-        for place, (_, results) in enumerate(running):
-            found[place].extend(islice(results, 1))
-        for place in sorted(found, key=lambda place: families[place].steps):
-            while not task.has_used(SEARCH_SHARE) and (one := next(running[place][1], None)) is not None:
-                found[place].append(one)
+        for number, candidates in enumerate(running):
+            for first in islice(candidates, 1):
+                results[number].append(first)
+                on_result(first)
+        for number in sorted(range(len(families)), key=lambda number: families[number].steps):
+            while not task.has_used(SEARCH_SHARE) and (one := next(running[number], None)) is not None:
+                results[number].append(one)
+                on_result(one)
     except KeyboardInterrupt:
-        if not any(found.values()):
+        if not any(results):
             raise
-        count = sum(len(results) for results in found.values())
+        count = sum(map(len, results))
         text = f"interrupted: the best of {count} candidates are used. Press Ctrl-C again to stop at once."
         warnings.warn(text, ClassifierWarning, stacklevel=4)
-    return [(family, found[place]) for place, family in enumerate(families) if found[place]]
+    return [(family, some) for family, some in zip(families, results, strict=True) if some]
 
 
-def _chosen(
-    task: Task, by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], counts: Counter[int]
-) -> Choice:
-    """Return the choice that takes each of those tried so often; the first of them is named."""
-    tried = [one for _, some in by_family for one in some]
-    parts = [(weight, tried[place]) for place, weight in counts.items()]
-    probabilities = torch.stack([weight * one.probabilities for weight, one in parts]).sum(0) / counts.total()
-    return Choice(tried, parts, parts[0][1].candidate, probabilities, by_family=by_family)
+def _combine(by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], weights: Counter[int]) -> Choice:
+    """Return the weighted mean of some results as a choice; its name is that of the first."""
+    results = [one for _, some in by_family for one in some]
+    parts = [(weight, results[index]) for index, weight in weights.items()]
+    probabilities = torch.stack([weight * one.probabilities for weight, one in parts]).sum(0)
+    return Choice(results, parts, parts[0][1].candidate, probabilities / weights.total(), by_family=by_family)
 
 
-def _refined(task: Task, choice: Choice) -> Choice:
-    """Smooth the average, then let it learn from itself once, where each gains on what is held out.
+def _refine(task: Task, choice: Choice) -> Choice:
+    """Smooth the ensemble, then self-train it once, where each gains on held-out nodes.
 
-    Later lessons gained nothing more on Cora and Citeseer.
+    Further rounds of self-training gained nothing on Cora and Citeseer.
     """
-    fitted = [choice.learn(fold) for fold in task.folds]
+    fitted = [choice.fit(fold) for fold in task.folds]
     smooth, probabilities = select_smoothing(task, fitted)
     fitted = [replace(one, smooth=smooth) for one in fitted]
     choice = choice._replace(smooths=(smooth,), probabilities=probabilities)
     models = {one.candidate.model for _, one in choice.parts}
-    few = has_many_nodes(task.graph) or task.has_used(SELF_TRAINING_SHARE)
-    if few or not models.intersection(SELF_TRAINING_MODELS):
+    too_expensive = has_many_nodes(task.graph) or task.has_used(SELF_TRAINING_SHARE)
+    if too_expensive or not models.intersection(SELF_TRAINING_MODELS):
         return choice
     retrained = [choice.self_train(fold, one) for fold, one in zip(task.folds, fitted, strict=True)]
     later, probabilities = select_smoothing(task, retrained)
     if not improves(task, probabilities, choice.probabilities):
         return choice
     return choice._replace(smooths=(smooth, later), probabilities=probabilities)
+
+
+def needs_cross_fitting(graph: Graph, given: Split, metric: str) -> bool:
+    """Return whether too few test nodes of a rare class were drawn to state how well it is ranked.
+
+    Average precision on a few positive nodes is too high on average: with 6 of 60, a random ranking has 0.16
+    instead of 0.10.
+    """
+    counts = count_classes(graph, graph.labeled)
+    ranked = metric in RANKING_METRICS or (len(counts) == 2 and counts.min() <= MAX_RARE_SHARE * counts.sum())
+    if any(mask.any() for mask in given) or not ranked or not graph.test.any():
+        return False
+    return int(count_classes(graph, graph.test)[counts > 0].min()) < MIN_POSITIVES
+
+
+def cross_fit(classifier: NodeClassifier, graph: Graph, folds: Sequence[Tensor], tick: Tick) -> Scores | None:
+    """Evaluate every labeled node by a model that was neither trained nor selected on it.
+
+    The test nodes have such a model. Each fold of the others is held out as they were, from a search of its
+    own within a share of the time limit. Returns None after Ctrl-C.
+    """
+    limit = resolve_time_limit(classifier.time_limit, graph.num_nodes)
+    models = sorted({one.model for one in classifier.search_})
+    other = clone(classifier).set_params(refit=False, model=models)
+    other.set_params(time_limit=0 if isinf(limit) else limit / len(folds))
+    empty = torch.zeros_like(graph.test)
+    labels, predicted, probabilities = [], [], []
+    for number, held_out in enumerate([graph.test, *folds]):
+        fitted = classifier
+        if number > 0:
+            fitted = other
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ClassifierWarning)  # they are about the first split
+                try:
+                    fitted.fit(graph.with_split(Split(empty, empty, held_out)))
+                except KeyboardInterrupt:
+                    return None
+            tick(f"cross-fitted, fold {number} of {len(folds)}")
+        mask = held_out.cpu().numpy()
+        labels.append(graph.labels.cpu().numpy()[mask])
+        probabilities.append(fitted.evaluation_probabilities_[mask])
+        predicted.append(fitted.decide(probabilities[-1]))
+    numbers = np.repeat(np.arange(len(labels)), [len(part) for part in labels])
+    true, decided, p = (np.concatenate(parts) for parts in (labels, predicted, probabilities))
+    return Scores.of(true, decided, graph.num_classes, p, numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, isnan
 from pathlib import Path
@@ -15,23 +15,25 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.classify.calibration import decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.candidates.candidate import Candidate, Tick
 from pairnorm.classify.candidates.prepared import MANY_NODES
 from pairnorm.classify.candidates.task import evaluate_logits
-from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
-from pairnorm.classify.holdout import complete_split
+from pairnorm.classify.evaluation import METRICS, Scores
+from pairnorm.classify.holdout import MIN_DIFFERENCE, complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows
-from pairnorm.classify.regression import LOOSE_TOLERANCE, TOLERANCE, regressions
-from pairnorm.classify.search_limits import (
-    ENOUGH,
+from pairnorm.classify.regression import (
+    LOOSE_TOLERANCE,
+    MAX_SELECTION_ROWS,
     MAX_TRAINING_ROWS,
     SCALES,
+    TOLERANCE,
     SearchLimits,
     default_norms,
+    regressions,
     subsample,
 )
-from pairnorm.classify.search_space import DEEPEST, IMPUTATIONS, LARGEST_SCALE, LEAST_SCALE, parse_imputation
-from pairnorm.classify.target import MIN_DIFFERENCE
+from pairnorm.classify.search_space import IMPUTATIONS, MAX_DEPTH, MAX_SCALE, MIN_SCALE, parse_imputation
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.block_ops import BlockOps, Plan, make_ops, make_plan
 from pairnorm.train.propagation import Propagation, label_propagation
@@ -78,11 +80,11 @@ class Rows:
         labeled = np.flatnonzero(graph.labels >= 0)
         labels, split = graph.labels[labeled].astype(np.int64), graph.split[labeled]
         train, validation, test = (torch.from_numpy(split == part) for part in range(3))
-        few = Graph.from_edges(
+        labeled_nodes = Graph.from_edges(
             np.zeros((2, 0), np.int64), labels=labels, num_nodes=len(labels), name=graph.folder.name,
             class_names=graph.facts.classes, train=train, validation=validation, test=test,
         )  # fmt: skip
-        parts = [mask.numpy() for mask in complete_split(few, seed)]
+        parts = [mask.numpy() for mask in complete_split(labeled_nodes, seed)]
         if not parts[1].any():
             problem = "no labeled node is left to select a model"
             raise PairNormError(problem, code="no-validation", hint="Label more nodes.")
@@ -97,7 +99,7 @@ class Rows:
 
 
 class Streamed(NamedTuple):
-    """An evaluated candidate: its score by the metric, and its propagation, if any."""
+    """An evaluated candidate: its score by the metric, and its propagation; None for label propagation."""
 
     candidate: Candidate
     score: float
@@ -125,7 +127,7 @@ class Outcome:
         results: all candidates, the best first.
         logits: [n, classes], mapped.
         temperature: of the probabilities.
-        left_out: what was not tried, and why.
+        left_out: the candidates that were not evaluated, and why.
         metric: that selected the best.
         tilt: of the decision rule, see ``decide``.
         seconds: of every stage.
@@ -158,27 +160,31 @@ class Outcome:
         return Scores.of(labels, np.concatenate([labels[:0], *predicted]), len(self.graph.facts.classes))
 
     def _probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        one_trial = torch.from_numpy(np.array(logits))[:, None]
-        _check_finite(self.graph, one_trial)
-        probabilities: NDArray[np.float32] = mean_probabilities(one_trial, self.temperature).numpy()
-        return probabilities
+        one_model = torch.from_numpy(np.array(logits))[:, None]
+        _check_finite(self.graph, one_model)
+        return np.asarray(mean_probabilities(one_model, self.temperature).numpy())
 
     def _predicted(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
-        predicted: NDArray[np.int64] = tilted(probabilities, self.rows.prior, self.tilt).argmax(1)
-        return predicted
+        return np.asarray(tilted(probabilities, self.rows.prior, self.tilt).argmax(1))
 
     def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
         """Write the predictions, a batch of nodes at a time, as CSV and, where ``parquet``, as Parquet."""
-        start, writer = time.perf_counter(), None
-        try:
-            with open(folder / "predictions.csv", "w", encoding="utf-8", newline="") as file:
-                for number, frame in enumerate(self._frames()):
-                    write_rows(frame, file, spreadsheet_safe, header=number == 0)
-                    if parquet:
-                        writer = _append(writer, frame, folder / "predictions.parquet")
-        finally:
-            if writer is not None:
-                writer.close()
+        start = time.perf_counter()
+        with ExitStack() as stack:
+            path = folder / "predictions.csv"
+            file = stack.enter_context(open(path, "w", encoding="utf-8", newline=""))
+            writer: Any = None
+            for number, frame in enumerate(self._frames()):
+                write_rows(frame, file, spreadsheet_safe, header=number == 0)
+                if parquet:
+                    import pyarrow
+                    from pyarrow.parquet import ParquetWriter
+
+                    table = pyarrow.Table.from_pandas(frame, preserve_index=False)
+                    if writer is None:
+                        path = folder / "predictions.parquet"
+                        writer = stack.enter_context(ParquetWriter(path, table.schema))
+                    writer.write_table(table)
         self.seconds["writing predictions"] = time.perf_counter() - start
 
     def _frames(self) -> Iterator[pandas.DataFrame]:
@@ -223,37 +229,37 @@ class Outcome:
         return list(best.values())
 
 
-def _check_imputations(names: Sequence[str], norms: Sequence[str] | None, graph: PackedGraph) -> None:
-    """Refuse a requested imputation that propagation in blocks of columns cannot do."""
+def _choose_methods(
+    graph: PackedGraph, imputations: Sequence[str] | None, norms: Sequence[str] | None, usual: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return pairs of imputation and norm that propagation in blocks of columns can compute.
+
+    Known neighbor means are propagated next to a state that no norm changes; feature propagation needs one.
+    Both need nodes that have all features or none. A named imputation that is impossible is an error.
+    """
     vectors, single = graph.facts.missing
-    for fill in names:
-        alone = fill == "mass"  # the mass is propagated next to a state that no norm changes
-        if fill == "zero":
+    names = [parse_imputation("impute", name) for name in imputations or IMPUTATIONS]
+    for name in names if imputations is not None else ():
+        without_norm = name == "mass"
+        if name == "zero":
             continue
         if single:
-            problem = f"imputation {fill!r} of a packed graph needs nodes that have all features or none"
-        elif vectors and norms and not any((norm == "none") == alone for norm in norms):
-            problem = f"imputation {fill!r} of a packed graph goes with {'no norm' if alone else 'a norm'}"
+            problem = f"imputation {name!r} of a packed graph needs nodes that have all features or none"
+        elif vectors and norms and not any((norm == "none") == without_norm for norm in norms):
+            kind = "no norm" if without_norm else "a norm"
+            problem = f"imputation {name!r} of a packed graph goes with {kind}"
         else:
             continue
-        raise PairNormError(
-            problem,
-            code="not-together",
-            value=fill,
-            hint="Pass {impute}; or, where the graph fits memory, name several models: {model}",
-            impute="zero",
-            model="SGC,label-propagation",
-        )
-
-
-def _append(writer: Any, frame: Any, path: Path) -> Any:
-    import pyarrow
-    from pyarrow import parquet
-
-    table = pyarrow.Table.from_pandas(frame, preserve_index=False)
-    writer = parquet.ParquetWriter(path, table.schema) if writer is None else writer
-    writer.write_table(table)
-    return writer
+        hint = "Pass {impute}; or, where the graph fits memory, name several models: {model}"
+        options = {"impute": "zero", "model": "SGC,label-propagation"}
+        raise PairNormError(problem, code="not-together", value=name, hint=hint, **options)
+    imputable = vectors > 0 and not single
+    methods = [("zero", norm) for norm in usual if "zero" in names or not imputable]
+    if imputable and "mass" in names and "none" in (norms or ["none"]):
+        methods.append(("mass", "none"))
+    if imputable and "fp" in names:
+        methods += [("fp", norm) for norm in usual if norm != "none"]
+    return methods
 
 
 class Streaming:
@@ -269,7 +275,7 @@ class Streaming:
         imputations: of missing vectors: ``"zero"``, ``"fp"``, ``"known_neighbor_mean"``. Default:
             all that are possible; a named one that is not is an error.
         metric: that selects the model, one of ``METRICS``.
-        label_propagation: whether to try it too; without features it is the only candidate.
+        label_propagation: whether to evaluate it too; without features it is the only candidate.
         seed: of a split that is drawn.
         device: ``"cpu"``, or ``"cuda"``: the GPU propagates blocks of columns, except those of PN-SI.
         backend: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to
@@ -299,8 +305,8 @@ class Streaming:
             hint = "Pack it again and name the column that holds them: {label}"
             raise PairNormError(problem, code="no-labels", hint=hint, label=...)
         graph.check()
-        depths = sorted({whole_number("depth", depth, 1, DEEPEST) for depth in depths})
-        scales = [real_number("scale", scale, least=LEAST_SCALE, most=LARGEST_SCALE) for scale in scales]
+        depths = sorted({whole_number("depth", depth, 1, MAX_DEPTH) for depth in depths})
+        scales = [real_number("scale", scale, least=MIN_SCALE, most=MAX_SCALE) for scale in scales]
         self.graph, self.work, self.scales, self.on_progress = graph, work, sorted(scales), on_progress
         self._with_label_propagation = label_propagation
         self.rows = Rows.of(graph, seed)
@@ -309,26 +315,17 @@ class Streaming:
         self.device, self.seconds = device, dict[str, float]()
         workers_memory = None if self.cluster is None else self.cluster.memory
         self.plan = make_plan(graph, len(stored), len(depths), memory, device, workers_memory)
-        whole = graph.facts.missing[0] > 0 and not graph.facts.missing[1]
-        names = list(IMPUTATIONS)
-        if imputations is not None:
-            names = [parse_imputation("impute", name) for name in imputations]
-            _check_imputations(names, norms, graph)
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
         self._limits = SearchLimits(many, numbers, one_of("metric", metric, METRICS))
-        usual = norms or default_norms("rw", many)
-        methods = [("zero", norm) for norm in usual if "zero" in names or not whole]
-        if whole:
-            methods += [("mass", "none")] if "none" in (norms or ["none"]) and "mass" in names else []
-            methods += [("fp", norm) for norm in usual if norm != "none" and "fp" in names]
+        methods = _choose_methods(graph, imputations, norms, norms or default_norms("rw", many))
         self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
             self.left_out += ("imputation by mass and feature propagation, as single features are missing",)
         if many and norms is None:
             self.left_out += ("PN-SI, whose states lie on disk: there are many nodes",)
         self.propagations = [
-            Propagation(graph, work, stored, tuple(depths), self.plan.width, fill, norm, on_progress)
-            for fill, norm in (methods if graph.facts.features else [])
+            Propagation(graph, work, stored, tuple(depths), self.plan.width, imputation, norm, on_progress)
+            for imputation, norm in (methods if graph.facts.features else [])
         ]
 
     @property
@@ -349,25 +346,31 @@ class Streaming:
                 on_device.run()
             with self._timed("evaluating candidates"):
                 results += self._candidates(on_device)
-        spread: Any = None
+        logits: Any = None
         if self._with_label_propagation or not results:
             with self._timed("propagating labels"):
-                spread, one = self._propagate_labels(ops)
+                logits, one = self._propagate_labels(ops)
             results.append(one)
         results.sort(key=lambda one: one.rank, reverse=True)
-        best = results[0]
         with self._timed("predicting"):
-            logits: NDArray[np.float32] = (
-                spread if best.propagation is None else self._logits(best.propagation, best.candidate)
-            )
+            if results[0].propagation is not None:
+                logits = self._logits(results[0].propagation, results[0].candidate)
         held_out = torch.from_numpy(logits[self.rows.validation])[:, None]
-        temperature = fit_temperature(held_out, self._labels(self.rows.validation))
         labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
+        temperature = fit_temperature(held_out, labels)
         _, tilt = decide(self._limits.metric, labels, mean_probabilities(held_out, temperature), prior)
         return Outcome(
-            self.graph, self.plan, self.rows, results, logits, temperature, self.left_out,
-            self._limits.metric, tilt, self.seconds,
-        )  # fmt: skip
+            self.graph,
+            self.plan,
+            self.rows,
+            results,
+            logits,
+            temperature,
+            self.left_out,
+            self._limits.metric,
+            tilt,
+            self.seconds,
+        )
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -387,43 +390,37 @@ class Streaming:
         return Streamed(evaluated, score, propagation)
 
     def _candidates(self, propagation: Propagation) -> Iterator[Streamed]:
-        """Yield an SGC for every depth and scale that ``SearchLimits`` does not leave out."""
+        """Yield one SGC per depth and scale, within the search limits."""
         steps = (self._regressions(propagation, depth) for depth in propagation.depths)
         name = f"SGC-{propagation.norm}, {propagation.imputation}"
         for _, results in self._limits.depths(propagation.depths, steps, self.on_progress, name):
             yield from results
 
     def _regressions(self, propagation: Propagation, depth: int) -> Iterator[Streamed]:
-        """Yield an SGC for every scale, from small to large; of many training nodes, some decide."""
+        """Yield one SGC per scale, from small to large, fitted to a sample of the training nodes."""
         state, labels = torch.from_numpy(propagation.state(depth)), self._labels(self.rows.train)
         _check_finite(self.graph, state)
-        some, held_out, classes = (
-            subsample(labels, ENOUGH),
-            state[len(labels) :],
-            len(self.graph.facts.classes),
+        some, held_out = subsample(labels, MAX_SELECTION_ROWS), state[len(labels) :]
+        setting = "" if propagation.imputation == "zero" else f"imputed by {propagation.imputation}"
+        solutions = regressions(
+            state[some], labels[some], len(self.graph.facts.classes), self.scales, LOOSE_TOLERANCE
         )
-        setting = "" if propagation.imputation == "zero" else f"fill {propagation.imputation}"
-        for scale, weight, bias in regressions(
-            state[some], labels[some], classes, self.scales, LOOSE_TOLERANCE
-        ):
+        for scale, weight, bias in solutions:
             candidate = Candidate("SGC", propagation.norm, depth, scale, setting=setting)  # type: ignore[arg-type]
             yield self._evaluate(candidate, scale * held_out @ weight + bias, propagation)
 
     def _logits(self, propagation: Propagation, best: Candidate) -> NDArray[np.float32]:
         labels, classes = self._labels(self.rows.train), len(self.graph.facts.classes)
         state = torch.from_numpy(propagation.state(best.depth)[: len(labels)])
-        gradient = LOOSE_TOLERANCE if self._limits.many_nodes else TOLERANCE
-        ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale], gradient)
+        tolerance = LOOSE_TOLERANCE if self._limits.many_nodes else TOLERANCE
+        ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale], tolerance)
         return propagation.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
 
     def _propagate_labels(self, ops: BlockOps) -> tuple[NDArray[np.float32], Streamed]:
-        """Return label propagation as logits; where nothing arrives, the most frequent class is best."""
-        path = self.work / "labels"
-        logits = label_propagation(ops, self.rows.train_labels, ALPHA, ROUNDS, self.plan.width, path)
-        classes = len(self.graph.facts.classes)
-        counts = np.bincount(self.rows.train_labels[self.rows.train_labels >= 0], minlength=classes).astype(
-            np.float32
-        )
+        """Return the logits of label propagation, and its evaluation; unreached nodes get class shares."""
+        path, labels, classes = self.work / "labels", self.rows.train_labels, len(self.graph.facts.classes)
+        logits = label_propagation(ops, labels, ALPHA, ROUNDS, self.plan.width, path)
+        counts = np.bincount(labels[labels >= 0], minlength=classes).astype(np.float32)
         batch = max(1, BATCH_ENTRIES // classes)
         for start in range(0, len(logits), batch):
             part = logits[start : start + batch]

@@ -120,8 +120,19 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 class OnProgress(Protocol):
     """Receives how far a stage is; ``total`` is None where it is unknown."""
 
-    def __call__(self, stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
-        """Show that ``done`` of ``total`` units of a stage are done, and the ``latest`` of them."""
+    def __call__(
+        self,
+        stage: str,
+        done: int,
+        total: int | None,
+        latest: str = "",
+        unit: str = "",
+        seconds_left: float | None = None,
+    ) -> None:
+        """Show that ``done`` of ``total`` units of a stage are done, and the ``latest`` of them.
+
+        The time left is extrapolated unless it is given.
+        """
 
 
 @contextmanager
@@ -152,7 +163,17 @@ def progress() -> Iterator[OnProgress]:
     if _quiet or not sys.stdout.isatty() or find_spec("rich") is None:
         yield _Lines()
         return
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn
+    from rich.progress import TimeRemainingColumn as Extrapolated
+    from rich.text import Text
+
+    class TimeRemainingColumn(Extrapolated):
+        def render(self, task: Task) -> Text:
+            left = task.fields.get("left")
+            if left is None or task.finished:
+                return super().render(task)
+            minutes, seconds = divmod(round(left), 60)
+            return Text(f"{minutes:02d}:{seconds:02d}", style="progress.remaining")
 
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -164,12 +185,19 @@ def progress() -> Iterator[OnProgress]:
     tasks: dict[str, TaskID] = {}
     with Progress(*columns) as bars:
 
-        def update(stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
+        def update(
+            stage: str,
+            done: int,
+            total: int | None,
+            latest: str = "",
+            unit: str = "",
+            seconds_left: float | None = None,
+        ) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(_shortened(stage), total=total, latest="")
             task = bars.tasks[bars.task_ids.index(tasks[stage])]
             shown = f"{task.speed:,.0f} {unit}/s" if unit and task.speed else _shortened(latest)
-            bars.update(tasks[stage], completed=done, total=total, latest=shown)
+            bars.update(tasks[stage], completed=done, total=total, latest=shown, left=seconds_left)
 
         yield update
         for task in [task for task in bars.tasks if not task.total]:
@@ -195,7 +223,15 @@ class _Lines:
         self._stage, self._start, self._first, self._last = "", 0.0, 0, 0.0
         self._advanced = False
 
-    def __call__(self, stage: str, done: int, total: int | None, latest: str = "", unit: str = "") -> None:
+    def __call__(
+        self,
+        stage: str,
+        done: int,
+        total: int | None,
+        latest: str = "",
+        unit: str = "",
+        seconds_left: float | None = None,
+    ) -> None:
         now = time.monotonic()
         if stage != self._stage:
             self._stage, self._last, self._first, self._advanced = stage, now, done, False
@@ -208,7 +244,8 @@ class _Lines:
             self._last = now
             rate = (done - self._first) / (now - self._start)
             speed = f", {rate:,.0f} {unit}/s" if unit else ""
-            left = f"{(total - done) / rate / 60:.1f} min left"
+            seconds = (total - done) / rate if seconds_left is None else seconds_left
+            left = f"{seconds / 60:.1f} min left"
             show(safe(f"{stage}: {done / total:.0%}{speed}, {left}{f'; {latest}' if latest else ''}"))
 
 

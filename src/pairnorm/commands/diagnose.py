@@ -33,7 +33,7 @@ def run(options: Namespace) -> None:
     effective rank counts the directions that remain.
     """
     from pairnorm.classify import Scaling, smoothing, suggest_depth
-    from pairnorm.classify.diagnosis import DEPTHS, HEADINGS, measured
+    from pairnorm.classify.explanation import DEPTHS, HEADINGS, measured
     from pairnorm.classify.scaling import KINDS, check_features, check_size
     from pairnorm.report import Chart, render_html
     from pairnorm.report.charts import save_charts

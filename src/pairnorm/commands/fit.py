@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.evaluation import Scores
     from pairnorm.classify.findings import Findings
+    from pairnorm.classify.search import FitProgress
 
 HEADINGS = ("On held-out nodes", "nodes", "accuracy", "95% interval", "balanced", "macro F1")
 IN_MEMORY = (
@@ -185,7 +186,7 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
             check_classes(graph, options)
             with console.progress() as on_progress:
                 on_progress("Selecting a model", 0, None)
-                classifier.fit(graph, progress=partial(on_progress, "Selecting a model"))
+                classifier.fit(graph, progress=partial(_show_progress, on_progress))
             if rank > 0:  # all that ranks do together is done
                 return None
             _write_model(classifier, folder, options.spreadsheet_safe)
@@ -231,7 +232,7 @@ def _write_model(classifier: "NodeClassifier", folder: Path, spreadsheet_safe: b
 
 
 def _show(findings: "Findings") -> None:
-    from pairnorm.classify.verdict import verdict
+    from pairnorm.classify.findings import verdict
 
     if findings.test.any():
         rows = []
@@ -242,6 +243,12 @@ def _show(findings: "Findings") -> None:
             rows.append((name, f"{scores.count:,}", accuracy, f"{low} to {high}", *others))
         console.table(HEADINGS, rows)
     console.show(safe(verdict(findings).replace("**", "")))
+
+
+def _show_progress(on_progress: console.OnProgress, now: "FitProgress") -> None:
+    best = f", best so far {now.best_score:.1%}" if now.best_score == now.best_score else ""
+    latest = f"{now.step}{best}"
+    on_progress("Selecting a model", now.done, now.total, latest, seconds_left=now.seconds_left)
 
 
 def _summary(out: Path, start: float, model: str, scores: "Scores | None") -> dict[str, Any]:

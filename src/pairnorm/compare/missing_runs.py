@@ -276,12 +276,12 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
 
 def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     """Return the probabilities of the best candidate of one kind."""
-    from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
+    from pairnorm.classify.calibration import fit_temperature, mean_probabilities
 
     choice, task = classifier.choice_, classifier.task_
     candidates = [one for one in choice.results if one.candidate.model == model.removesuffix(" alone")]
     best = max(candidates, key=lambda one: one.rank)
-    alone = choice._replace(parts=[(1, best)], smooths=(None,)).learn(task.with_all_folds)
+    alone = choice._replace(parts=[(1, best)], smooths=(None,)).fit(task.with_all_folds)
     temperature = fit_temperature(
         best.probabilities.clamp(min=1e-30).log().unsqueeze(1), task.held_out_labels
     )

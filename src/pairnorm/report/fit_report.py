@@ -12,17 +12,16 @@ import numpy as np
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.files import atomic_folder, check_not_file, drafts_in, locked_folder
 from pairnorm.base.memory import size
+from pairnorm.classify.calibration import ALL, PredictionSets
 from pairnorm.classify.candidates.candidate import best_by_depth
-from pairnorm.classify.conformal import ALL, PredictionSets
-from pairnorm.classify.diagnosis import HEADINGS, Smoothing, Suggestion, measured
 from pairnorm.classify.evaluation import paired_difference, wilson
-from pairnorm.classify.findings import COMING_LATER, LATER, Findings
+from pairnorm.classify.explanation import HEADINGS, Smoothing, Suggestion, measured
+from pairnorm.classify.findings import COMING_LATER, LATER, Findings, headline, verdict
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.predictions import PREDICTION_FILES
-from pairnorm.classify.search_limits import ENOUGH
+from pairnorm.classify.regression import MAX_SELECTION_ROWS
 from pairnorm.classify.search_space import BASELINE_EPOCHS, BASELINE_SEEDS
 from pairnorm.classify.streaming import Outcome
-from pairnorm.classify.verdict import headline, verdict
 from pairnorm.data import Graph
 from pairnorm.report.charts import NORMS, Chart, Line, confusion, intervals, lines, reliability
 from pairnorm.report.document import (
@@ -179,7 +178,7 @@ def streamed_page(outcome: Outcome) -> Document:
     selected = (
         f"{best.name}{setting} was selected by its {metric} on {len(rows.validation):,} validation nodes. "
         f"It was trained on {len(rows.train):,} of {labeled:,} training nodes, a stratified sample; the "
-        f"candidates were compared on {min(ENOUGH, len(rows.train)):,} of them."
+        f"candidates were compared on {min(MAX_SELECTION_ROWS, len(rows.train)):,} of them."
     )
     memory = (
         f"At most {size(plan.peak(plan.width))} of {size(plan.memory)} allowed were planned, in blocks of "

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.base.escaping import terminal
-from pairnorm.classify.conformal import PredictionSets
+from pairnorm.classify.calibration import PredictionSets
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.findings import Findings
 from pairnorm.data.adjacency import csr_matrix, hops

@@ -123,7 +123,7 @@ def test_unreachable_nodes_get_the_class_shares_of_the_training_labels(task: Tas
     hidden = unreachable(graph, graph.train)
     assert torch.equal(hidden & alone, missing)
     choice = search(blank, [SGCFamily(["PN"], (2,), (1.0, 100.0))])
-    found = choice.learn(blank).logits(PreparedGraph(graph, features, CPU)).softmax(-1)[:, 0]
+    found = choice.fit(blank).logits(PreparedGraph(graph, features, CPU)).softmax(-1)[:, 0]
     assert (found[hidden] == found[hidden][0]).all()
     counts = torch.bincount(labels[graph.train], minlength=2) + 1.0
     torch.testing.assert_close(found[hidden][0], counts / counts.sum())
@@ -134,7 +134,7 @@ def test_unreachable_nodes_get_the_class_shares_of_the_training_labels(task: Tas
 
 def test_a_pickle_stays_small_after_predictions_for_other_graphs(task: Task) -> None:
     family = SGCFamily(["PN"], (2,), (10.0,))
-    fitted = search(task, [family]).learn(task)
+    fitted = search(task, [family]).fit(task)
     before = len(pickle.dumps(fitted))
     fitted.logits(task.prepared)
     assert len(pickle.dumps(fitted)) == before

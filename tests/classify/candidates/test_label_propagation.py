@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 def test_it_sees_no_features(small: Graph, task: Task) -> None:
     noise = torch.rand(300, 500, generator=torch.Generator().manual_seed(0))
     tasks = [Task(small, PreparedGraph(small, features, CPU), "rw") for features in (task.features, noise)]
-    fitted, other = (search(one, [LabelPropagation()]).learn(one) for one in tasks)
+    fitted, other = (search(one, [LabelPropagation()]).fit(one) for one in tasks)
     assert torch.equal(
         fitted.logits(PreparedGraph(small, task.features, CPU)),
         other.logits(PreparedGraph(small, noise, CPU)),

@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 def test_it_sees_no_edges(small: Graph, task: Task) -> None:
     alone = Graph.from_edges([[0], [1]], small.features, small.labels, **small.split._asdict())
     tasks = [Task(graph, PreparedGraph(graph, task.features, CPU), "rw") for graph in (small, alone)]
-    fitted, other = (search(one, [LogisticRegression()]).learn(one) for one in tasks)
+    fitted, other = (search(one, [LogisticRegression()]).fit(one) for one in tasks)
     assert torch.equal(
         fitted.logits(PreparedGraph(small, task.features, CPU)),
         other.logits(PreparedGraph(alone, task.features, CPU)),

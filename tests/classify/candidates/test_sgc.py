@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pairnorm.classify import Scaling, search_limits
+from pairnorm.classify import Scaling, regression
 from pairnorm.classify.candidates import PreparedGraph, SGCFamily, Task, prepared
 from pairnorm.classify.candidates import sgc as module
 from pairnorm.classify.candidates import task as task_module
@@ -67,8 +67,8 @@ def test_depth_pays_with_pair_norm_where_vectors_are_missing(blanked_cora: Graph
 
 
 def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: Task, monkeypatch) -> None:
-    monkeypatch.setattr(module, "ENOUGH", 10)
-    few = task_module.limit_training_nodes(task, module.ENOUGH)
+    monkeypatch.setattr(module, "MAX_SELECTION_ROWS", 10)
+    few = task_module.limit_training_nodes(task, module.MAX_SELECTION_ROWS)
     counts = torch.bincount(task.graph.labels[few.graph.train])
     assert counts.tolist() == [5, 6]  # ten, and the first of each class
     assert not (few.graph.train & ~task.graph.train).any()
@@ -76,8 +76,8 @@ def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: 
     best = choice.best
     assert len(choice.results) == 8
     assert best == max(choice.results, key=lambda one: one.rank).candidate
-    ((_, _, fitted),) = choice.learn(task).parts
-    monkeypatch.setattr(module, "ENOUGH", 4000)
+    ((_, _, fitted),) = choice.fit(task).parts
+    monkeypatch.setattr(module, "MAX_SELECTION_ROWS", 4000)
     ((*_, learn),) = SGCFamily([best.norm], [best.depth], [best.scale]).fit(task, nothing)
     assert torch.equal(fitted.module.weight, learn(task).module.weight)
 
@@ -89,8 +89,8 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
     graph = task.graph.replace(
         train=rare, validation=task.graph.validation & ~rare, test=task.graph.test & ~rare
     )
-    monkeypatch.setattr(module, "ENOUGH", 5)
-    few = task_module.limit_training_nodes(replace(task, graph=graph), module.ENOUGH).graph
+    monkeypatch.setattr(module, "MAX_SELECTION_ROWS", 5)
+    few = task_module.limit_training_nodes(replace(task, graph=graph), module.MAX_SELECTION_ROWS).graph
     assert few.train[first]
     assert int(few.train.sum()) <= 7
 
@@ -109,7 +109,7 @@ def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monk
         assert losses == pytest.approx(expected, abs=1e-5)
     depths = range(1, len(losses) + 1)
     least = [min(one.validation_loss for one in short if one.depth == depth) for depth in depths]
-    assert min(least) == min(least[: -search_limits.PATIENCE])
+    assert min(least) == min(least[: -regression.PATIENCE])
 
 
 def test_features_are_imputed_once(blanked_cora: Graph, monkeypatch) -> None:

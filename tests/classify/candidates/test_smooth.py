@@ -30,16 +30,16 @@ def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task
     assert search(task, families).smooths == (None,)
     choice = search(task, families, simple=False)
     assert choice.smooths[0] is not None
-    plain = choice._replace(smooths=(None,)).learn(task)
+    plain = choice._replace(smooths=(None,)).fit(task)
     held, truth = task.graph.validation, task.held_out_labels
 
     def loss(model: Average) -> float:
         logits = model.logits(task.prepared)[held, 0]
         return float(torch.nn.functional.cross_entropy(logits, truth))
 
-    assert loss(choice.learn(task)) < loss(plain) - 0.01
-    assert np.isclose(loss(choice.learn(task)), choice.best.validation_loss, rtol=1e-4)
-    again = choice.learn(task)
+    assert loss(choice.fit(task)) < loss(plain) - 0.01
+    assert np.isclose(loss(choice.fit(task)), choice.best.validation_loss, rtol=1e-4)
+    again = choice.fit(task)
     assert np.isclose(loss(again), choice.best.validation_loss, rtol=1e-4)
 
 

@@ -19,8 +19,8 @@ from pairnorm.classify.candidates.candidate import Candidate, Results, SavedStat
 from pairnorm.classify.candidates.columns import MAX_FEATURES, MAX_HOPS, NodeColumns
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.task import KnownLabels, Task, limit_training_nodes
+from pairnorm.classify.regression import subsample
 from pairnorm.classify.scaling import check_size
-from pairnorm.classify.search_limits import subsample
 
 HOPS, LEAVES = (1, 3), (4, 16)
 MAX_ROUNDS, LEARNING_RATE = 150, 0.08

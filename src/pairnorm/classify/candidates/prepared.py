@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
-from pairnorm.classify.holdout import fingerprints
+from pairnorm.classify.holdout import fingerprints, hide, hide_features
 from pairnorm.classify.regression import leading_axes, span
-from pairnorm.classify.target import hide, hide_features
 from pairnorm.data import Graph
 from pairnorm.data.features import stored_rows
 from pairnorm.impute import impute

@@ -20,13 +20,15 @@ from pairnorm.classify.candidates.task import Task, limit_training_nodes
 from pairnorm.classify.regression import (
     DRAFT_TOLERANCE,
     LOOSE_TOLERANCE,
+    MAX_SELECTION_ROWS,
+    MAX_TRAINING_ROWS,
+    MIN_PARALLEL_SIZE,
+    SCALES,
     TOLERANCE,
-    WORTH_A_THREAD,
     fold_regressions,
     leading_axes,
 )
 from pairnorm.classify.scaling import check_size
-from pairnorm.classify.search_limits import ENOUGH, MAX_TRAINING_ROWS, SCALES
 from pairnorm.nn import SGC
 from pairnorm.train.spec import Norm
 
@@ -144,7 +146,7 @@ def _evaluate(
     task: Task, candidate: Candidate, depths: Sequence[int], scales: Sequence[float]
 ) -> Iterator[Results]:
     """Yield the candidates of each depth, evaluated with a sample of many training nodes."""
-    tasks = [limit_training_nodes(one, ENOUGH) for one in task.tasks_by_features]
+    tasks = [limit_training_nodes(one, MAX_SELECTION_ROWS) for one in task.tasks_by_features]
     for depth in depths:
         settings = replace(candidate, depth=depth, scale=scales[0])
         propagation = _propagation(task, settings)
@@ -187,7 +189,7 @@ def _fold_weights(task: Task, state: Tensor, scales: Sequence[float], key: Hasha
     tolerance, axes = TOLERANCE, None
     if task.is_draft or has_many_nodes(task.graph):
         tolerance = LOOSE_TOLERANCE
-    if task.is_draft and int(train.sum()) * state.shape[1] >= WORTH_A_THREAD:
+    if task.is_draft and int(train.sum()) * state.shape[1] >= MIN_PARALLEL_SIZE:
         tolerance = DRAFT_TOLERANCE
         same_columns = task.prepared.reduced[0] is None
         axes = task.prepared.cached(

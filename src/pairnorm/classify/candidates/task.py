@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pairnorm.classify.calibration import decide, mean_probabilities
 from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Fitted
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
-from pairnorm.classify.evaluation import decide, mean_probabilities
-from pairnorm.classify.search_limits import SearchLimits, subsample
-from pairnorm.classify.target import hide
+from pairnorm.classify.holdout import hide
+from pairnorm.classify.regression import SearchLimits, subsample
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.data.split import Stream
