@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("brief_baselines")
 @pytest.fixture(scope="module")
 def findings(small: Graph) -> Findings:
     graph = small.replace(class_names=("a|b", "c"), name="shop")
-    return Findings.of(NodeClassifier(depth=(1, 4)).fit(graph), graph)
+    return Findings.of(NodeClassifier(depth=(1, 4), time_limit=0).fit(graph), graph)
 
 
 def test_every_table_is_a_table_and_every_figure_is_there(findings: Findings, tmp_path: Path) -> None:
