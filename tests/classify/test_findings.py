@@ -9,7 +9,7 @@ import torch
 from pairnorm.classify import Candidate, NodeClassifier, Scores
 from pairnorm.classify import findings as findings_module
 from pairnorm.classify import search_space as search_module
-from pairnorm.classify.candidates.networks import Network
+from pairnorm.classify.candidates.sgc import FittedSGC
 from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Baseline, Findings, verdict
 from pairnorm.classify.holdout import without_nodes
 from pairnorm.classify.search_space import baselines
@@ -286,13 +286,13 @@ def test_baselines_are_tuned_also_after_a_search_that_used_up_its_time(small: Gr
 
 @pytest.mark.usefixtures("brief")
 def test_the_model_is_asked_about_the_graph_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, logits = [], Network.logits
+    asked, logits = [], FittedSGC.logits
 
-    def count(self: Network, *arguments: object) -> torch.Tensor:
+    def count(self: FittedSGC, *arguments: object) -> torch.Tensor:
         asked.append(type(self.module).__name__)
         return logits(self, *arguments)
 
-    monkeypatch.setattr(Network, "logits", count)
+    monkeypatch.setattr(FittedSGC, "logits", count)
     classifier = NodeClassifier(depth=(1, 4), simple=True, refit=False).fit(small)
     findings = Findings.of(classifier, small)
     assert asked.count("SGC") == 2  # and the one that was learned without those who come later

@@ -34,7 +34,7 @@ def test_as_in_memory(tmp_path):
     outcome = search.run()
     tried = [one.candidate for one in outcome.results]
     assert {(one.setting, one.norm) for one in tried if one.model == "SGC"} == {
-        *(("", norm) for norm in norms), ("fill mass", "none"), ("fill fp", "PN"), ("fill fp", "PN-SI")
+        *(("", norm) for norm in norms), ("imputed by mass", "none"), ("imputed by fp", "PN"), ("imputed by fp", "PN-SI")
     }  # fmt: skip
     masks = {}
     for part in ("train", "validation", "test"):

@@ -48,7 +48,7 @@ TENSORS, FACTS = "model.safetensors", "model.json"
 
 def _check_candidate(value: Any) -> Any:
     """Validate the fields of a candidate in a file; null stands for NaN."""
-    if isinstance(value, Candidate):
+    if not isinstance(value, dict):
         return value
     value = {("imputation" if name == "fill" else name): part for name, part in value.items()}
     if set(value) != {field.name for field in fields(Candidate)}:
@@ -57,6 +57,7 @@ def _check_candidate(value: Any) -> Any:
         raise ValueError("depth or scale is out of range")
     if value["imputation"] not in IMPUTATIONS:
         raise ValueError(f"the imputation {quoted(value['imputation'])} is not known")
+    value["parts"] = tuple(value["parts"])
     return {name: part for name, part in value.items() if part is not None or name == "norm"}
 
 
