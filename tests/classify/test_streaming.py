@@ -34,8 +34,11 @@ def test_as_in_memory(tmp_path):
     outcome = search.run()
     tried = [one.candidate for one in outcome.results]
     assert {(one.setting, one.norm) for one in tried if one.model == "SGC"} == {
-        *(("", norm) for norm in norms), ("imputed by mass", "none"), ("imputed by fp", "PN"), ("imputed by fp", "PN-SI")
-    }  # fmt: skip
+        *(("", norm) for norm in norms),
+        ("imputed by mass", "none"),
+        ("imputed by fp", "PN"),
+        ("imputed by fp", "PN-SI"),
+    }
     masks = {}
     for part in ("train", "validation", "test"):
         masks[part] = torch.zeros(600, dtype=torch.bool)
