@@ -660,3 +660,10 @@ def test_nodes_without_a_header_are_read(
     assert [note for note in graph.notes if "header" in note] == [
         "line 1 of nodes.csv is a node, not a header"
     ]
+
+
+def test_a_frame_has_no_line_that_could_be_a_node(raises: Callable) -> None:
+    nodes, edges = {"a": ["x", "y"], "z": [1, 2]}, {"source": ["x"], "target": ["a"]}
+    for options in ({}, {"id": "a"}):
+        with raises("unknown-node", value="a"):
+            Graph.from_frames(nodes, edges, **options)

@@ -107,8 +107,8 @@ def test_several_files_and_ranges(tmp_path, monkeypatch):
     for number in range(3):
         frame[number * 1700 : (number + 1) * 1700].to_csv(tmp_path / f"n-{number}.csv", index=False)
         links[number::3].to_csv(tmp_path / f"e-{number}.csv", index=False)
-    monkeypatch.setattr("pairnorm.data.packing.FEWEST_PER_RANGE", 2**12)
-    monkeypatch.setattr("pairnorm.data.packing.ENTRIES_PER_RANGE", 2**12)
+    monkeypatch.setattr("pairnorm.data.packing.MIN_ENTRIES_PER_RANGE", 2**12)
+    monkeypatch.setattr("pairnorm.data.packing.MAX_ENTRIES_PER_RANGE", 2**12)
     edges = [tmp_path / f"e-{number}.csv" for number in range(3)]
     packed = pack(tmp_path / "n-*.csv", edges, tmp_path / "graph", label="kind", memory="256MB")
     same(packed, Graph.from_files(*whole, label="kind"))
@@ -454,9 +454,9 @@ def test_a_wide_table_is_packed_as_it_is_read_into_memory(tmp_path: Path) -> Non
 def test_features_that_do_not_fit_on_the_disk_are_refused_before_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pairnorm.data import pack_features
+    import shutil
 
-    monkeypatch.setattr(pack_features, "disk_usage", lambda path: SimpleNamespace(free=10**5))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**5))
     rows = "".join(f"{row},text {row},{row}\n" for row in range(300))
     (tmp_path / "nodes.csv").write_text("id,name,x\n" + rows)
     (tmp_path / "edges.csv").write_text("source,target\n0,1\n")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import coo_array
 
-from pairnorm.data.packing import Ranges
+from pairnorm.data.adjacency import Ranges
 
 
 @pytest.mark.parametrize("rows", [1, 7, 40, 100])

@@ -17,6 +17,7 @@ from pairnorm.data.columns import ColumnValues, read_column
 from pairnorm.data.encoder import Column, ColumnOptions, Encoder
 from pairnorm.data.files import shown
 from pairnorm.data.nodes import NodeIndex, read_nodes
+from pairnorm.data.profile import ID_NAME
 from pairnorm.data.tables import Source, read_blocks, without_header
 
 AUTO = "auto"
@@ -158,12 +159,14 @@ def read_tables(
         return add_edges(parts, edges, ends, options.weight, options, known)
     except PairNormError as error:
         # A node that has the name of a column is the first row of a table without a header.
-        first, named = nodes[0], [name for _, name in options.named]
+        first = nodes[0]
         titles = () if first.text is None or not first.has_header else first.columns
-        if error.code != "unknown-node" or str(error.value) != (options.id or next(iter(titles), None)):
+        title = next((title for title in titles if options.id in (None, title)), "id")
+        if error.code != "unknown-node" or str(error.value) != title or ID_NAME.search(title):
             raise
-        first = replace(without_header(first, "a node", [*named, options.id or ""]), _column_notes={})
-        return read_tables([[first, *nodes[1:]], edges, features], options, known)
+        first = without_header(first, "a node", [options.id, *(name for _, name in options.named)])
+        tables = [[replace(first, _column_notes={}), *nodes[1:]], edges, features]
+        return read_tables(tables, options, known)
 
 
 def add_edges(

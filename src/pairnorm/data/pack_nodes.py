@@ -26,7 +26,7 @@ from pairnorm.data.labels import (
     reject_part,
 )
 from pairnorm.data.nodes import repeated_rows_note
-from pairnorm.data.packed import MOST_NODES, ROWS_PER_BATCH
+from pairnorm.data.packed import MAX_NODES, ROWS_PER_BATCH
 from pairnorm.data.profile import (
     ColumnProfile,
     Decision,
@@ -120,7 +120,7 @@ class NodeTable:
         )
         if nodes == 0:
             source.reject(None, "there are no rows under the header", "no-rows", expected="a row per node")
-        whole_number("the number of nodes", nodes, most=MOST_NODES)
+        whole_number("the number of nodes", nodes, most=MAX_NODES)
         if empty:
             hint = "Give every node a name of its own."
             source.reject(None, f"{empty:,} nodes have no id", "empty-cell", value=empty, hint=hint)
@@ -268,7 +268,7 @@ class NodeTable:
             decision = self.source.decide(name, ColumnProfile.of(counts, *totals), kind=kind, keep=keep)
             self.decisions[name] = decision
             if decision.kind == "category" and is_sampled:
-                counts = self._texts(name, MOST_NODES)
+                counts = self._texts(name, MAX_NODES)
             yield Column(
                 name, decision.kind, tuple(counts) if decision.kind == "category" else (), decision.form
             )

@@ -26,7 +26,7 @@ from pairnorm.data.files import existing, readable
 
 FORMAT = 1
 FACTS = "graph.json"
-MOST_NODES = 2**31 - 1
+MAX_NODES = 2**31 - 1
 ROWS_PER_BATCH = 2**16
 DTYPES = ("float32", "float16")
 
@@ -102,8 +102,8 @@ class Facts:
 
     def check(self) -> None:
         """Raise an error where counts and lists do not fit together; what files hold is looked at later."""
-        whole_number("nodes", self.nodes, 1, MOST_NODES)
-        whole_number("entries", self.entries, 0, MOST_NODES**2)
+        whole_number("nodes", self.nodes, 1, MAX_NODES)
+        whole_number("entries", self.entries, 0, MAX_NODES**2)
         whole_number("block", self.block, 1)
         one_of("dtype", self.dtype, DTYPES)
         for count in (*self.missing, *self.known):

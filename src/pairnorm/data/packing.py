@@ -7,24 +7,27 @@ where it must. The entries are then dealt out by range of rows and sorted, one r
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.base.files import atomic_folder
-from pairnorm.base.memory import parse_memory
-from pairnorm.data.adjacency import EdgeCounts, first_of_run, merge_weights
+from pairnorm.base.memory import parse_memory, size
+from pairnorm.data.adjacency import EdgeCounts, Ranges
 from pairnorm.data.edges import find_ends, header_is_edge, note_unused_columns
-from pairnorm.data.encoder import ColumnOptions
-from pairnorm.data.pack_features import NodePacker
-from pairnorm.data.pack_nodes import Tick
-from pairnorm.data.packed import DTYPES, Facts, PackedGraph
-from pairnorm.data.queries import Database, File, Files, as_id, as_number, sql_name, sql_row
+from pairnorm.data.encoder import Column, ColumnOptions
+from pairnorm.data.labels import PARTS, bin_codes, check_training
+from pairnorm.data.pack_nodes import NodeTable, Tick
+from pairnorm.data.packed import DTYPES, ROWS_PER_BATCH, Facts, PackedGraph
+from pairnorm.data.profile import EMPTY_NOTE, Decision, NumberFormat, parse_dates, parse_numbers
+from pairnorm.data.queries import Database, File, Files, as_id, as_number, as_text, sql_name, sql_row
 from pairnorm.data.tables import without_header
 
 OPTIONS = (
@@ -33,10 +36,14 @@ OPTIONS = (
 )
 """Options of ``Graph.from_files`` on columns that apply to tables of any size."""
 EDGES_PER_BATCH = 2**19
-LEAST_MEMORY = 256 * 10**6
+MIN_MEMORY = 256 * 10**6
 WORK = "work"
-FEWEST_PER_RANGE, ENTRIES_PER_RANGE = 2**18, 2**25
+MIN_ENTRIES_PER_RANGE, MAX_ENTRIES_PER_RANGE = 2**18, 2**25
 BYTES_PER_SORTED_ENTRY = 48
+# Blocks of features that are written at once, a file each.
+BLOCKS_AT_ONCE = 256
+
+Parse = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def pack(
@@ -71,7 +78,7 @@ def pack(
         one_of("an option", option, OPTIONS)
     one_of("dtype", dtype, DTYPES)
     whole_number("block", block, least=1)
-    limit = whole_number("memory", parse_memory(memory), least=LEAST_MEMORY)
+    limit = whole_number("memory", parse_memory(memory), least=MIN_MEMORY)
     place = Path(out)
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         problem = f"{place}: there is something of that name"
@@ -103,6 +110,210 @@ def pack(
     return PackedGraph.open(place)
 
 
+class NodePacker(NodeTable):
+    """Writes tables of nodes to a folder."""
+
+    def write(self, dtype: str, block: int) -> dict[str, Any]:
+        """Write labels, split, features and which are missing; return what ``Facts`` says of the features."""
+        self._write_labels()
+        used = [column for column in self.encoder.columns if column.width]
+        width = sum(column.width for column in used)
+        self._check_disk(used, width * self.nodes * np.dtype(dtype).itemsize)
+        moments = _Moments(width)
+        gaps = np.memmap(self.work / "gaps", np.int32, "w+", shape=self.nodes)
+        for features in self._passes(used, block):
+            self._write_features(used, features, dtype, block, moments, gaps)
+            self.tick("features", features.stop / width)
+        missing = np.zeros(3, np.int64)
+        with open(self.draft / "missing", "wb") as file:
+            for start in range(0, self.nodes, ROWS_PER_BATCH):
+                absent = gaps[start : start + ROWS_PER_BATCH]
+                kind = (absent > 0).astype("i1") + (absent == max(width, 1))
+                kind.tofile(file)
+                missing += np.bincount(kind, minlength=3)
+        for column, count in zip(self.encoder.feature_names, moments.count, strict=True):
+            if count == 0:
+                self.source.note_column(EMPTY_NOTE, column)
+        deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
+        return {
+            "missing": (int(missing[2]), int(missing[1])),
+            "known": tuple(moments.count.astype(int).tolist()),
+            "mean": tuple(moments.mean.tolist()),
+            "deviation": tuple(deviation.tolist()),
+        }
+
+    def _check_disk(self, columns: Sequence[Column], needed: int) -> None:
+        """Raise an error where features do not fit on the disk."""
+        free = shutil.disk_usage(self.draft).free
+        if needed > free:
+            widest = max(columns, key=lambda column: column.width)
+            self.source.reject(
+                None,
+                f"the features of {self.nodes:,} nodes take {size(needed)}, but the disk has {size(free)} "
+                f"left; column {quoted(widest.name)} alone makes {widest.width:,} features",
+                code="disk-full",
+                value=needed,
+                hint="Leave it out, {ignore}, or give it fewer different texts.",
+                ignore=[widest.name],
+            )
+
+    def _passes(self, columns: Sequence[Column], block: int) -> Iterator[slice]:
+        """Yield ranges of features to read together: whole blocks, of few columns, that fit in memory."""
+        ends = np.cumsum([column.width for column in columns])
+        widest = min(BLOCKS_AT_ONCE * block, max(block, self.base.memory // 8 // 2**14))
+        start, total = 0, int(ends[-1]) if len(ends) else 0
+        while start < total:
+            first = int(np.searchsorted(ends, start, side="right"))
+            last = min(first + self.at_once, len(ends)) - 1
+            stop = min(int(ends[last]), start + widest)
+            if stop < total:
+                stop = min(max(start + block, stop // block * block), total)
+            yield slice(start, stop)
+            start = stop
+
+    def _read_again(
+        self, columns: Sequence[str], expressions: Sequence[str], width: int = 1
+    ) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
+        """Yield some rows and the values of expressions there, in the order of the nodes' numbers."""
+        digest = f"hash({as_id(self.name, self.kinds[self.name], self.whole)})"
+        # With row_number DuckDB reads in the order of the rows; without, now and then it does not.
+        listed = ["row_number() OVER ()", digest, *expressions]
+        query = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(listed))
+        hashes, start = np.memmap(self.work / "hashes", np.uint64, "r"), 0
+        at_once = max(1024, min(ROWS_PER_BATCH, self.base.memory // 8 // (16 * max(width, len(listed)))))
+        tables = self._tables([self.name, *columns])
+        for _, names, *values in self.base.batches(f"SELECT {query} FROM {tables}", at_once):
+            rows = slice(start, start + len(names))
+            if not np.array_equal(names, hashes[rows]):
+                problem = "the nodes were not the same when they were read again"
+                hint = "Leave the files alone meanwhile."
+                raise PairNormError(problem, code="file-changed", hint=hint)
+            yield rows, values
+            start = rows.stop
+
+    def _write_labels(self) -> None:
+        training = np.zeros(len(self.classes), np.int64)
+        label, split = self.options.label, self.options.split
+        names = [name for name in (label, split) if name is not None]
+        with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
+            for rows, values in self._read_again(names, [as_text(name, self.kinds[name]) for name in names]):
+                unknown = np.full(rows.stop - rows.start, -1)
+                classes = self._class_codes(values[0]) if label else unknown
+                parts = _numbers_of(values[-1], PARTS, lower=True) if split else unknown
+                if (blank := (parts >= 0) & (classes < 0)).any():
+                    node = rows.start + int(blank.argmax()) + 1
+                    problem = f"node {node:,} is in a part of the split but has no label"
+                    hint = "Label it, or empty its cell in the column of the split."
+                    raise PairNormError(problem, code="label-missing", hint=hint)
+                training += np.bincount(classes[parts == 0], minlength=len(training))
+                classes.astype("<i4").tofile(labels)
+                parts.astype("i1").tofile(splits)
+        if split is not None:
+            check_training(self.source, split, training, self.classes)
+
+    def _class_codes(self, texts: NDArray[Any]) -> NDArray[np.int64]:
+        if self.bins:
+            return bin_codes(parse_numbers(texts, NumberFormat()).astype(np.float32), self.bins)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        return _numbers_of(texts, {text: numbers[name] for text, name in self.class_of.items()})
+
+    def _write_features(
+        self,
+        columns: Sequence[Column],
+        features: slice,
+        dtype: str,
+        block: int,
+        moments: _Moments,
+        gaps: NDArray[np.int32],
+    ) -> None:
+        """Write some features in blocks, add to their moments, and count what every node lacks of them."""
+        ends = np.cumsum([column.width for column in columns])
+        first, last = np.searchsorted(ends, [features.start, features.stop - 1], side="right")
+        used = columns[first : last + 1]
+        expressions = [self._expression(column) for column in used]
+        width, starts = features.stop - features.start, range(features.start, features.stop, block)
+        with ExitStack() as stack:
+            paths = [self.draft / f"features-{start // block:04d}" for start in starts]
+            files = [stack.enter_context(open(path, "wb")) for path in paths]
+            names = [column.name for column in used]
+            for rows, values in self._read_again(names, [sql for sql, _ in expressions], width):
+                filled = np.empty((rows.stop - rows.start, width), np.float32)
+                offset = int(ends[first] - columns[first].width) - features.start
+                with np.errstate(over="ignore"):
+                    for column, (_, parse), value in zip(used, expressions, values, strict=True):
+                        cells = value if parse is None else parse(value)
+                        if column.kind == "category":
+                            _write_one_hot(filled, cells, offset, column.width)
+                        else:
+                            filled[:, offset] = cells
+                        offset += column.width
+                self._check_finite(filled, features.start, dtype)
+                moments.add(filled, features.start)
+                gaps[rows] += np.isnan(filled).sum(1, dtype=np.int32)
+                for file, start in zip(files, starts, strict=True):
+                    low = start - features.start
+                    np.ascontiguousarray(filled[:, low : low + block], dtype).tofile(file)
+
+    def _check_finite(self, values: NDArray[np.float32], first: int, dtype: str) -> None:
+        if (wrong := np.abs(values) > float(np.finfo(dtype).max)).any():
+            row, place = (int(axis[0]) for axis in np.nonzero(wrong))
+            name, value = self.encoder.feature_names[first + place], float(values[row, place])
+            problem = f"{value:g} in column {quoted(name)} is not finite or beyond {dtype}"
+            hint = "Correct it, leave the cell empty, or pass {dtype}."
+            raise PairNormError(problem, code="not-finite", value=value, hint=hint, dtype="float32")
+
+    def _expression(self, column: Column) -> tuple[str, Parse | None]:
+        """Return the SQL of a column, NULL where missing, and what parses its texts; of categories, codes."""
+        name, kind = column.name, self.kinds[column.name]
+        text, cell = as_text(name, kind), sql_name(name)
+        decision = self.decisions.get(name, Decision("number"))
+        if column.kind == "category":
+            index = pandas.Index(column.categories, dtype=object)
+            return text, lambda texts: index.get_indexer(texts)
+        if decision.kind == "date":
+            return text, partial(parse_dates, form=decision.dates)
+        if not decision.numbers.is_plain:
+            return text, partial(parse_numbers, form=decision.numbers)
+        if column.kind == "date":
+            return f"CASE WHEN isfinite({cell}) THEN epoch({cell}) / 86400 END", None
+        # As short as possible, because every part of it takes memory; missing words are no numbers.
+        return f"try_cast(trim({cell}) AS DOUBLE)" if kind == "VARCHAR" else f"{cell}::DOUBLE", None
+
+
+def _numbers_of(texts: NDArray[Any], numbers: Mapping[str, int], lower: bool = False) -> NDArray[np.int64]:
+    """Return the number of each text, -1 where it has none."""
+    cells = pandas.Series(texts, dtype=object)
+    cells = cells.str.lower() if lower else cells
+    return np.asarray(cells.map(numbers).fillna(-1), dtype=np.int64)
+
+
+def _write_one_hot(filled: NDArray[np.float32], codes: NDArray[np.int64], offset: int, width: int) -> None:
+    """Write the columns of categories that lie within some features, NaN where the category is unknown."""
+    low, high = max(offset, 0), min(offset + width, filled.shape[1])
+    filled[:, low:high] = np.where(codes < 0, np.nan, 0)[:, None]
+    places = codes + offset
+    rows = np.flatnonzero((codes >= 0) & (places >= low) & (places < high))
+    filled[rows, places[rows]] = 1
+
+
+class _Moments:
+    """Count, mean and squares about it of every column, merged as Chan does; NaN takes no part."""
+
+    def __init__(self, columns: int) -> None:
+        self.count, self.mean, self.squares = np.zeros((3, columns))
+
+    def add(self, values: NDArray[np.float32], first: int) -> None:
+        known = ~np.isnan(values)
+        count = known.sum(0)
+        mean = np.where(known, values, 0).sum(0, dtype=np.float64) / np.maximum(count, 1)
+        squares = np.square(np.where(known, values - mean, 0)).sum(0)
+        place = slice(first, first + values.shape[1])
+        apart, both = mean - self.mean[place], np.maximum(self.count[place] + count, 1)
+        self.squares[place] += squares + apart**2 * self.count[place] * count / both
+        self.mean[place] += apart * count / both
+        self.count[place] += count
+
+
 class _EdgePacker:
     """The tables of edges on their way into a folder."""
 
@@ -132,7 +343,9 @@ class _EdgePacker:
         joined = (
             f"SELECT h.s, n.number AS t{', h.w' if weight else ''} FROM half h JOIN names n ON h.t = n.name"
         )
-        most = max(FEWEST_PER_RANGE, min(ENTRIES_PER_RANGE, self.base.memory // 2 // BYTES_PER_SORTED_ENTRY))
+        most = max(
+            MIN_ENTRIES_PER_RANGE, min(MAX_ENTRIES_PER_RANGE, self.base.memory // 2 // BYTES_PER_SORTED_ENTRY)
+        )
         rows = -(-nodes // max(1, -(-2 * listed // most)))
         with Ranges(self.draft / WORK, rows, nodes, bool(weight)) as ranges:
             edges, loops = self._deal_out(joined, listed, ranges)
@@ -201,63 +414,3 @@ class _EdgePacker:
                 self.tick("sorting", (number + 1) / len(ranges.paths))
         # Every directed edge was counted at both of its ends.
         return entries, EdgeCounts(loops, edges - directed // 2, entries - directed // 2, isolated)
-
-
-class Ranges:
-    """Sort the entries of a matrix larger than memory: write them to files by range of rows, sort each file.
-
-    An entry is the key 2 (row · n + column) + the direction in which the edge was listed.
-    """
-
-    def __init__(self, folder: Path, rows: int, nodes: int, weighted: bool) -> None:
-        self.rows, self.nodes, self.weighted = rows, nodes, weighted
-        self.paths = [folder / f"range-{number:05d}" for number in range(-(-nodes // rows))]
-        self.kind = np.dtype([("key", "<i8"), ("weight", "<f4")] if weighted else [("key", "<i8")])
-
-    def __enter__(self) -> Ranges:
-        self.files = [open(path, "wb") for path in self.paths]  # noqa: SIM115
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self.files:
-            file.close()
-
-    def add(
-        self, row: NDArray[np.int64], column: NDArray[np.int64], way: int, weights: NDArray[Any] | None
-    ) -> None:
-        """Append entries to the files they belong to."""
-        entries = np.empty(len(row), self.kind)
-        entries["key"] = (row * self.nodes + column) * 2 + way
-        if weights is not None:
-            entries["weight"] = weights
-        number = (row // self.rows).astype(np.int32)
-        order = np.argsort(number, kind="stable")
-        bounds = np.searchsorted(number[order], np.arange(len(self.files) + 1))
-        entries = entries[order]
-        for place, file in enumerate(self.files):
-            entries[bounds[place] : bounds[place + 1]].tofile(file)
-
-    def sorted(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any], int]]:
-        """Yield degrees, columns and weights of every range, each entry once; and how many directions."""
-        for number, path in enumerate(self.paths):
-            entries = np.fromfile(path, self.kind)
-            path.unlink()
-            if self.weighted:
-                order = np.argsort(entries["key"], kind="stable")
-                keys, weights = entries["key"][order], entries["weight"][order]
-                del order
-            else:
-                keys, weights = entries["key"], np.empty(0, np.float32)
-                keys.sort()
-            del entries
-            keys, totals = merge_weights(keys, weights)
-            weights = weights if totals is None else totals
-            ways = len(keys)
-            keys >>= 1
-            first = first_of_run(keys)
-            if len(weights):
-                weights = np.maximum.reduceat(weights, np.flatnonzero(first))
-            keys = keys[first]
-            row, low = keys // self.nodes, number * self.rows
-            degrees = np.bincount(row - low, minlength=min(self.rows, self.nodes - low))
-            yield degrees, keys - row * self.nodes, weights, ways

@@ -361,7 +361,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def without_header(source: Source, what: str, named: Sequence[str]) -> Source:
+def without_header(source: Source, what: str, named: Sequence[str | None]) -> Source:
     """Return a text table whose first line is a row; its columns are numbered, unless the user names them."""
     assert source.text is not None
     source.notes.append(f"line 1 of {source.name} is {what}, not a header")
