@@ -35,7 +35,7 @@ EXPECTED = {  # of a, b, c and d; the edge from b to itself counts once
 }
 
 
-def columns_of(graph: Graph) -> dict[str, list[float]]:
+def check_column_names(graph: Graph) -> dict[str, list[float]]:
     """Return the features by name, NaN where missing."""
     values, missing = graph.features.to_dense().clone(), graph.missing
     values[missing if missing.dim() == 2 else missing[:, None].expand_as(values)] = torch.nan
@@ -45,7 +45,7 @@ def columns_of(graph: Graph) -> dict[str, list[float]]:
 @pytest.mark.parametrize("chosen", ["auto", ["kind", "amount", "day"]])
 def test_columns_of_edges_are_counted_summed_and_averaged_at_both_nodes(chosen: str | list[str]) -> None:
     graph = Graph.from_frames(NODES, EDGES, edge_columns=chosen)
-    found = columns_of(graph)
+    found = check_column_names(graph)
     assert list(found) == ["age", *EXPECTED]
     for name, values in EXPECTED.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
@@ -58,7 +58,7 @@ def test_features_that_are_sparse_stay_so() -> None:
     }
     graph = Graph.from_frames(words, EDGES, edge_columns=["amount"])
     assert graph.features.layout == torch.sparse_csr
-    assert columns_of(graph)["edges: sum of amount"] == [15, 10, 5, 0]
+    assert check_column_names(graph)["edges: sum of amount"] == [15, 10, 5, 0]
 
 
 def test_without_the_option_columns_of_edges_are_noted_and_not_used() -> None:
@@ -72,7 +72,7 @@ def test_another_graph_gets_the_same_features(tmp_path: Path) -> None:
     later = EDGES | {"kind": ["cash", "cheque", "wire", "wire"], "amount": [1.0, 2.0, 3.0, 4.0]}
     pandas.DataFrame(NODES).to_csv(tmp_path / "n.csv", index=False)
     pandas.DataFrame(later).to_csv(tmp_path / "e.csv", index=False)
-    found = columns_of(Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", encoder=encoder))
+    found = check_column_names(Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", encoder=encoder))
     assert list(found) == ["age", *EXPECTED]
     assert found["edges: count of kind=cash"] == [1, 1, 0, 0]
     assert found["edges: sum of amount"] == [7, 4, 6, 0]
@@ -85,7 +85,7 @@ def test_edges_that_are_dropped_and_several_tables_are_aggregated_together(tmp_p
     pandas.concat([frame[2:], frame[:1].assign(target="nobody")]).to_csv(tmp_path / "e2.csv", index=False)
     tables = [tmp_path / "e1.csv", tmp_path / "e2.csv"]
     graph = Graph.from_files(tmp_path / "n.csv", tables, edge_columns="auto", unknown_edges="drop")
-    np.testing.assert_allclose(columns_of(graph)["edges: mean of amount"], [5, 10, 2.5, np.nan])
+    np.testing.assert_allclose(check_column_names(graph)["edges: mean of amount"], [5, 10, 2.5, np.nan])
 
 
 def test_a_column_that_is_not_there_or_has_too_many_texts() -> None:

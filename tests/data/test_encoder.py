@@ -14,13 +14,13 @@ from pydantic import TypeAdapter
 from pairnorm.data import Column, Encoder, Graph, GraphWarning
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.nodes import read_nodes
-from pairnorm.data.tables import Source
+from pairnorm.data.tables import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 
 
-def table(frame: pandas.DataFrame) -> Source:
-    return Source("nodes.csv", tuple(frame.columns), frame)
+def table(frame: pandas.DataFrame) -> Table:
+    return Table("nodes.csv", tuple(frame.columns), frame)
 
 
 def read(frame: pandas.DataFrame, known: Encoder | None = None, **options: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from scipy.sparse import csr_array
 
 from pairnorm.data import Graph, row_normalize
 from pairnorm.data.features import (
-    STRUCTURE,
+    STRUCTURAL_FEATURES,
     all_finite,
     core_numbers,
     nan_as_missing,
@@ -104,7 +104,7 @@ def test_only_a_graph_without_features_gets_them(small: Graph, raises) -> None:
     assert small.with_structure() is small
     bare = Graph.from_edges([[0, 1], [1, 2]], labels=["a", "b", None])
     found = bare.with_structure()
-    assert found.feature_names == STRUCTURE
+    assert found.feature_names == STRUCTURAL_FEATURES
     assert not found.missing.any()
     other = Graph.from_edges([[0, 1, 2], [1, 2, 3]])
     assert torch.equal(other.aligned(found.encoder, 5).features, other.with_structure().features)

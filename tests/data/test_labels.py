@@ -7,11 +7,11 @@ import torch
 
 from pairnorm.data.files import TextFile
 from pairnorm.data.labels import bin_codes, bin_names, find_bins, read_labels, read_split
-from pairnorm.data.tables import Source
+from pairnorm.data.tables import Table
 
 
-def table(frame: pandas.DataFrame) -> Source:
-    return Source("nodes.csv", tuple(frame.columns), frame)
+def table(frame: pandas.DataFrame) -> Table:
+    return Table("nodes.csv", tuple(frame.columns), frame)
 
 
 def test_classes_are_sorted_numbers_as_numbers() -> None:
@@ -37,7 +37,7 @@ def test_whole_numbers_of_a_text_file_have_no_point(
     cells: list[str | None], known: tuple[str, ...] | None, names: tuple[str, ...], codes: list[int]
 ) -> None:
     frame = pandas.DataFrame({"y": cells})
-    labels, found = read_labels(Source("nodes.csv", ("y",), frame, TextFile(BytesIO)), "y", frame["y"], known)
+    labels, found = read_labels(Table("nodes.csv", ("y",), frame, TextFile(BytesIO)), "y", frame["y"], known)
     assert (found, labels.tolist()) == (names, codes)
 
 

@@ -6,13 +6,13 @@ import pandas
 import pytest
 
 from pairnorm.data import tables
-from pairnorm.data.edges import Ends, read_edges
+from pairnorm.data.edges import EndpointColumns, read_edges
 from pairnorm.data.nodes import node_names, read_rows
 from pairnorm.data.profile import near_duplicate_notes
-from pairnorm.data.tables import Source, open_table, read_blocks
+from pairnorm.data.tables import Table, open_table, read_blocks
 
 Write = Callable[[str, str], Path]
-NODES = Source("nodes.csv", ("id",))
+NODES = Table("nodes.csv", ("id",))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_ends_are_found(write: Write, names: np.ndarray, monkeypatch: pytest.Mon
     monkeypatch.setattr(tables.read_blocks, "__defaults__", ((), 2))
     last = names[2]
     edges = open_table(write("edges.csv", f"a,b,w\n5,7,1\n7,{last},2.5\n{last},5,3\n"))
-    ends, weights, _ = read_edges(edges, Ends("a", "b"), names, "w")
+    ends, weights, _ = read_edges(edges, EndpointColumns("a", "b"), names, "w")
     assert ends.tolist() == [[0, 1, 2], [1, 2, 0]]
     assert weights is not None
     assert weights.tolist() == [1, 2.5, 3]
@@ -82,25 +82,27 @@ def test_bad_edges_are_named_by_line_and_value(
     write: Write, text: str, code: str, where: str, value: object, raises: Callable
 ) -> None:
     with raises(code, where, value=value):
-        read_edges(open_table(write("edges.csv", text)), Ends("a", "b"), np.array([5, 7, 9]), "w")
+        read_edges(open_table(write("edges.csv", text)), EndpointColumns("a", "b"), np.array([5, 7, 9]), "w")
 
 
 def test_a_file_without_a_header_is_noticed(write: Write, raises: Callable) -> None:
     for guessed in (True, False):  # naming the columns of a file without a header does not eat its first edge
         edges = open_table(write("edges.csv", "5,7\n7,9\n"))
-        found = read_edges(edges, Ends("5", "7", guessed), np.array([5, 7, 9]), None)
+        found = read_edges(edges, EndpointColumns("5", "7", guessed), np.array([5, 7, 9]), None)
         assert found.edge_index.tolist() == [[0, 1], [1, 2]]
         assert edges.notes == ["line 1 of edges.csv is an edge, not a header"]
     edges = open_table(write("edges.csv", "0,1\n1,2\n"))  # perhaps the header that pandas writes
     with raises("header-missing", "edges.csv", value=("0", "1")):
-        read_edges(edges, Ends("0", "1", guessed=True), np.array([0, 1, 2]), None)
+        read_edges(edges, EndpointColumns("0", "1", guessed=True), np.array([0, 1, 2]), None)
     with raises("unknown-node", "edges.csv, line 2"):
         edges = open_table(write("edges.csv", "5,7\n7,8\n"))
-        read_edges(edges, Ends("5", "7"), np.array([5, 7, 9]), None)
+        read_edges(edges, EndpointColumns("5", "7"), np.array([5, 7, 9]), None)
 
 
 def test_no_edges_are_fine(write: Write) -> None:
-    ends, weights, _ = read_edges(open_table(write("e.csv", "a,b\n")), Ends("a", "b"), np.array([1]), None)
+    ends, weights, _ = read_edges(
+        open_table(write("e.csv", "a,b\n")), EndpointColumns("a", "b"), np.array([1]), None
+    )
     assert (ends.tolist(), weights) == ([[], []], None)
 
 
@@ -118,9 +120,9 @@ def test_cells_longer_than_csv_allows_are_quoted_in_part(write: Write, raises: C
     assert len(str(caught.value)) < 250
 
 
-def rows(name: str, **columns: list[object]) -> Source:
+def rows(name: str, **columns: list[object]) -> Table:
     frame = pandas.DataFrame(columns)
-    return Source(name, tuple(frame.columns), frame)
+    return Table(name, tuple(frame.columns), frame)
 
 
 def test_tables_are_put_together_by_id() -> None:
@@ -152,9 +154,9 @@ LETTERS = np.array(["x", "y", "Zu\u0308rich"], dtype=object)
 def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raises: Callable) -> None:
     table = open_table(write("e.csv", EDGES))
     with raises("unknown-node", value="Y", options={"unknown_edges": "drop"}) as caught:
-        read_edges(table, Ends("a", "b"), LETTERS, None)
+        read_edges(table, EndpointColumns("a", "b"), LETTERS, None)
     assert "differs from the node 'y' only in case, spaces" in caught.value.problem
-    found = read_edges(table, Ends("a", "b"), LETTERS, None, drop=True)
+    found = read_edges(table, EndpointColumns("a", "b"), LETTERS, None, drop=True)
     assert found.edge_index.tolist() == [[0], [1]]
     assert table.notes[0].startswith("2 of 3 edges in e.csv were dropped: an end is not a node, such as 'Y'")
 
@@ -162,14 +164,14 @@ def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raise
 def test_where_no_end_is_a_node_the_ids_are_shown(write: Write, raises: Callable) -> None:
     table = open_table(write("e.csv", "a,b\ncust 1,cust 2\ncust 2,cust 1\n"))
     with raises("unknown-node", value="cust 1", options={"id": ...}) as caught:
-        read_edges(table, Ends("a", "b"), LETTERS, None)
+        read_edges(table, EndpointColumns("a", "b"), LETTERS, None)
     assert caught.value.problem.endswith("; nodes are called 'x', 'y', 'Zu\u0308rich'")
 
 
 @pytest.mark.parametrize("cell", ["Z\u00fcrich", "z\u00fcrich", "ZU\u0308RICH"])
 def test_another_form_of_a_name_is_recognized(write: Write, cell: str, raises: Callable) -> None:
     with raises("unknown-node", value=cell) as caught:
-        read_edges(open_table(write("e.csv", f"a,b\n{cell},x\n")), Ends("a", "b"), LETTERS, None)
+        read_edges(open_table(write("e.csv", f"a,b\n{cell},x\n")), EndpointColumns("a", "b"), LETTERS, None)
     assert "Unicode form" in caught.value.problem
 
 
@@ -177,7 +179,7 @@ def test_another_form_of_a_name_is_recognized(write: Write, cell: str, raises: C
 def test_other_zeros_are_said(write: Write, node: str, cell: str, raises: Callable) -> None:
     names = np.array([node, "x"], dtype=object)
     with raises("unknown-node", value=cell) as caught:
-        read_edges(open_table(write("e.csv", f"a,b\n{cell},x\n")), Ends("a", "b"), names, None)
+        read_edges(open_table(write("e.csv", f"a,b\n{cell},x\n")), EndpointColumns("a", "b"), names, None)
     assert f"differs from the node '{node}' only in" in caught.value.problem
 
 

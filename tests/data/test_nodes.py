@@ -15,14 +15,14 @@ from pairnorm.data import columns as module
 from pairnorm.data.encoder import Column, ColumnOptions, align_features
 from pairnorm.data.frames import arrow_frame
 from pairnorm.data.nodes import read_nodes
-from pairnorm.data.tables import Source
+from pairnorm.data.tables import Table
 
 Cell = st.one_of(st.none(), st.integers(-9, 9))
 Word = st.one_of(st.none(), st.sampled_from(["red", "green", "NA"]))
 
 
-def table(frame: pandas.DataFrame) -> Source:
-    return Source("nodes.csv", tuple(frame.columns), frame)
+def table(frame: pandas.DataFrame) -> Table:
+    return Table("nodes.csv", tuple(frame.columns), frame)
 
 
 def read(frame: pandas.DataFrame, known: Encoder | None = None, **options: Any) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def test_what_only_looks_like_a_date_is_text() -> None:
 def test_a_decimal_comma_is_read_and_said(
     cells: list[Any], values: list[float] | None, options: Any, raises: Callable
 ) -> None:
-    source = Source("t.csv", ("x",), decimal=options.get("decimal"))
+    source = Table("t.csv", ("x",), decimal=options.get("decimal"))
     if values is None:
         with raises("not-a-number", "t.csv, row 3", value=","):
             source.numbers("x", pandas.Series(cells))
@@ -264,18 +264,18 @@ def test_a_decimal_comma_is_read_and_said(
 
 
 def test_thousands_are_not_guessed_at(raises: Callable) -> None:
-    source = Source("t.csv", ("x",))
+    source = Table("t.csv", ("x",))
     with raises("ambiguous-number", value="x", options={"decimal": ","}):
         source.numbers("x", pandas.Series(["1,234", "5,678"]))
     for cells, values, decimal in (
         (["1,234", "5,678", "9"], [1234, 5678, 9], "."),
         (["-1,234.5", "5,678", "9", "12345.25"], [-1234.5, 5678, 9, 12345.25], None),
     ):
-        source = Source("t.csv", ("x",), decimal=decimal)
+        source = Table("t.csv", ("x",), decimal=decimal)
         np.testing.assert_allclose(source.numbers("x", pandas.Series(cells)), values)
         assert source.all_notes() == ["column 'x' of t.csv: commas are read as separators of thousands"]
     for cells in (["1,23.5", "5,678"], ["1,234.5", "5,67"], ["1,234.5", "red"]):
-        assert Source("t.csv", ("x",)).numbers("x", pandas.Series([*cells, "blue", "green"])) is None
+        assert Table("t.csv", ("x",)).numbers("x", pandas.Series([*cells, "blue", "green"])) is None
 
 
 def column_notes(columns: dict[str, list[str]], **options: Any) -> list[str]:
@@ -298,12 +298,12 @@ def test_texts_that_may_not_be_categories_are_noted() -> None:
     assert column_notes(plain) == column_notes({"amount": amounts}, categorical=["amount"]) == []
 
 
-def long(**columns: list[Any]) -> Source:
+def long(**columns: list[Any]) -> Table:
     frame = pandas.DataFrame(columns)
-    return Source("long.csv", tuple(frame.columns), frame)
+    return Table("long.csv", tuple(frame.columns), frame)
 
 
-NODES = Source("nodes.csv", ("id", "age"), pandas.DataFrame({"id": ["a", "b", "c"], "age": [1.0, 2.0, 3.0]}))
+NODES = Table("nodes.csv", ("id", "age"), pandas.DataFrame({"id": ["a", "b", "c"], "age": [1.0, 2.0, 3.0]}))
 
 
 def test_a_long_table_is_features_of_which_most_are_zero() -> None:
@@ -343,6 +343,6 @@ def test_a_long_table_read_again_has_the_features_of_the_first(raises: Callable)
         (long(node=["a"], word=["age"]), "duplicate-column"),
     ],
 )
-def test_a_long_table_that_does_not_fit_is_named(table: Source, code: str, raises: Callable) -> None:
+def test_a_long_table_that_does_not_fit_is_named(table: Table, code: str, raises: Callable) -> None:
     with raises(code):
         read_nodes([NODES], ColumnOptions(), long=[table])

@@ -73,7 +73,7 @@ def test_files_with_other_columns_are_refused(database: Database, tmp_path: Path
 
 
 def test_what_duckdb_says_of_its_memory_names_the_option(raises) -> None:
-    with raises("too-large", value=100), queries.explained(100):
+    with raises("too-large", value=100), queries.explain_duckdb_errors(100):
         raise duckdb.OutOfMemoryException("no room")
-    with raises("file-damaged"), queries.explained(100):
+    with raises("file-damaged"), queries.explain_duckdb_errors(100):
         raise duckdb.InvalidInputException("line 3")

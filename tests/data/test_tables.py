@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 
 from pairnorm.data.profile import MISSING_WORDS
-from pairnorm.data.tables import Source, open_table, read_blocks
+from pairnorm.data.tables import Table, open_table, read_blocks
 
 Write = Callable[[str, str], Path]
 
@@ -21,7 +21,7 @@ def test_lines_are_counted_as_an_editor_does(write: Write) -> None:
 
 
 def test_rows_of_other_sources_are_counted_from_one() -> None:
-    assert Source("the nodes", ("id",)).line(4) == "row 5"
+    assert Table("the nodes", ("id",)).line(4) == "row 5"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_broken_rows_are_named(write: Write, text: str, code: str, where: str, r
 
 
 def test_a_column_that_is_not_there_suggests_the_closest(raises: Callable) -> None:
-    source = Source("nodes.csv", ("customer", "risk", "age"))
+    source = Table("nodes.csv", ("customer", "risk", "age"))
     assert source.column("label", "risk") == "risk"
     with raises("unknown-column", "nodes.csv", value="riks", hint="Did you mean 'risk'?"):
         source.column("label", "riks")
@@ -62,11 +62,11 @@ def test_blocks_cover_all_rows(write: Write) -> None:
     ],
 )
 def test_text(cells: list[object], expected: list[object]) -> None:
-    assert Source("t", ("x",)).texts("x", pandas.Series(cells)).tolist() == expected
+    assert Table("t", ("x",)).texts("x", pandas.Series(cells)).tolist() == expected
 
 
 def test_numbers_keep_what_is_empty_apart() -> None:
-    source = Source("t", ("x",))
+    source = Table("t", ("x",))
     for column in ([1, None, 3.5], ["1", None, "3.5"], pandas.array([1, None, 3.5], dtype="Float64")):
         np.testing.assert_array_equal(source.numbers("x", pandas.Series(column)), [1, np.nan, 3.5])
     np.testing.assert_array_equal(source.numbers("x", pandas.Series([True, False, None])), [1, 0, np.nan])
@@ -85,19 +85,19 @@ def test_what_is_no_number_is_named(
     cells: object, code: str, where: str, value: object, raises: Callable
 ) -> None:
     with raises(code, where, value=value):
-        Source("t", ("x",)).numbers("x", pandas.Series(cells), first=10)  # type: ignore[call-overload]
+        Table("t", ("x",)).numbers("x", pandas.Series(cells), first=10)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("empty", MISSING_WORDS)
 def test_words_for_nothing_are_empty_among_numbers_only(empty: str) -> None:
-    source = Source("t", ("x",))
+    source = Table("t", ("x",))
     np.testing.assert_array_equal(source.numbers("x", pandas.Series(["1.5", empty])), [1.5, np.nan])
     np.testing.assert_array_equal(source.numbers("x", pandas.Series([empty, None])), [np.nan, np.nan])
     assert source.numbers("x", pandas.Series(["red", empty])) is None
 
 
 def test_truths_are_numbers_however_they_are_written() -> None:
-    source = Source("t", ("x",))
+    source = Table("t", ("x",))
     for column in (["TRUE", "FALSE", "NA"], ["true", "false", None], [True, False, None]):
         np.testing.assert_array_equal(source.numbers("x", pandas.Series(column)), [1, 0, np.nan])
     assert source.numbers("x", pandas.Series(["true", "false", "unknown"])) is None
@@ -106,12 +106,12 @@ def test_truths_are_numbers_however_they_are_written() -> None:
 @pytest.mark.parametrize("value", [np.inf, 1e300])
 def test_a_number_may_be_too_large(value: float, raises: Callable) -> None:
     with raises("not-finite", f"t, row 1: {value} in column 'x' is not finite or beyond float32"):
-        Source("t", ("x",)).numbers("x", pandas.Series([value]))
+        Table("t", ("x",)).numbers("x", pandas.Series([value]))
 
 
 @pytest.mark.parametrize("unit", ["s", "ns"])
 def test_durations_are_days_and_said_so(unit: str) -> None:
-    source = Source("t", ("x",))
+    source = Table("t", ("x",))
     cells = pandas.Series(pandas.to_timedelta(["36h", None, "-1D"])).astype(f"m8[{unit}]")
     for column in (cells, cells.astype(object), cells.astype(pandas.ArrowDtype(pyarrow.duration(unit)))):
         np.testing.assert_array_equal(source.numbers("x", column), [1.5, np.nan, -1])
@@ -120,16 +120,16 @@ def test_durations_are_days_and_said_so(unit: str) -> None:
 
 def test_bytes_are_to_be_decoded(raises: Callable) -> None:
     with raises("not-a-cell", hint="Decode it, or pass {ignore}."):
-        Source("t", ("x",)).numbers("x", pandas.Series([b"ab", b"c"]))
+        Table("t", ("x",)).numbers("x", pandas.Series([b"ab", b"c"]))
 
 
 @pytest.mark.parametrize("kind", [complex, object])
 def test_complex_numbers_are_refused(kind: type, raises: Callable) -> None:
     with raises("not-a-cell", "t, row 1: column 'x' holds a complex", value="x"):
-        Source("t", ("x",)).numbers("x", pandas.Series([3, 1 + 2j], dtype=kind))
+        Table("t", ("x",)).numbers("x", pandas.Series([3, 1 + 2j], dtype=kind))
 
 
 def test_cells_that_are_lists_are_named(raises: Callable) -> None:
     for cells in ([[1, 2], [3, 4]], [1.0, np.ones(2)], ["1", {"a": 1}]):
         with raises("not-a-cell", value="x"):
-            Source("t", ("x",)).numbers("x", pandas.Series(cells))
+            Table("t", ("x",)).numbers("x", pandas.Series(cells))

@@ -77,7 +77,7 @@ def symmetric_adjacency(
         values = np.maximum.reduceat(values, first)
 
     low, high = np.divmod(pairs, max(nodes, 1))
-    adjacency = _mirror(low, high, nodes, values)
+    adjacency = _to_symmetric_csr(low, high, nodes, values)
     isolated = int((adjacency.crow_indices().diff() == 0).sum())
     return adjacency, EdgeCounts(self_loops, duplicates, 2 * len(pairs) - directed, isolated)
 
@@ -201,7 +201,7 @@ class Ranges:
             yield degrees, keys - row * self.nodes, weights, ways
 
 
-def _mirror(
+def _to_symmetric_csr(
     low: NDArray[np.int64], high: NDArray[np.int64], nodes: int, values: NDArray[np.float32] | None
 ) -> Tensor:
     """Return the CSR matrix that holds every sorted pair low < high in both places, its columns in order."""
@@ -265,7 +265,7 @@ def hops(adjacency: Tensor, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.where(np.isfinite(distances), distances, -1).astype(np.int64)
 
 
-def most_empty(held: int) -> int:
+def max_claimed_size(held: int) -> int:
     """Return how many nodes or features may be claimed, most of them empty, where so much is held."""
     return 10_000_000 + 1000 * held
 
@@ -292,7 +292,7 @@ def _csr_problem(
         return f"{len(starts):,} row starts for {rows:,} rows"
     if len(indices) != entries:
         return f"{len(indices):,} indices for {entries:,} values"
-    if columns > most_empty(entries + rows):
+    if columns > max_claimed_size(entries + rows):
         return f"it claims {columns:,} columns for {entries:,} entries"
     if starts[0] != 0 or starts[-1] != entries:
         return f"rows from entry {int(starts[0])} to {int(starts[-1])} of {entries:,}"

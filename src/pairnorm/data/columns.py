@@ -25,7 +25,7 @@ from pairnorm.data.profile import (
     parse_numbers,
     unit_note,
 )
-from pairnorm.data.tables import Source
+from pairnorm.data.tables import Table
 
 # Below this share of non-zeros a sparse tensor is both smaller and faster.
 MAX_SPARSE_DENSITY = 0.1
@@ -55,7 +55,7 @@ class ColumnValues(NamedTuple):
 
 
 def read_columns(
-    table: Source,
+    table: Table,
     frame: pandas.DataFrame,
     names: Sequence[str],
     options: ColumnOptions,
@@ -79,7 +79,7 @@ def read_columns(
             yield read_column(table, name, frame[name], known.features[name] if known else None, options)
 
 
-def _read_numbers(table: Source, frame: pandas.DataFrame) -> ColumnValues:
+def _read_numbers(table: Table, frame: pandas.DataFrame) -> ColumnValues:
     with np.errstate(over="ignore"):
         values = frame.to_numpy(dtype=np.float64).astype(np.float32)
     if (infinite := np.isinf(values).any(0)).any():
@@ -89,13 +89,13 @@ def _read_numbers(table: Source, frame: pandas.DataFrame) -> ColumnValues:
 
 
 def read_column(
-    table: Source, name: str, cells: pandas.Series, known: Column | None, options: ColumnOptions
+    table: Table, name: str, cells: pandas.Series, known: Column | None, options: ColumnOptions
 ) -> ColumnValues:
     """Read a feature: numbers and dates as numbers, text one-hot; by the encoder, or by its profile."""
     kind = known.kind if known else "category" if name in options.categorical else None
     keep = name in options.keep
     if kind is None and _is_numeric_categorical(cells):
-        table.note_column("numbers are read as categories, as their type says", name)
+        table.add_column_note("numbers are read as categories, as their type says", name)
         kind = "category"
     typed = None if kind == "category" else table.typed(name, cells)
     if typed is not None:
@@ -175,12 +175,12 @@ def assemble(read: Sequence[ColumnValues], nodes: int) -> tuple[Tensor, Tensor]:
     return features, torch.from_numpy(np.concatenate(entries, 1))
 
 
-def note_empty_columns(table: Source, read: Sequence[ColumnValues], absent: Sequence[str]) -> None:
+def note_empty_columns(table: Table, read: Sequence[ColumnValues], absent: Sequence[str]) -> None:
     """Note the columns of a table that have no filled cell."""
     for one in read:
         for place in np.flatnonzero(one.empty.all(0)):
             if one.columns[place].name not in absent:
-                table.note_column(EMPTY_NOTE, one.columns[place].name)
+                table.add_column_note(EMPTY_NOTE, one.columns[place].name)
 
 
 def encoder_notes(encoder: Encoder, classes: Sequence[str], options: ColumnOptions) -> tuple[str, ...]:

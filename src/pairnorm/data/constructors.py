@@ -22,13 +22,13 @@ from pairnorm.data.adjacency import (
     check_edges,
     listed_directions,
     mark_validated,
-    most_empty,
+    max_claimed_size,
     symmetric_adjacency,
 )
 from pairnorm.data.encoder import ColumnOptions, Encoder
-from pairnorm.data.features import as_ends, as_tensor
-from pairnorm.data.files import Given, name_of, readable
-from pairnorm.data.labels import as_labels
+from pairnorm.data.features import as_tensor, to_endpoints
+from pairnorm.data.files import PathOrPaths, explain_read_errors, name_without_endings
+from pairnorm.data.labels import to_labels
 from pairnorm.data.packed import PackedGraph
 from pairnorm.data.split import Split
 
@@ -92,16 +92,16 @@ class GraphConstructors:
         """
         tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
         device = next((part.device for part in tensors), torch.device("cpu"))
-        ends = as_ends(edge_index)
+        ends = to_endpoints(edge_index)
         if features is not None:
             features = as_tensor("features", features, np.float32).to(device, torch.float32)
         if labels is not None:
-            labels, parts["class_names"], numbered = as_labels(labels, parts.get("class_names"))
+            labels, parts["class_names"], numbered = to_labels(labels, parts.get("class_names"))
             labels, parts = labels.to(device), {"numbered": numbered} | parts
         if num_nodes is None:
             known = next((len(part) for part in (features, labels) if part is not None), None)
             num_nodes = known if known is not None else int(ends.max(initial=-1)) + 1
-        if features is None and labels is None and num_nodes > most_empty(ends.size):
+        if features is None and labels is None and num_nodes > max_claimed_size(ends.size):
             problem = f"{num_nodes:,} nodes are claimed, but there are {ends.size // 2:,} edges"
             raise PairNormError(
                 problem, code="out-of-range", value=num_nodes, hint="Number nodes from 0 without gaps."
@@ -122,10 +122,10 @@ class GraphConstructors:
     @classmethod
     def from_files(
         cls: type[Any],
-        nodes: Given,
-        edges: Given | None = None,
+        nodes: PathOrPaths,
+        edges: PathOrPaths | None = None,
         *,
-        features: Given | None = None,
+        features: PathOrPaths | None = None,
         database: str | None = None,
         id: str | None = None,
         label: str | None = None,
@@ -209,9 +209,9 @@ class GraphConstructors:
         )  # fmt: skip
         given = {"nodes": nodes, "edges": edges, "features": features}
         parts = tabular.read_files(given, database, options, encoder, MemoryLimit.of(memory))
-        place = tabular.place_name(nodes) if database is None else "graph"
-        with readable(place):
-            graph = _from_read(cls, parts | {"name": name or name_of(place)})
+        place = tabular.base_name(nodes) if database is None else "graph"
+        with explain_read_errors(place):
+            graph = _from_read(cls, parts | {"name": name or name_without_endings(place)})
         return _warned(graph)
 
     @classmethod

@@ -15,10 +15,10 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import csr_matrix, csr_tensor
 from pairnorm.data.columns import ColumnValues, read_column
 from pairnorm.data.encoder import Column, ColumnOptions, Encoder
-from pairnorm.data.files import shown
+from pairnorm.data.files import quote_names
 from pairnorm.data.nodes import NodeIndex, read_nodes
 from pairnorm.data.profile import ID_NAME
-from pairnorm.data.tables import Source, read_blocks, without_header
+from pairnorm.data.tables import Table, read_blocks, without_header
 
 AUTO = "auto"
 MAX_EDGE_CATEGORIES = 50
@@ -26,7 +26,7 @@ MAX_EDGE_CATEGORIES = 50
 PANDAS_DEFAULT = ("0", "1")
 
 
-class Ends(NamedTuple):
+class EndpointColumns(NamedTuple):
     """The two columns of a table of edges that name nodes, and whether we guessed them by their place."""
 
     source: str
@@ -34,7 +34,9 @@ class Ends(NamedTuple):
     guessed: bool = False
 
 
-def find_ends(edges: Source, source: str | None = None, target: str | None = None) -> Ends:
+def find_endpoint_columns(
+    edges: Table, source: str | None = None, target: str | None = None
+) -> EndpointColumns:
     """Return the columns that are named, else ``source`` and ``target``, else the first two."""
     if len(edges.columns) < 2:
         problem = f"{edges.name}: it has one column only, {quoted(edges.columns[0])}"
@@ -46,11 +48,11 @@ def find_ends(edges: Source, source: str | None = None, target: str | None = Non
     if first == second:
         problem = f"{edges.name}: column {quoted(first)} is both source and target"
         raise PairNormError(problem, code="same-column", value=first, hint="Name the two ends.")
-    return Ends(first, second, guessed=not titled and source is None and target is None)
+    return EndpointColumns(first, second, guessed=not titled and source is None and target is None)
 
 
 def note_unused_columns(
-    table: Source, ends: Ends, weight: str | None, edge_columns: Sequence[str] = ()
+    table: Table, ends: EndpointColumns, weight: str | None, edge_columns: Sequence[str] = ()
 ) -> None:
     """Check that the columns that are named exist, and note the columns of edges that are not used."""
     if weight is not None:
@@ -58,13 +60,13 @@ def note_unused_columns(
     for name in edge_columns:
         table.column("edge_columns", name)
     if unused := [name for name in table.columns if name not in (*ends[:2], weight, *edge_columns)]:
-        columns = f"{'column' if len(unused) == 1 else 'columns'} {shown(unused)}"
+        columns = f"{'column' if len(unused) == 1 else 'columns'} {quote_names(unused)}"
         more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
         more += "; --edge-columns (edge_columns=) makes features of them"
         table.notes.append(f"{columns} of {table.name}: not used{more}")
 
 
-def header_is_edge(edges: Source, ends: Ends) -> bool:
+def header_is_edge(edges: Table, ends: EndpointColumns) -> bool:
     """Return whether the header of a table of edges, whose two titles are nodes, is an edge itself."""
     if edges.text is None or (ends.guessed and ends[:2] == PANDAS_DEFAULT):
         raise PairNormError(
@@ -86,8 +88,8 @@ class Edges(NamedTuple):
 
 
 def read_edges(
-    edges: Source,
-    ends: Ends,
+    edges: Table,
+    ends: EndpointColumns,
     names: NDArray[Any],
     weight: str | None,
     drop: bool = False,
@@ -124,7 +126,7 @@ def read_edges(
     return Edges(whole, np.concatenate(weights) if weights else None, table)
 
 
-def _weights(edges: Source, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:
+def _weights(edges: Table, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:
     values = edges.numbers(name, column, first)
     if values is None or not (values > 0).all():
         row = 0 if values is None else int((~(values > 0)).argmax())
@@ -135,7 +137,7 @@ def _weights(edges: Source, name: str, column: pandas.Series, first: int) -> NDA
 
 
 def choose_edge_columns(
-    table: Source, ends: Ends, weight: str | None, options: ColumnOptions, known: Encoder | None
+    table: Table, ends: EndpointColumns, weight: str | None, options: ColumnOptions, known: Encoder | None
 ) -> list[str]:
     """Return the columns of edges to aggregate: those of a model, those that are named, or all others."""
     if known is not None:
@@ -146,11 +148,11 @@ def choose_edge_columns(
 
 
 def read_tables(
-    tables: Sequence[Sequence[Source]], options: ColumnOptions, known: Encoder | None
+    tables: Sequence[Sequence[Table]], options: ColumnOptions, known: Encoder | None
 ) -> dict[str, Any]:
     """Return the parts of a graph in tables of nodes, of edges, and of features."""
     nodes, edges, features = tables
-    ends = [find_ends(table, options.source, options.target) for table in edges]
+    ends = [find_endpoint_columns(table, options.source, options.target) for table in edges]
     for table, two in zip(edges, ends, strict=True):
         columns = choose_edge_columns(table, two, options.weight, options, known)
         note_unused_columns(table, two, options.weight, columns)
@@ -171,8 +173,8 @@ def read_tables(
 
 def add_edges(
     parts: dict[str, Any],
-    tables: Sequence[Source],
-    ends: Sequence[Ends],
+    tables: Sequence[Table],
+    ends: Sequence[EndpointColumns],
     weight: str | None,
     options: ColumnOptions,
     known: Encoder | None,
@@ -195,13 +197,13 @@ def add_edges(
         return parts
     frame = pandas.concat([one.columns for one in read], ignore_index=True)
     first = tables[0]
-    rows = Source(first.name, first.columns, frame, first.text, decimal=first.decimal)
+    rows = Table(first.name, first.columns, frame, first.text, decimal=first.decimal)
     return _add_edge_features(parts, rows, frame, options, known)
 
 
 def _add_edge_features(
     parts: dict[str, Any],
-    table: Source,
+    table: Table,
     frame: pandas.DataFrame,
     options: ColumnOptions,
     known: Encoder | None,
@@ -212,7 +214,9 @@ def _add_edge_features(
         one = read_column(table, name, frame[name], expected.get(name), options)
         (column,) = one.columns
         if known is None and len(column.categories) > MAX_EDGE_CATEGORIES:
-            table.note_column(f"left out, because it holds {len(column.categories):,} different texts", name)
+            table.add_column_note(
+                f"left out, because it holds {len(column.categories):,} different texts", name
+            )
         elif column.kind != "ignored":
             used.append(one)
     names, values = aggregate_edges(used, parts["edge_index"], parts["num_nodes"])

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, closest, one_of, quoted, whole_number
 from pairnorm.data.features import take_columns
-from pairnorm.data.files import shown
+from pairnorm.data.files import quote_names
 from pairnorm.data.profile import MISSING_WORDS
 
 if TYPE_CHECKING:
-    from pairnorm.data.tables import Source
+    from pairnorm.data.tables import Table
 
 EACH = "each"
 Kind = Literal["id", "label", "split", "ignored", "number", "category", "date", "sparse", "structure", "edge"]
@@ -86,7 +86,7 @@ class ColumnOptions(ReadingOptions):
         several = ("categorical", "ignore", "keep")
         return one + [(option, name) for option in several for name in getattr(self, option)]
 
-    def check(self, nodes: Source) -> str:
+    def check(self, nodes: Table) -> str:
         """Return the column of ids, or raise an error about a column that is named but not there."""
         for option, name in self.named:
             nodes.column(option, name)
@@ -204,14 +204,14 @@ def compare_columns(place: str, names: Sequence[str], known: Encoder, strict: bo
     expected = {column.name: column for column in known.named("number", "category", "date")}
     unknown = [name for name in names if name not in expected]
     if absent := [name for name in expected if name not in there]:
-        problem = f"{place} has no column {shown(absent)}, which the model uses"
+        problem = f"{place} has no column {quote_names(absent)}, which the model uses"
         hint = closest(absent[0], unknown)
         if strict or len(absent) == len(expected):
             hint = hint or "Add it; its cells may be empty."
             raise PairNormError(problem, code="column-missing", value=absent[0], hint=hint)
         notes.append(f"{problem}: imputed. {hint}".strip())
     if unknown:
-        problem = f"{place} has a column {shown(unknown)}, unknown to the model"
+        problem = f"{place} has a column {quote_names(unknown)}, unknown to the model"
         if strict:
             hint = "Pass {ignore}, or fit again with it."
             raise PairNormError(

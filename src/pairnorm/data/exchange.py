@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted, whole_number
 from pairnorm.data.adjacency import check_csr, csr_matrix
-from pairnorm.data.features import plain_or_csr
-from pairnorm.data.labels import UNKNOWN, whole_labels
+from pairnorm.data.features import to_dense_or_csr
+from pairnorm.data.labels import UNKNOWN, to_class_numbers
 
 if TYPE_CHECKING:
     import networkx
@@ -54,9 +54,9 @@ def from_pyg(data: Mapping[str, Any]) -> Parts:
     if data.get("missing") is not None:
         parts["missing"] = data["missing"]
     if (labels := data.get("y")) is not None:
-        parts["labels"] = whole_labels("y", labels)
+        parts["labels"] = to_class_numbers("y", labels)
     if (x := data.get("x")) is not None:
-        parts["features"] = plain_or_csr("x", x).float()
+        parts["features"] = to_dense_or_csr("x", x).float()
     if data.get("num_nodes") is not None:
         parts["num_nodes"] = whole_number("num_nodes", data["num_nodes"])
     return parts
@@ -148,7 +148,7 @@ def read_npz(file: IO[bytes]) -> Parts:
             features = _matrix(archive, "attr_")
         parts = from_scipy(_matrix(archive, "adj_"), features)
         if "labels" in archive:
-            parts["labels"] = whole_labels("labels", torch.from_numpy(archive["labels"]))
+            parts["labels"] = to_class_numbers("labels", torch.from_numpy(archive["labels"]))
         return parts
 
 

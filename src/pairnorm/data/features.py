@@ -17,7 +17,7 @@ from pairnorm.data.adjacency import check_csr, components, csr_matrix, csr_tenso
 
 SCALINGS = ("rows", "none")
 # What a node's place among the edges tells, at a cost linear in them; for a graph that has no features.
-STRUCTURE = (
+STRUCTURAL_FEATURES = (
     "log degree",
     "mean log degree of neighbors",
     "deviation of log degree of neighbors",
@@ -122,7 +122,7 @@ def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def structural_features(adjacency: Tensor) -> Tensor:
-    """Return the columns of ``STRUCTURE``, [n, 5]; logarithms are of 1 + x, and 0 without neighbors."""
+    """Return ``STRUCTURAL_FEATURES``, [n, 5]; logarithms are of 1 + x, and 0 without neighbors."""
     matrix = csr_matrix(adjacency.cpu())
     matrix.data = np.ones_like(matrix.data)
     degrees = np.diff(matrix.indptr)
@@ -165,7 +165,7 @@ def as_tensor(
     """Return numbers or booleans as a tensor, CSR where they are sparse, NaN for None and ``pandas.NA``."""
     if isinstance(values, Tensor):
         dense_or_csr = values.layout in (torch.strided, torch.sparse_csr)
-        return values if dense_or_csr else plain_or_csr(what, values)
+        return values if dense_or_csr else to_dense_or_csr(what, values)
     with np.errstate(over="ignore"):  # infinite is found, and named, where it matters
         if hasattr(values, "tocsr"):
             matrix = values.tocsr(copy=True)
@@ -189,7 +189,7 @@ def _numbers(what: str, values: Any) -> NDArray[Any]:
     array = as_array(what, values)
     if array.dtype == object:
         with suppress(TypeError, ValueError):
-            numbers = [np.nan if is_absent(one) else float(one) for one in array.ravel()]
+            numbers = [np.nan if is_null(one) else float(one) for one in array.ravel()]
             array = np.array(numbers).reshape(array.shape)
     if array.dtype.kind in "biuf":
         return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -200,13 +200,13 @@ def _numbers(what: str, values: Any) -> NDArray[Any]:
     raise PairNormError(problem, code="wrong-type", value=what, expected="numbers", hint=hint)
 
 
-def is_absent(value: object) -> bool:
+def is_null(value: object) -> bool:
     """Say whether a value is None, NaN, or pandas' NA or NaT, by name: pandas may not be there."""
     number = isinstance(value, float | np.floating)
     return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(number and value != value)
 
 
-def as_ends(edge_index: Any) -> NDArray[np.int64]:
+def to_endpoints(edge_index: Any) -> NDArray[np.int64]:
     """Return the two ends of each edge, int64 [2, edges]."""
     sparse = hasattr(edge_index, "tocsr") or getattr(edge_index, "layout", torch.strided) != torch.strided
     array = as_array("edge_index", None if sparse else edge_index)
@@ -230,7 +230,7 @@ def as_ends(edge_index: Any) -> NDArray[np.int64]:
     raise PairNormError(problem, code="wrong-shape", expected="whole numbers, [2, edges]", hint=hint)
 
 
-def plain_or_csr(what: str, matrix: Tensor) -> Tensor:
+def to_dense_or_csr(what: str, matrix: Tensor) -> Tensor:
     """Return a sparse tensor as CSR once its indices are known to be within it; a dense one as it is."""
     if matrix.layout == torch.strided:
         return matrix

@@ -26,7 +26,7 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.files import check_path
 from pairnorm.base.memory import MemoryLimit
 
-Given = str | PathLike[str] | Sequence[str | PathLike[str]]
+PathOrPaths = str | PathLike[str] | Sequence[str | PathLike[str]]
 Open = Callable[[], IO[bytes]]
 
 STDIN = "-"
@@ -73,7 +73,7 @@ def is_pattern(name: str) -> bool:
     return any(sign in name for sign in "*?[")
 
 
-def existing(path: Path) -> Path:
+def check_is_file(path: Path) -> Path:
     """Return a path if it is a file, else raise an error that names it."""
     if path.is_file():
         return path
@@ -85,25 +85,25 @@ def existing(path: Path) -> Path:
     raise PairNormError(problem, code="file-missing", value=str(path), hint="Check the name and the folder.")
 
 
-def kind_of(path: PurePath) -> str:
+def file_type(path: PurePath) -> str:
     """Return the ending of a file's name, without that of a compression; a zip has that of what is inside.
 
-    >>> kind_of(PurePath("nodes.CSV.gz"))
+    >>> file_type(PurePath("nodes.CSV.gz"))
     '.csv'
     """
     if ".xlsx#" in path.name.lower():  # the sheet of a workbook
         return ".xlsx"
     ending = path.suffix.lower()
     if ending == ".zip" and not PurePath(path.stem).suffix and Path(path).is_file():
-        with readable(path.name):
-            return kind_of(PurePath(_member(Path(path))))
+        with explain_read_errors(path.name):
+            return file_type(PurePath(_member(Path(path))))
     return PurePath(path.stem).suffix.lower() if ending in COMPRESSED else ending
 
 
-def name_of(place: str) -> str:
+def name_without_endings(place: str) -> str:
     """Return what is before the endings of a file's name, those of its kind and of its compression.
 
-    >>> name_of("v1.2.csv.gz")
+    >>> name_without_endings("v1.2.csv.gz")
     'v1.2'
     """
     path = PurePath(place)
@@ -130,7 +130,7 @@ def empty_file(name: str) -> PairNormError:
 
 
 @contextmanager
-def readable(name: str) -> Iterator[None]:
+def explain_read_errors(name: str) -> Iterator[None]:
     """Turn whatever a reader raises about a broken file into an error that names the file."""
     try:
         yield
@@ -170,7 +170,7 @@ def _member(path: Path) -> str:
         names = [one.filename for one in archive.infolist() if not one.is_dir()]
     names = [name for name in names if not name.startswith("__MACOSX/")]
     if len(names) != 1:
-        problem, expected = f"it holds {len(names)} files: {shown(names)}", "one table"
+        problem, expected = f"it holds {len(names)} files: {quote_names(names)}", "one table"
         raise PairNormError(
             problem, code="unknown-contents", value=names, expected=expected, hint="Unpack it."
         )
@@ -200,7 +200,7 @@ def read_stdin(name: str, role: str, memory: MemoryLimit) -> tuple[str, bytes]:
     kind = _magic(data)
     if kind not in COMPRESSED:
         return kind, data
-    with readable(name), COMPRESSED[kind](BytesIO(data)) as file:
+    with explain_read_errors(name), COMPRESSED[kind](BytesIO(data)) as file:
         data = memory.read(name, file)
     return _magic(data), data
 
@@ -284,7 +284,7 @@ def long_cells() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
-def shown(names: Sequence[str], most: int = 3) -> str:
+def quote_names(names: Sequence[str], most: int = 3) -> str:
     """Return the first few names, quoted."""
     return ", ".join(map(quoted, names[:most])) + (", …" if len(names) > most else "")
 

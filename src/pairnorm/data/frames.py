@@ -15,13 +15,21 @@ import pandas
 
 from pairnorm.base.errors import PairNormError, closest, quoted
 from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
-from pairnorm.data.files import Open, empty_file, existing, load_library, missing_library, readable, shown
+from pairnorm.data.files import (
+    Open,
+    check_is_file,
+    empty_file,
+    explain_read_errors,
+    load_library,
+    missing_library,
+    quote_names,
+)
 
 CONNECT_SECONDS = 10
 ROWS_AT_ONCE = 10_000
 
 
-def columns_of(name: str, header: Sequence[Any]) -> tuple[str, ...]:
+def check_column_names(name: str, header: Sequence[Any]) -> tuple[str, ...]:
     """Return the names of columns, which must all be different."""
     columns = tuple(map(str, header))
     if not columns:
@@ -48,7 +56,7 @@ def read_frame(
 ) -> tuple[pandas.DataFrame, list[str]]:
     """Read a table of a kind in ``FRAMES``; return it with notes."""
     notes: list[str] = []
-    with readable(name), opened() as file:
+    with explain_read_errors(name), opened() as file:
         return FRAMES[kind](_Reading(name, file, role, notes, memory)), notes
 
 
@@ -93,11 +101,11 @@ def _read_excel(given: _Reading) -> pandas.DataFrame:
         named = [sheet for sheet in sheets if sheet.strip().lower() == requested]
         if role.startswith("#") and not named:
             problem, hint = f"there is no sheet {quoted(role[1:])}", closest(role[1:], sheets)
-            expected = f"one of {shown(sheets, 10)}"
+            expected = f"one of {quote_names(sheets, 10)}"
             raise PairNormError(problem, code="unknown-sheet", value=role[1:], expected=expected, hint=hint)
         sheet = next(iter(named), sheets[0])
         if len(sheets) > 1 and not role.startswith("#"):
-            given.notes.append(f"the {role} are read from sheet {quoted(sheet)} of {shown(sheets)}")
+            given.notes.append(f"the {role} are read from sheet {quoted(sheet)} of {quote_names(sheets)}")
         rows = _sheet_rows(given, book[sheet])
     finally:
         book.close()
@@ -195,7 +203,7 @@ def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pand
             url = url.set(drivername="postgresql+psycopg")
         local = url.get_backend_name() in ("sqlite", "duckdb") and url.database
         if local and local != ":memory:":
-            existing(Path(local))  # else an empty one would be made
+            check_is_file(Path(local))  # else an empty one would be made
         reading = {"read_only": True} if url.get_backend_name() == "duckdb" else connect_arguments(url)
         engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool, connect_args=reading)
         with engine.connect() as connection:  # what is not committed is undone
@@ -207,7 +215,7 @@ def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pand
                 problem = f"{name} gives no rows"
                 expected = "a SELECT, or a table's name"
                 raise PairNormError(problem, code="no-rows", value=query, expected=expected)
-            columns = columns_of(name, list(result.keys()))
+            columns = check_column_names(name, list(result.keys()))
             rows: list[Any] = []
             while some := result.fetchmany(ROWS_AT_ONCE):
                 rows += some

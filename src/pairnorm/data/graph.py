@@ -24,7 +24,7 @@ from pairnorm.data.adjacency import (
 from pairnorm.data.constructors import GraphConstructors, GraphWarning, NodeNames
 from pairnorm.data.encoder import Column, Encoder, align_features
 from pairnorm.data.features import (
-    STRUCTURE,
+    STRUCTURAL_FEATURES,
     all_finite,
     as_tensor,
     check_infinite,
@@ -33,8 +33,8 @@ from pairnorm.data.features import (
     stored_values,
     structural_features,
 )
-from pairnorm.data.files import shown
-from pairnorm.data.labels import UNKNOWN, as_given, as_labels, check_labels, numbered_classes
+from pairnorm.data.files import quote_names
+from pairnorm.data.labels import UNKNOWN, check_labels, numbered_classes, restore_class_types, to_labels
 from pairnorm.data.split import Split, check_split, split_by_name
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Graph(GraphConstructors):
         none = torch.zeros(nodes, dtype=torch.bool, device=device)
         self._set("features", as_tensor("features", self.features, np.float32, device))
         labels = torch.full((nodes,), UNKNOWN, device=device) if self.labels is None else self.labels
-        labels, class_names, numbered = as_labels(labels, self.class_names, device)
+        labels, class_names, numbered = to_labels(labels, self.class_names, device)
         self._set("labels", labels)
         self._set("numbered", numbered if self.numbered is None else self.numbered)
         self._set("class_names", numbered_classes(labels) if class_names is None else class_names)
@@ -151,7 +151,7 @@ class Graph(GraphConstructors):
     @property
     def classes(self) -> NDArray[Any]:
         """The classes in order as they were given: integers or booleans where all are, else their names."""
-        return as_given(self.class_names, bool(self.numbered))
+        return restore_class_types(self.class_names, bool(self.numbered))
 
     @property
     def device(self) -> torch.device:
@@ -228,14 +228,14 @@ class Graph(GraphConstructors):
         return self.replace(**Split(*split)._asdict())
 
     def with_structure(self) -> Graph:
-        """Return a graph without features with some that tell of its structure: degrees, core number, ...
+        """Return a graph without features with some of its structure: degrees, core number, ...
 
-        They are those of ``pairnorm.data.features.STRUCTURE``. A graph that has features stays as it is.
+        They are ``pairnorm.data.features.STRUCTURAL_FEATURES``. A graph that has features stays as it is.
         """
         if self.num_features:
             return self
         before = () if self.encoder is None else self.encoder.columns
-        columns = (*before, *(Column(name, "structure") for name in STRUCTURE))
+        columns = (*before, *(Column(name, "structure") for name in STRUCTURAL_FEATURES))
         encoder = Encoder(columns) if self.encoder is None else replace(self.encoder, columns=columns)
         missing = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         return self.replace(features=structural_features(self.adjacency), missing=missing, encoder=encoder)
@@ -286,7 +286,7 @@ class Graph(GraphConstructors):
         if unknown := sorted(used - place.keys()):
             raise PairNormError(
                 f"graph {self.name!r} has nodes of class {quoted(unknown[0])}; "
-                f"the model knows {shown([*map(str, classes)], 7)}",
+                f"the model knows {quote_names([*map(str, classes)], 7)}",
                 code="unknown-class",
                 value=unknown[0],
                 hint="Correct the label, or fit again with it.",

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.encoder import EACH
-from pairnorm.data.features import as_array, as_tensor, is_absent
-from pairnorm.data.files import shown
+from pairnorm.data.features import as_array, as_tensor, is_null
+from pairnorm.data.files import quote_names
 from pairnorm.data.profile import plain_form
 from pairnorm.data.split import Split
 
 if TYPE_CHECKING:
     import pandas
 
-    from pairnorm.data.tables import Source
+    from pairnorm.data.tables import Table
 
 UNKNOWN = -1
 BOOLEANS = ("False", "True")
@@ -39,7 +39,7 @@ MAX_COMPARED_CLASSES = 300
 
 
 def read_labels(
-    table: Source,
+    table: Table,
     name: str,
     cells: pandas.Series,
     known: Sequence[str] | None = None,
@@ -50,11 +50,11 @@ def read_labels(
     profile, codes = table.profile(name, cells)
     counts = dict(zip(profile.texts, profile.counts.tolist(), strict=True))
     classes = choose_classes(table, name, counts, known=known, each=each, merge=merge)
-    names = tuple(known or sorted({*classes.values()}, key=numbers_first))
+    names = tuple(known or sorted({*classes.values()}, key=class_sort_key))
     numbers = {value: number for number, value in enumerate(names)}
     for number, value in enumerate(classes.values()):
         if value not in numbers:
-            problem = f"class {quoted(value)} is unknown to the model, which has {shown(names, 7)}"
+            problem = f"class {quoted(value)} is unknown to the model, which has {quote_names(names, 7)}"
             row, hint = int((codes == number).argmax()), "Empty it or fit again."
             table.reject(row, problem, code="unknown-class", value=value, hint=hint)
     of_texts = np.array([*(numbers[value] for value in classes.values()), UNKNOWN])
@@ -62,7 +62,7 @@ def read_labels(
 
 
 def choose_classes(
-    table: Source,
+    table: Table,
     name: str,
     counts: Mapping[str, int],
     *,
@@ -73,7 +73,7 @@ def choose_classes(
     """Return the class of each text of a label column; what cannot be classes is refused."""
     classes = {text: text for text in counts}
     if table.text is not None and not (known is not None and classes.keys() <= {*known}):
-        classes = without_points(counts)
+        classes = drop_zero_fractions(counts)
     totals: dict[str, int] = {}
     for text, count in counts.items():
         totals[classes[text]] = totals.get(classes[text], 0) + count
@@ -144,12 +144,12 @@ def _one_letter_apart(first: str, second: str) -> bool:
     return short[start:] == long[start + 1 :] or short[start + 1 :] == long[start + 1 :]
 
 
-def without_points(texts: Iterable[str]) -> dict[str, str]:
+def drop_zero_fractions(texts: Iterable[str]) -> dict[str, str]:
     """Return the class of each text of a text file: of ``'1.0'`` it is ``'1'`` where all are whole numbers.
 
     So pandas writes them where other cells are empty.
 
-    >>> without_points(["0.0", "1.0"]), without_points(["0.5", "1.0"])
+    >>> drop_zero_fractions(["0.0", "1.0"]), drop_zero_fractions(["0.5", "1.0"])
     ({'0.0': '0', '1.0': '1'}, {'0.5': '0.5', '1.0': '1.0'})
     """
     listed = list(texts)
@@ -157,7 +157,7 @@ def without_points(texts: Iterable[str]) -> dict[str, str]:
     return {text: re.split("[.,]", text)[0] if whole else text for text in listed}
 
 
-def _check_classes(table: Source, name: str, classes: Sequence[str], labeled: int) -> None:
+def _check_classes(table: Table, name: str, classes: Sequence[str], labeled: int) -> None:
     """Refuse numbers that ask for a regression, and names."""
     try:
         values = np.array([float(text.replace(",", ".")) for text in classes])
@@ -189,7 +189,7 @@ def _check_classes(table: Source, name: str, classes: Sequence[str], labeled: in
         )
 
 
-def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> tuple[float, ...]:
+def find_bins(table: Table, name: str, cells: pandas.Series, classes: int) -> tuple[float, ...]:
     """Return where to cut a numeric label so that classes have equally many nodes, as far as can be."""
     values = table.numbers(name, cells)
     if values is None or np.isnan(values).all():
@@ -198,7 +198,7 @@ def find_bins(table: Source, name: str, cells: pandas.Series, classes: int) -> t
     return cut_points(np.quantile(there, np.arange(1, classes) / classes), there.min())
 
 
-def reject_bins(table: Source, name: str, classes: int) -> NoReturn:
+def reject_bins(table: Table, name: str, classes: int) -> NoReturn:
     """Raise an error about a label to be cut into classes that is no column of numbers."""
     problem, hint = (
         f"column {quoted(name)} holds no numbers, but classes is {classes}",
@@ -228,13 +228,13 @@ def bin_codes(values: NDArray[Any], bins: Sequence[float]) -> NDArray[np.int64]:
     return np.where(np.isnan(values), UNKNOWN, np.searchsorted(bins, values, side="right"))
 
 
-def numbers_first(text: str) -> tuple[int, int, str]:
+def class_sort_key(text: str) -> tuple[int, int, str]:
     """Sort '10' after '9', and words after numbers."""
     return (0, int(text), text) if text.isdecimal() and text.isascii() and len(text) < 19 else (1, 0, text)
 
 
 def read_split(
-    table: Source, name: str, cells: pandas.Series, labels: Tensor, class_names: Sequence[str]
+    table: Table, name: str, cells: pandas.Series, labels: Tensor, class_names: Sequence[str]
 ) -> Split:
     """Return the three masks that a column of 'train', 'validation', 'test' or nothing describes."""
     profile, codes = table.profile(name, cells)
@@ -253,7 +253,7 @@ def read_split(
     return Split(*(torch.from_numpy(parts == number) for number in range(3)))
 
 
-def reject_part(table: Source, name: str, text: str, row: int | None = None) -> NoReturn:
+def reject_part(table: Table, name: str, text: str, row: int | None = None) -> NoReturn:
     """Raise an error about a cell of the split that names no part of it."""
     expected = "'train', 'validation', 'test' or an empty cell"
     table.reject(
@@ -261,7 +261,7 @@ def reject_part(table: Source, name: str, text: str, row: int | None = None) -> 
     )
 
 
-def check_training(table: Source, name: str, counts: NDArray[Any], class_names: Sequence[str]) -> None:
+def check_training(table: Table, name: str, counts: NDArray[Any], class_names: Sequence[str]) -> None:
     """Raise an error about a class that has no training node."""
     if (counts == 0).any():
         empty = class_names[int((counts == 0).argmax())]
@@ -272,7 +272,7 @@ def check_training(table: Source, name: str, counts: NDArray[Any], class_names: 
         table.reject(None, problem, "class-without-training", value=empty, hint=f"{hint}{quoted(name)}.")
 
 
-def as_labels(
+def to_labels(
     labels: Any, class_names: Sequence[str] | None, device: torch.device | str | None = None
 ) -> tuple[Tensor, tuple[str, ...] | None, bool]:
     """Return the class of each node, int64 [n], the names of the classes where there are some, and whether
@@ -284,7 +284,7 @@ def as_labels(
     numbered = class_names is None
     if numbered and _are_booleans(labels):
         class_names = BOOLEANS
-    labels = whole_labels("labels", as_tensor("labels", labels, device=device))
+    labels = to_class_numbers("labels", as_tensor("labels", labels, device=device))
     return labels, None if class_names is None else tuple(class_names), numbered
 
 
@@ -300,24 +300,24 @@ def _are_booleans(labels: Any) -> bool:
     if isinstance(labels, Tensor):
         return labels.dtype == torch.bool
     array = as_array("labels", labels)
-    known = (one for one in array.ravel() if not is_absent(one)) if array.dtype == object else ()
+    known = (one for one in array.ravel() if not is_null(one)) if array.dtype == object else ()
     return array.dtype == bool or {type(one) for one in known} in ({bool}, {np.bool_})
 
 
 def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the number of the class of each node, and the names of the classes, ``known`` if they are."""
     cells = np.asarray(labels, object).ravel()  # among texts alone numpy would write NaN as one
-    texts = [None if is_absent(one) or one == "" else str(one) for one in cells]
+    texts = [None if is_null(one) or one == "" else str(one) for one in cells]
     distinct = {text for text in texts if text is not None}
-    names = tuple(sorted(distinct, key=numbers_first)) if known is None else tuple(known)
-    if unknown := sorted(distinct.difference(names), key=numbers_first):
-        problem, expected = f"a label is {quoted(unknown[0])}", f"one of class_names: {shown(names, 7)}"
+    names = tuple(sorted(distinct, key=class_sort_key)) if known is None else tuple(known)
+    if unknown := sorted(distinct.difference(names), key=class_sort_key):
+        problem, expected = f"a label is {quoted(unknown[0])}", f"one of class_names: {quote_names(names, 7)}"
         raise PairNormError(problem, code="unknown-class", value=unknown[0], expected=expected)
     numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
     return np.array([numbers.get(text, UNKNOWN) for text in texts], np.int64), names
 
 
-def whole_labels(what: str, labels: Tensor) -> Tensor:
+def to_class_numbers(what: str, labels: Tensor) -> Tensor:
     """Return the classes of nodes as int64 [n], -1 for NaN; fractions are refused."""
     if labels.dim() == 0 or labels.numel() != len(labels):
         problem = f"{what} has shape {tuple(labels.shape)}"
@@ -334,20 +334,20 @@ def whole_labels(what: str, labels: Tensor) -> Tensor:
     return whole
 
 
-def as_given(names: Sequence[str], numbered: bool) -> NDArray[Any]:
+def restore_class_types(names: Sequence[str], numbered: bool) -> NDArray[Any]:
     """Return classes by name: integers or booleans where they are, all plainly written, else texts.
 
-    >>> as_given(["0", "10"], numbered=True), as_given(["0", "01"], numbered=True)
+    >>> restore_class_types(["0", "10"], numbered=True), restore_class_types(["0", "01"], numbered=True)
     (array([ 0, 10]), array(['0', '01'], dtype='<U2'))
     """
-    if numbered and all(map(_is_plain, names)):
+    if numbered and all(map(_is_plain_integer, names)):
         return np.array(names, np.int64)
     if numbered and set(names) <= set(BOOLEANS):
         return np.array([name == "True" for name in names])
     return np.array(names, str)
 
 
-def _is_plain(name: str) -> bool:
+def _is_plain_integer(name: str) -> bool:
     """Say whether a text is a whole number as we would write it: '007' may be another class than '7'."""
     try:
         return str(int(name)) == name and abs(int(name)) < 2**63

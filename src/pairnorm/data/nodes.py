@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.columns import ColumnValues, assemble, encoder_notes, note_empty_columns, read_columns
 from pairnorm.data.encoder import EACH, Column, ColumnOptions, Encoder, compare_columns
-from pairnorm.data.files import shown
-from pairnorm.data.labels import bin_codes, bin_names, find_bins, numbers_first, read_labels, read_split
+from pairnorm.data.files import quote_names
+from pairnorm.data.labels import bin_codes, bin_names, class_sort_key, find_bins, read_labels, read_split
 from pairnorm.data.profile import SPELLING, near_duplicate_notes, plain_form
-from pairnorm.data.tables import Source, read_blocks
+from pairnorm.data.tables import Table, read_blocks
 
 
 def read_nodes(
-    tables: Sequence[Source],
+    tables: Sequence[Table],
     options: ColumnOptions,
     known: Encoder | None = None,
-    long: Sequence[Source] = (),
+    long: Sequence[Table] = (),
 ) -> dict[str, Any]:
     """Return what tables of nodes say of a graph: names, features, labels, split, and the encoder.
 
@@ -82,7 +82,7 @@ def read_nodes(
 
 
 def _read_classes(
-    table: Source, frame: pandas.DataFrame, options: ColumnOptions, known: Encoder | None
+    table: Table, frame: pandas.DataFrame, options: ColumnOptions, known: Encoder | None
 ) -> tuple[dict[str, Any], tuple[float, ...]]:
     """Return labels, class names and split, as far as columns are named, and the cuts of a numeric label."""
     bins = () if known is None else known.bins
@@ -107,7 +107,7 @@ def _read_classes(
     return parts, bins
 
 
-def _check_long_names(table: Source, encoder: Encoder) -> None:
+def _check_long_names(table: Table, encoder: Encoder) -> None:
     wide = {column.name for column in encoder.named("number", "category", "date")}
     if twice := [column.name for column in encoder.named("sparse") if column.name in wide]:
         problem = f"{quoted(twice[0])} is a column, and a feature of the long table too"
@@ -116,27 +116,27 @@ def _check_long_names(table: Source, encoder: Encoder) -> None:
 
 
 def read_rows(
-    tables: Sequence[Source], identity: str, text: Sequence[str]
-) -> tuple[Source, pandas.DataFrame, NDArray[Any]]:
+    tables: Sequence[Table], identity: str, text: Sequence[str]
+) -> tuple[Table, pandas.DataFrame, NDArray[Any]]:
     """Read tables of nodes whole, put together by id: what one leaves empty, another may fill.
 
     Returns where the rows are from, the rows, and the names of the nodes.
     """
-    frames, sources = [], list[Source]()
+    frames, sources = [], list[Table]()
     for table in tables:
         table.column("id", identity)
         (frame,) = read_blocks(table, [name for name in text if name in table.columns], rows=None)
         source, frame = _drop_repeated_rows(table, identity, frame)
         if len(tables) == 1:
             return source, frame, node_names(source, identity, frame[identity])
-        frames.append(frame.assign(**{identity: _ids(source, identity, frame[identity])}))
+        frames.append(frame.assign(**{identity: _check_ids(source, identity, frame[identity])}))
         sources.append(source)
     frame = pandas.concat(frames, ignore_index=True)
     places = [np.stack([np.full(len(one), table), np.arange(len(one))]) for table, one in enumerate(frames)]
     rows = np.concatenate(places, 1)
     columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
     name = " and ".join(table.name for table in tables) if len(tables) < 4 else f"{tables[0].name} and others"
-    merged = Source(name, columns, frame, tables[0].text, decimal=tables[0].decimal, parts=(sources, rows))
+    merged = Table(name, columns, frame, tables[0].text, decimal=tables[0].decimal, parts=(sources, rows))
     again = frame[identity].duplicated().to_numpy()
     if again.any():
         _check_agreement(merged, identity, frame)
@@ -147,8 +147,8 @@ def read_rows(
 
 
 def _drop_repeated_rows(
-    table: Source, identity: str, frame: pandas.DataFrame
-) -> tuple[Source, pandas.DataFrame]:
+    table: Table, identity: str, frame: pandas.DataFrame
+) -> tuple[Table, pandas.DataFrame]:
     """Return a table without rows that repeat another exactly, which are noted."""
     if not frame[identity].duplicated().any():
         return table, frame
@@ -169,7 +169,7 @@ def repeated_rows_note(name: str, count: int) -> str:
     return f"{count:,} {'row' if count == 1 else 'rows'} of {name} repeat another exactly: kept once"
 
 
-def _check_agreement(merged: Source, identity: str, frame: pandas.DataFrame) -> None:
+def _check_agreement(merged: Table, identity: str, frame: pandas.DataFrame) -> None:
     """Raise an error where two tables say different things of one node."""
     several = frame[frame[identity].duplicated(keep=False)]
     for name in (name for name in merged.columns if name != identity):
@@ -185,12 +185,12 @@ def _check_agreement(merged: Source, identity: str, frame: pandas.DataFrame) -> 
             merged.reject(row, problem, "conflicting-rows", value=node, hint="Correct one of them.")
 
 
-def node_names(source: Source, name: str, column: pandas.Series) -> NDArray[Any]:
+def node_names(source: Table, name: str, column: pandas.Series) -> NDArray[Any]:
     """Return the names of the nodes: int64 where all are plainly written whole numbers, else strings."""
-    return _whole_numbers(_ids(source, name, column))
+    return _whole_numbers(_check_ids(source, name, column))
 
 
-def _ids(source: Source, name: str, column: pandas.Series) -> NDArray[np.object_]:
+def _check_ids(source: Table, name: str, column: pandas.Series) -> NDArray[np.object_]:
     """Return the names of nodes as texts, once each is known to have one of its own."""
     text = source.texts(name, column)
     empty = pandas.isna(text)
@@ -220,7 +220,7 @@ def _whole_numbers(text: NDArray[np.object_]) -> NDArray[Any]:
 
 
 def read_long(
-    tables: Sequence[Source],
+    tables: Sequence[Table],
     identity: str,
     names: NDArray[Any],
     options: ColumnOptions,
@@ -234,11 +234,13 @@ def read_long(
     blocks = [block for table in tables for block in _long_blocks(table, identity, index)]
     rows, words, numbers = (np.concatenate(part) for part in zip(*blocks, strict=True))
     notes = tables[0].notes
-    features = sorted(set(words), key=numbers_first)
+    features = sorted(set(words), key=class_sort_key)
     if known:
         there, features = set(features), [column.name for column in known.named("sparse")]
         if unknown := sorted(there.difference(features)):
-            notes.append(f"{len(unknown):,} features unknown to the model are left out: {shown(unknown)}")
+            notes.append(
+                f"{len(unknown):,} features unknown to the model are left out: {quote_names(unknown)}"
+            )
     places = pandas.Index(features, dtype=object).get_indexer(pandas.Index(words, dtype=object))
     absent = np.ones(len(names), dtype=bool)
     absent[rows[rows >= 0]] = False
@@ -254,10 +256,10 @@ def read_long(
     return ColumnValues(columns, row, place, sums.to_numpy(np.float32), empty)
 
 
-def _long_blocks(table: Source, identity: str, index: NodeIndex) -> Iterator[tuple[NDArray[Any], ...]]:
+def _long_blocks(table: Table, identity: str, index: NodeIndex) -> Iterator[tuple[NDArray[Any], ...]]:
     """Yield the number of the node, the feature and the value of each row, block by block."""
     if not 2 <= len(table.columns) <= 3:
-        problem = f"{table.name}: it has the columns {shown(table.columns)}"
+        problem = f"{table.name}: it has the columns {quote_names(table.columns)}"
         expected = "a row for each feature of a node: node, feature and value, or no value for 1"
         raise PairNormError(problem, code="wrong-shape", value=len(table.columns), expected=expected)
     node = identity if identity in table.columns else table.columns[0]
@@ -288,7 +290,7 @@ class NodeIndex:
         self._index, self._drop, self.unknown_example = pandas.Index(names), drop, ""
         self.is_whole = names.dtype == np.int64
 
-    def places(self, table: Source, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.int64]:
+    def places(self, table: Table, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.int64]:
         """Return the number of each named node. ``first`` is the number of the block's first row."""
         cells: Any = column
         index = self._index
@@ -306,14 +308,14 @@ class NodeIndex:
             self.unknown_example = self.unknown_example or quoted(cell) + self._hint(cell)
         return places
 
-    def _refuse(self, table: Source, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:
+    def _refuse(self, table: Table, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:
         if cell is None:
             problem = f"column {quoted(name)} is empty; an edge needs two ends"
             table.reject(row, problem, "empty-cell", hint="Fill it in or drop the edge.")
         more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
         problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
         if 1 < unknown == cells:
-            problem += f"; nodes are called {shown([str(node) for node in self._index[:3]])}"
+            problem += f"; nodes are called {quote_names([str(node) for node in self._index[:3]])}"
             hint = "Pass {id} if their ids are in another column, or name another column of the edges."
             table.reject(row, problem, code="unknown-node", value=cell, hint=hint, id=...)
         hint = "Add the node, name another column, or drop such rows with {unknown_edges}."

@@ -20,8 +20,8 @@ from pairnorm.data.labels import (
     PARTS,
     bin_names,
     choose_classes,
+    class_sort_key,
     cut_points,
-    numbers_first,
     reject_bins,
     reject_part,
 )
@@ -233,7 +233,7 @@ class NodeTable:
             self.source.reject(None, problem, "too-many-classes", value=column, expected=expected)
         merge = bool(self.options.merge_classes)
         self.class_of = choose_classes(self.source, column, counts, each=each, merge=merge)
-        self.classes = tuple(sorted({*self.class_of.values()}, key=numbers_first))
+        self.classes = tuple(sorted({*self.class_of.values()}, key=class_sort_key))
 
     def _find_bins(self, column: str, classes: int) -> tuple[float, ...]:
         number = f"{self._number(column)}::FLOAT::DOUBLE"  # in the precision of features

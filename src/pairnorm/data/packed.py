@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.data.encoder import Encoder
-from pairnorm.data.files import existing, readable
+from pairnorm.data.files import check_is_file, explain_read_errors
 
 FORMAT = 1
 FACTS = "graph.json"
@@ -260,8 +260,8 @@ class PackedGraph:
         """Yield the names of the nodes, whole numbers or texts, batch by batch."""
         from pyarrow import parquet, types
 
-        path, count = existing(self.folder / "ids.parquet"), 0
-        with readable(str(path)), parquet.ParquetFile(path) as file:
+        path, count = check_is_file(self.folder / "ids.parquet"), 0
+        with explain_read_errors(str(path)), parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(ROWS_PER_BATCH):
                 ids = batch.column(0)
                 if ids.null_count or not (types.is_integer(ids.type) or types.is_string(ids.type)):

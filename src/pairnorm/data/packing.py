@@ -21,7 +21,7 @@ from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.base.files import atomic_folder
 from pairnorm.base.memory import parse_memory, size
 from pairnorm.data.adjacency import EdgeCounts, Ranges
-from pairnorm.data.edges import find_ends, header_is_edge, note_unused_columns
+from pairnorm.data.edges import find_endpoint_columns, header_is_edge, note_unused_columns
 from pairnorm.data.encoder import Column, ColumnOptions
 from pairnorm.data.labels import PARTS, bin_codes, check_training
 from pairnorm.data.pack_nodes import NodeTable, Tick
@@ -133,7 +133,7 @@ class NodePacker(NodeTable):
                 missing += np.bincount(kind, minlength=3)
         for column, count in zip(self.encoder.feature_names, moments.count, strict=True):
             if count == 0:
-                self.source.note_column(EMPTY_NOTE, column)
+                self.source.add_column_note(EMPTY_NOTE, column)
         deviation = np.sqrt(moments.squares / np.maximum(moments.count, 1))
         return {
             "missing": (int(missing[2]), int(missing[1])),
@@ -171,7 +171,7 @@ class NodePacker(NodeTable):
             yield slice(start, stop)
             start = stop
 
-    def _read_again(
+    def _read_batches(
         self, columns: Sequence[str], expressions: Sequence[str], width: int = 1
     ) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
         """Yield some rows and the values of expressions there, in the order of the nodes' numbers."""
@@ -196,7 +196,9 @@ class NodePacker(NodeTable):
         label, split = self.options.label, self.options.split
         names = [name for name in (label, split) if name is not None]
         with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
-            for rows, values in self._read_again(names, [as_text(name, self.kinds[name]) for name in names]):
+            for rows, values in self._read_batches(
+                names, [as_text(name, self.kinds[name]) for name in names]
+            ):
                 unknown = np.full(rows.stop - rows.start, -1)
                 classes = self._class_codes(values[0]) if label else unknown
                 parts = _numbers_of(values[-1], PARTS, lower=True) if split else unknown
@@ -236,7 +238,7 @@ class NodePacker(NodeTable):
             paths = [self.draft / f"features-{start // block:04d}" for start in starts]
             files = [stack.enter_context(open(path, "wb")) for path in paths]
             names = [column.name for column in used]
-            for rows, values in self._read_again(names, [sql for sql, _ in expressions], width):
+            for rows, values in self._read_batches(names, [sql for sql, _ in expressions], width):
                 filled = np.empty((rows.stop - rows.start, width), np.float32)
                 offset = int(ends[first] - columns[first].width) - features.start
                 with np.errstate(over="ignore"):
@@ -320,7 +322,7 @@ class _EdgePacker:
     def __init__(self, base: Database, draft: Path, files: Files, options: ColumnOptions, tick: Tick) -> None:
         self.base, self.draft, self.weight, self.tick = base, draft, options.weight, tick
         self.source, self.query, self.kinds, _ = base.open(files, "edges", options)
-        self.ends = find_ends(self.source, options.source, options.target)
+        self.ends = find_endpoint_columns(self.source, options.source, options.target)
         note_unused_columns(self.source, self.ends, options.weight)
 
     def write(self, nodes: int, whole: bool) -> tuple[int, EdgeCounts]:
@@ -348,7 +350,7 @@ class _EdgePacker:
         )
         rows = -(-nodes // max(1, -(-2 * listed // most)))
         with Ranges(self.draft / WORK, rows, nodes, bool(weight)) as ranges:
-            edges, loops = self._deal_out(joined, listed, ranges)
+            edges, loops = self._partition_edges(joined, listed, ranges)
         if lost := listed - edges - loops:
             self._reject_end(self.ends.target, second, lost)
         self.base.run("DROP TABLE half")
@@ -377,7 +379,7 @@ class _EdgePacker:
         hint = "Add the node, drop the edge, or name another column as an end of edges."
         self.source.reject(None, problem, code, value=value, hint=hint)
 
-    def _deal_out(self, query: str, listed: int, ranges: Ranges) -> tuple[int, int]:
+    def _partition_edges(self, query: str, listed: int, ranges: Ranges) -> tuple[int, int]:
         """Write both directions of all edges to files by range of rows; return edges and self-loops."""
         edges = loops = 0
         for s, t, *value in self.base.batches(query, EDGES_PER_BATCH):

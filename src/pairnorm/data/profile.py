@@ -144,7 +144,7 @@ class ColumnProfile:
     @cached_property
     def is_missing(self) -> NDArray[np.bool_]:
         """Which texts mean a missing value among numbers."""
-        return _are_in(self.texts, MISSING_WORDS)
+        return _is_one_of(self.texts, MISSING_WORDS)
 
     @cached_property
     def is_plain(self) -> NDArray[np.bool_]:
@@ -168,7 +168,7 @@ class ColumnProfile:
 
     def count(self, texts: Sequence[str]) -> int:
         """Return the number of cells that hold one of some texts."""
-        return int(self.counts[_are_in(self.texts, texts)].sum())
+        return int(self.counts[_is_one_of(self.texts, texts)].sum())
 
     @cached_property
     def is_codes(self) -> bool:
@@ -248,7 +248,7 @@ class ColumnProfile:
         return form if valid or (known and form == known) else ""
 
 
-def _are_in(texts: NDArray[np.object_], words: Sequence[str]) -> NDArray[np.bool_]:
+def _is_one_of(texts: NDArray[np.object_], words: Sequence[str]) -> NDArray[np.bool_]:
     known = set(words)
     return np.fromiter((text in known for text in texts), bool, len(texts))
 

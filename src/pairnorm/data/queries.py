@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
 from pairnorm.data.encoder import ColumnOptions
-from pairnorm.data.files import kind_of, readable
+from pairnorm.data.files import explain_read_errors, file_type
 from pairnorm.data.frames import FRAMES
 from pairnorm.data.profile import DASHES, MISSING_WORDS
-from pairnorm.data.tables import Source, open_table
+from pairnorm.data.tables import Table, open_table
 
 SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 WHOLE = (*SIGNED, *(f"U{kind}" for kind in SIGNED))
@@ -31,7 +31,7 @@ File = str | PathLike[str]
 Files = File | Sequence[File]
 
 
-class Table(NamedTuple):
+class QueriedTable(NamedTuple):
     """One file or several with the same columns.
 
     Args:
@@ -41,10 +41,10 @@ class Table(NamedTuple):
         sources: all of them.
     """
 
-    source: Source
+    source: Table
     query: str
     kinds: dict[str, str]
-    sources: list[Source]
+    sources: list[Table]
 
 
 class Database:
@@ -59,7 +59,7 @@ class Database:
         import duckdb
 
         self.memory, self.folder = memory, folder
-        with explained(memory):
+        with explain_duckdb_errors(memory):
             self._base = duckdb.connect(str(folder / "names.duckdb"))
         self.run(f"SET memory_limit='{memory // 2}B'")
         self.run("SET temp_directory=?", [str(folder / "spill")])
@@ -68,22 +68,22 @@ class Database:
 
     def close(self) -> None:
         """Write what is still to be written."""
-        with explained(self.memory):
+        with explain_duckdb_errors(self.memory):
             self._base.close()
 
     def run(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query's result."""
-        with explained(self.memory):
+        with explain_duckdb_errors(self.memory):
             rows: list[tuple[Any, ...]] = self._base.execute(query, list(values)).fetchall()
         return rows
 
     def batches(self, query: str, rows: int) -> Iterator[list[NDArray[Any]]]:
         """Yield the columns of a query's result, ``rows`` rows at a time."""
-        with explained(self.memory):
+        with explain_duckdb_errors(self.memory):
             for batch in self._base.sql(query).to_arrow_reader(rows):
                 yield [column.to_numpy(zero_copy_only=False) for column in batch.columns]
 
-    def open(self, files: Files, role: str = "nodes", options: ColumnOptions | None = None) -> Table:
+    def open(self, files: Files, role: str = "nodes", options: ColumnOptions | None = None) -> QueriedTable:
         """Look at the columns of some files, which must be the same in all."""
         options = options or ColumnOptions()
         delimiter = (options.edge_delimiter if role == "edges" else None) or options.delimiter
@@ -125,9 +125,9 @@ class Database:
                 )
                 hint = "Give each column its own name."
                 raise PairNormError(problem, code="duplicate-column", value=name, hint=hint)
-        return Table(source, table, kinds | dict.fromkeys(durations, DURATION), opened)
+        return QueriedTable(source, table, kinds | dict.fromkeys(durations, DURATION), opened)
 
-    def _converted(self, sources: Sequence[Source], paths: Sequence[Path]) -> Sequence[Path]:
+    def _converted(self, sources: Sequence[Table], paths: Sequence[Path]) -> Sequence[Path]:
         """Copy edge lists that DuckDB cannot read: separated by spaces, with comments."""
         copies = list(paths)
         for number, source in enumerate(sources):
@@ -138,13 +138,13 @@ class Database:
         return copies
 
 
-def _delimiter(source: Source) -> str | None:
+def _delimiter(source: Table) -> str | None:
     return None if source.text is None else source.text.delimiter
 
 
 def _check_kind(path: Path) -> None:
     """Refuse a file that only memory can hold, before it is read."""
-    kind = kind_of(path)
+    kind = file_type(path)
     if kind in FRAMES and kind != ".parquet":
         raise PairNormError(
             f"{path.name}: a file of type {quoted(kind)} is read into memory as a whole",
@@ -162,7 +162,7 @@ def _durations(paths: Sequence[Path]) -> dict[str, str]:
 
     first: dict[str, str] = {}
     for number, path in enumerate(paths):
-        with readable(path.name):
+        with explain_read_errors(path.name):
             schema = parquet.read_schema(path)
         units = {field.name: field.type.unit for field in schema if pyarrow.types.is_duration(field.type)}
         first = units if number == 0 else first
@@ -174,7 +174,7 @@ def _durations(paths: Sequence[Path]) -> dict[str, str]:
 
 
 @contextmanager
-def explained(memory: int) -> Iterator[None]:
+def explain_duckdb_errors(memory: int) -> Iterator[None]:
     """Turn what DuckDB says into an error of ours."""
     import duckdb
 

@@ -22,24 +22,24 @@ from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, NO_LIMIT, MemoryLimit
 from pairnorm.data.files import (
     COMPRESSED,
     STDIN,
-    Given,
     Open,
+    PathOrPaths,
     TextFile,
     check_encoding,
+    check_is_file,
     empty_file,
-    existing,
+    explain_read_errors,
+    file_type,
     find_encoding,
     find_files,
     is_edge_list,
-    kind_of,
     load_library,
     open_edge_list,
     open_plain,
+    quote_names,
     read_stdin,
-    readable,
-    shown,
 )
-from pairnorm.data.frames import FRAMES, as_seekable, columns_of, read_frame, run_query
+from pairnorm.data.frames import FRAMES, as_seekable, check_column_names, read_frame, run_query
 from pairnorm.data.profile import ColumnProfile, Decision, decide, decide_typed, parse_numbers, to_days
 
 ROWS_PER_BLOCK = 1_000_000
@@ -50,7 +50,7 @@ TABLES = (*DELIMITERS, *FRAMES)
 
 
 @dataclass(frozen=True)
-class Source:
+class Table:
     """A table: where its rows come from, what was odd about them, and how to tell a person about one.
 
     Args:
@@ -71,7 +71,7 @@ class Source:
     load: Callable[[], pandas.DataFrame] | None = None
     decimal: str | None = None
     notes: list[str] = field(default_factory=list, compare=False)
-    parts: tuple[Sequence[Source], NDArray[np.int64]] | None = None
+    parts: tuple[Sequence[Table], NDArray[np.int64]] | None = None
     _column_notes: dict[str, list[str]] = field(default_factory=dict, compare=False)
 
     @property
@@ -83,11 +83,11 @@ class Source:
         """Return the columns of a text file in which whole numbers have leading zeros, to be read as text."""
         if self.text is None:
             return []
-        with readable(self.name):
+        with explain_read_errors(self.name):
             columns = self.text.padded_columns()
         return [name for place, name in enumerate(self.columns) if place in columns]
 
-    def note_column(self, note: str, name: str) -> None:
+    def add_column_note(self, note: str, name: str) -> None:
         """Add a note on a column; columns with the same note share a sentence."""
         names = self._column_notes.setdefault(note, [])
         if name not in names:
@@ -96,7 +96,7 @@ class Source:
     def all_notes(self) -> list[str]:
         """Return all notes, among them those on columns."""
         on_columns = (
-            f"{'column' if len(names) == 1 else 'columns'} {shown(names)} of {self.name}: {note}"
+            f"{'column' if len(names) == 1 else 'columns'} {quote_names(names)} of {self.name}: {note}"
             for note, names in self._column_notes.items()
         )
         return [*dict.fromkeys(self.notes), *on_columns]
@@ -106,7 +106,7 @@ class Source:
         if name in self.columns:
             return name
         problem = f"{self.name}: there is no column {quoted(name)} ({option}); it has "
-        problem += shown(self.columns, 10)
+        problem += quote_names(self.columns, 10)
         raise PairNormError(problem, code="unknown-column", value=name, hint=closest(name, self.columns))
 
     def line(self, row: int) -> str:
@@ -121,7 +121,7 @@ class Source:
             return f"{self.name}, {self.line(row)}"
         tables, rows = self.parts
         number, row = rows[:, row].tolist()
-        table: Source = tables[number]
+        table: Table = tables[number]
         return table.place(row)
 
     def reject(self, row: int | None, problem: str, code: str, **fields: Any) -> NoReturn:
@@ -141,7 +141,7 @@ class Source:
             empty = np.array([pandas.api.types.is_scalar(v) and pandas.isna(v) for v in values], dtype=bool)
             for row in (row for row, value in enumerate(values) if isinstance(value, NOT_A_CELL)):
                 self._reject_kind(first + row, name, values[row])
-            values[~empty] = [_written(value).strip() for value in values[~empty]]
+            values[~empty] = [_cell_text(value).strip() for value in values[~empty]]
         values[empty] = None
         values[values == ""] = None
         return values
@@ -164,7 +164,7 @@ class Source:
         if kind == "complex" or any(isinstance(cell, complex) for cell in filled):
             self._reject_kind(first, name, 1j)
         if len(filled) and column.dtype == object and all(isinstance(cell, date) for cell in filled):
-            with readable(f"{self.name}, column {quoted(name)}"):
+            with explain_read_errors(f"{self.name}, column {quoted(name)}"):
                 return "date", to_days(pandas.to_datetime(column, utc=True).astype("datetime64[us, UTC]"))
         return None
 
@@ -195,7 +195,7 @@ class Source:
     def note(self, name: str, decision: Decision) -> Decision:
         """Note what was decided about a column."""
         for note in decision.notes:
-            self.note_column(note, name)
+            self.add_column_note(note, name)
         return decision
 
     def numbers(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.float32] | None:
@@ -242,15 +242,15 @@ class CodedColumn(NamedTuple):
         return np.append(per_text, np.nan)[self.codes]
 
 
-def _written(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     """Write a cell; a whole number as one, as ``queries.as_text`` does."""
     whole = isinstance(value, float | np.floating) and value.is_integer() and abs(float(value)) < 1e18
     return str(int(value) if whole else value)
 
 
 def open_tables(
-    role: str, given: Given, *, database: str | None = None, memory: MemoryLimit = NO_LIMIT, **text: Any
-) -> list[Source]:
+    role: str, given: PathOrPaths, *, database: str | None = None, memory: MemoryLimit = NO_LIMIT, **text: Any
+) -> list[Table]:
     """Look at the head of each of some tables of one ``role``: nodes, edges or features.
 
     They are files, patterns, ``'-'``, or queries; options of ``text`` are those of ``open_table``.
@@ -263,7 +263,7 @@ def open_tables(
     if database is not None:
         name = f"the query for {role}"
         frames = [run_query(name, database, fspath(query), memory) for query in several]
-        return [Source(name, tuple(frame.columns), frame) for frame in frames]
+        return [Table(name, tuple(frame.columns), frame) for frame in frames]
     sources = []
     for place in find_files(several):
         if place == STDIN:
@@ -282,15 +282,15 @@ def open_table(
     decimal: str | None = None,
     role: str = "nodes",
     memory: MemoryLimit = NO_LIMIT,
-) -> Source:
+) -> Table:
     """Look at the head of one file; options are as for ``Graph.from_files``."""
     book, _, sheet = str(path).rpartition("#")
     if book.lower().endswith(".xlsx") and not path.exists():
-        opened = partial(open_plain, existing(Path(book)))
+        opened = partial(open_plain, check_is_file(Path(book)))
         return _open(path.name, ".xlsx", opened, delimiter, encoding, decimal, f"#{sheet}", memory)
-    if existing(path).stat().st_size == 0:
+    if check_is_file(path).stat().st_size == 0:
         raise empty_file(path.name)
-    kind, compression = kind_of(path), path.suffix.lower()
+    kind, compression = file_type(path), path.suffix.lower()
     if compression not in COMPRESSED and kind not in FRAMES:
         count = path.stat().st_size
         memory.check(path.name, count * BYTES_PER_TEXT_BYTE, f"a text of {count:,} bytes")
@@ -307,16 +307,16 @@ def _open(
     decimal: str | None = None,
     role: str = "nodes",
     memory: MemoryLimit = NO_LIMIT,
-) -> Source:
+) -> Table:
     if kind == ".parquet":  # may be large, and names its columns first
-        with readable(name), opened() as file:
+        with explain_read_errors(name), opened() as file:
             parquet = load_library("pyarrow.parquet", "Parquet")
-            columns = columns_of(name, parquet.read_schema(as_seekable(name, file, memory)).names)
+            columns = check_column_names(name, parquet.read_schema(as_seekable(name, file, memory)).names)
         load = partial(read_frame, name, kind, opened, role, memory)
-        return Source(name, columns, load=lambda: load()[0], decimal=decimal)
+        return Table(name, columns, load=lambda: load()[0], decimal=decimal)
     if kind in FRAMES:
         frame, notes = read_frame(name, kind, opened, role, memory)
-        return Source(name, columns_of(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
+        return Table(name, check_column_names(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
     sign = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
     if len(sign) != 1:
         problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
@@ -328,7 +328,7 @@ def _open(
         encoding,
         may_be_list=role == "edges" and delimiter is None,
     )
-    with readable(name), text.rows() as rows:
+    with explain_read_errors(name), text.rows() as rows:
         titles = ([cell.strip() for cell in cells] for cells in rows)
         header: list[str] = next(filter(any, titles), [])
     if not header:
@@ -348,9 +348,9 @@ def _open(
     if is_repeated and (
         role == "edges" or any(header.count(title) > 1 for title in filter(_is_number, header))
     ):
-        source = Source(name, tuple(header), text=text, decimal=decimal, notes=notes)
+        source = Table(name, tuple(header), text=text, decimal=decimal, notes=notes)
         return without_header(source, "an edge" if role == "edges" else "a node", [])
-    return Source(name, columns_of(name, header), text=text, decimal=decimal, notes=notes)
+    return Table(name, check_column_names(name, header), text=text, decimal=decimal, notes=notes)
 
 
 def _is_number(text: str) -> bool:
@@ -361,7 +361,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def without_header(source: Source, what: str, named: Sequence[str | None]) -> Source:
+def without_header(source: Table, what: str, named: Sequence[str | None]) -> Table:
     """Return a text table whose first line is a row; its columns are numbered, unless the user names them."""
     assert source.text is not None
     source.notes.append(f"line 1 of {source.name} is {what}, not a header")
@@ -377,7 +377,7 @@ def _open_text(
     name: str, opened: Open, delimiter: str, encoding: str | None, may_be_list: bool
 ) -> tuple[TextFile, list[str]]:
     """Find the encoding of a text, and whether it is an edge list separated by spaces."""
-    with readable(name):
+    with explain_read_errors(name):
         if encoding is None:
             encoding, notes = find_encoding(name, opened)
         else:  # with or without a byte order mark
@@ -390,7 +390,7 @@ def _open_text(
 
 
 def read_blocks(
-    source: Source, text: Sequence[str] = (), rows: int | None = ROWS_PER_BLOCK
+    source: Table, text: Sequence[str] = (), rows: int | None = ROWS_PER_BLOCK
 ) -> Iterator[pandas.DataFrame]:
     """Read a table block by block, or whole where ``rows`` is None; columns of ``text`` stay so."""
     frame = source.load() if source.load is not None else source.frame
@@ -401,9 +401,9 @@ def read_blocks(
     yield from (frame.iloc[start : start + step] for start in range(0, max(len(frame), 1), step))
 
 
-def _read_text(source: Source, text: Sequence[str], rows: int | None) -> Iterator[pandas.DataFrame]:
+def _read_text(source: Table, text: Sequence[str], rows: int | None) -> Iterator[pandas.DataFrame]:
     assert source.text is not None
-    with readable(source.name), warnings.catch_warnings(), source.text.characters() as file:
+    with explain_read_errors(source.name), warnings.catch_warnings(), source.text.characters() as file:
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         whole_or_blocks = pandas.read_csv(
             file,

@@ -15,13 +15,21 @@ import torch
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
-from pairnorm.data.edges import Ends, add_edges, read_tables
+from pairnorm.data.edges import EndpointColumns, add_edges, read_tables
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.exchange import READERS, Parts
-from pairnorm.data.files import STDIN, Given, existing, is_pattern, kind_of, load_library, readable
-from pairnorm.data.frames import arrow_frame, columns_of
+from pairnorm.data.files import (
+    STDIN,
+    PathOrPaths,
+    check_is_file,
+    explain_read_errors,
+    file_type,
+    is_pattern,
+    load_library,
+)
+from pairnorm.data.frames import arrow_frame, check_column_names
 from pairnorm.data.nodes import read_nodes
-from pairnorm.data.tables import TABLES, Source, open_tables
+from pairnorm.data.tables import TABLES, Table, open_tables
 
 if TYPE_CHECKING:
     import networkx
@@ -32,7 +40,7 @@ _NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
 
 
 def read_files(
-    given: dict[str, Given | None],
+    given: dict[str, PathOrPaths | None],
     database: str | None,
     options: ColumnOptions,
     encoder: Encoder | None,
@@ -59,7 +67,7 @@ def read_files(
     if database is None and _holds_graph(nodes, edges, again.delimiter):
         return _read_whole(Path(nodes), given, options, encoder, memory)  # type: ignore[arg-type]
     if edges is None:
-        problem = f"{place_name(nodes or '')}: a table of nodes needs a table of edges"
+        problem = f"{base_name(nodes or '')}: a table of nodes needs a table of edges"
         raise PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
     if nodes == edges == STDIN:
         problem = "nodes and edges are both '-'"
@@ -74,16 +82,16 @@ def read_files(
     return read_tables(tables, again, encoder)
 
 
-def _holds_graph(nodes: Given | None, edges: Given | None, delimiter: str | None) -> bool:
+def _holds_graph(nodes: PathOrPaths | None, edges: PathOrPaths | None, delimiter: str | None) -> bool:
     """Return whether a file is no table: by its ending, unless edges and a delimiter come with it."""
     is_text = edges is not None and delimiter is not None
     if not isinstance(nodes, str | PathLike) or nodes == STDIN or is_text:
         return False
     path = Path(nodes)
-    return not is_pattern(path.name) and not path.is_dir() and kind_of(path) not in TABLES
+    return not is_pattern(path.name) and not path.is_dir() and file_type(path) not in TABLES
 
 
-def place_name(given: Given) -> str:
+def base_name(given: PathOrPaths) -> str:
     """Return what to call a graph, or its nodes, by where they are."""
     first = given if isinstance(given, str | PathLike) else next(iter(given), "")
     return Path(first).name
@@ -103,8 +111,8 @@ def _read_whole(
                 hint="For a text file with another ending pass {delimiter}.",
                 delimiter=",",
             )
-    kind = existing(path).suffix.lower()
-    with readable(path.name):
+    kind = check_is_file(path).suffix.lower()
+    with explain_read_errors(path.name):
         _check_applies(kind, options)
         count = path.stat().st_size
         if kind in NETWORKX_READERS:
@@ -153,7 +161,7 @@ def _unread_index(frame: Any) -> set[str]:
     return set() if any(frame.index.names) else set(map(str, frame.index))
 
 
-def _frame_source(name: str, frame: Any) -> Source:
+def _frame_source(name: str, frame: Any) -> Table:
     if isinstance(frame, Mapping):
         frame = pandas.DataFrame(frame)
     if not isinstance(frame, pandas.DataFrame):
@@ -171,8 +179,8 @@ def _frame_source(name: str, frame: Any) -> Source:
             raise PairNormError(problem, code="wrong-type", value=type(frame).__name__, expected=expected)
     if any(frame.index.names):  # an index with a name is a column
         frame = frame.reset_index()
-    columns = columns_of(name, list(frame.columns))
-    return Source(name, columns, frame.set_axis(columns, axis=1))
+    columns = check_column_names(name, list(frame.columns))
+    return Table(name, columns, frame.set_axis(columns, axis=1))
 
 
 def from_networkx(
@@ -209,12 +217,12 @@ def from_networkx(
         weight = "weight"
         edges[weight] = [1.0 if value is None else value for value in edges[weight]]
     node_table, edge_table = (
-        Source(f"the {what} of the networkx graph", tuple(columns), pandas.DataFrame(columns))
+        Table(f"the {what} of the networkx graph", tuple(columns), pandas.DataFrame(columns))
         for what, columns in (("nodes", {_NODE: list(graph.nodes)} | nodes), ("edges", edges))
     )
     weight = weight and edge_table.column("weight", weight)
     parts = read_nodes([node_table], options, encoder)
-    parts = add_edges(parts, [edge_table], [Ends(_SOURCE, _TARGET)], weight, options, encoder)
+    parts = add_edges(parts, [edge_table], [EndpointColumns(_SOURCE, _TARGET)], weight, options, encoder)
     parts["name"] = graph.name or "graph"
     return parts if vectors is None else parts | _vectors(vectors, features)
 
