@@ -54,6 +54,7 @@ CLEAN_CODE = [
     "src/pairnorm/impute",
     "src/pairnorm/measure",
     "src/pairnorm/nn",
+    "src/pairnorm/paper",
     "src/pairnorm/report",
     "src/pairnorm/sweep",
     "src/pairnorm/train",

@@ -15,8 +15,6 @@ from pairnorm.paper.case_study import (
     BINS,
     PAIRS,
     Layers,
-    distributions,
-    mean_distances,
     measure_layers,
     read_layers,
     studied,
@@ -24,6 +22,7 @@ from pairnorm.paper.case_study import (
     write_tensorboard,
 )
 from pairnorm.paper.experiments import CASE_STUDY
+from pairnorm.paper.figures import distributions, mean_distances
 from pairnorm.train import Spec, Store, train
 
 CPU = torch.device("cpu")
@@ -137,7 +136,7 @@ def test_means_by_layer(found: dict[str, Layers]) -> None:
     assert [axis.get_title() for axis in figure.axes[:3]] == [
         "without PairNorm\n(accuracy 0.300)", "PairNorm\n(accuracy 0.750)", "PairNorm-SI\n(accuracy 0.750)"
     ]  # fmt: skip
-    random = next(line for line in figure.axes[3].lines if line.get_label() == "random")
+    random = next(line for line in figure.axes[3].lines if line.get_label() == "random pairs")
     np.testing.assert_array_equal(random.get_xdata(), range(1, 12))
     np.testing.assert_array_equal(random.get_ydata(), found["none"].apd["random"])
 

@@ -1,15 +1,14 @@
-"""The case study: measure, store and draw the distances of node pairs layer by layer."""
+"""The case study: measure and store the distances of node pairs layer by layer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.plotting import BLUE, TWO_COLUMNS, VERMILLION, new_figure, style, whole_ticks
 from pairnorm.data import Graph, features_after
 from pairnorm.measure import Probe
 from pairnorm.measure.summary import Record
@@ -18,11 +17,6 @@ from pairnorm.sweep.grid import Experiment
 from pairnorm.train import Spec, Store
 from pairnorm.train.result import UNEXPECTED
 from pairnorm.train.trainers import GNNTrainer, sgc_settings
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 BINS = 60
 RECORDS = "case-study"
@@ -58,7 +52,7 @@ def measure_layers(
 ) -> Layers:
     """Train a spec (SGC needs no training) and measure the pairs in every layer but the one of the logits.
 
-    All connected pairs and 10,000 random ones are taken, the same in every layer; the APSD of random pairs is
+    They are all connected pairs and 10,000 random ones, the same in every layer; the APSD of random pairs is
     that of all pairs.
     """
     accuracy = None
@@ -80,26 +74,21 @@ def measure_layers(
 
 def _layers(records: Sequence[Record], accuracy: float | None) -> Layers:
     distances = {kind: [record.distances[kind].flatten() for record in records] for kind in PAIRS}
-    edges = {kind: _edges(distances[kind]) for kind in PAIRS}
-    apsd = {kind: [_rounded(record.measures[f"apsd_{kind}"].item()) for record in records] for kind in PAIRS}
+    # Most bins would hold nothing but outliers; what lies beyond the last edge is counted in the last bin.
+    tops = {kind: max(float(one.quantile(0.995)) for one in some) for kind, some in distances.items()}
+    edges = {kind: torch.linspace(0, top or 1.0, BINS + 1) for kind, top in tops.items()}
+
+    def histogram(values: Tensor, kind: str) -> list[int]:
+        bins = torch.bucketize(values.cpu().contiguous(), edges[kind][1:-1], right=True)
+        return [int(count) for count in torch.bincount(bins, minlength=BINS)]
+
     return Layers(
         test_accuracy=None if accuracy is None else _rounded(accuracy),
-        apd={kind: [_rounded(values.mean().item()) for values in distances[kind]] for kind in PAIRS},
-        apsd=apsd,
+        apd={kind: [_rounded(one.mean().item()) for one in some] for kind, some in distances.items()},
+        apsd={kind: [_rounded(one.measures[f"apsd_{kind}"].item()) for one in records] for kind in PAIRS},
         edges={kind: [_rounded(edge) for edge in edges[kind].tolist()] for kind in PAIRS},
-        histograms={kind: [_histogram(values, edges[kind]) for values in distances[kind]] for kind in PAIRS},
+        histograms={kind: [histogram(one, kind) for one in some] for kind, some in distances.items()},
     )
-
-
-def _edges(distances: Sequence[Tensor]) -> Tensor:
-    # Most bins would hold nothing but outliers; what lies beyond the last edge is counted in the last bin.
-    top = max(float(values.quantile(0.995)) for values in distances)
-    return torch.linspace(0, top or 1.0, BINS + 1)
-
-
-def _histogram(values: Tensor, edges: Tensor) -> list[int]:
-    cell = torch.bucketize(values.cpu().contiguous(), edges[1:-1], right=True)
-    return [int(count) for count in torch.bincount(cell, minlength=BINS)]
 
 
 def _rounded(value: float) -> float:
@@ -109,43 +98,36 @@ def _rounded(value: float) -> float:
 def read_layers(store: Store) -> dict[Spec, Layers]:
     """Read the layers of every spec that has been measured."""
     try:
-        found = store.records(RECORDS)
-        return {Spec.parse(text): _checked(Layers(**values)) for text, values in found.items()}
+        records = store.records(RECORDS)
+        return {Spec.parse(text): _validated(Layers(**values)) for text, values in records.items()}
     except UNEXPECTED as error:
         problem = f"the case study in {store.path} is damaged ({quoted(str(error))})"
         hint = "Restore a copy of the store."
         raise PairNormError(problem, code="file-damaged", value=store.path, hint=hint) from None
 
 
-def _checked(layers: Layers) -> Layers:
+def _validated(layers: Layers) -> Layers:
     """Return layers that can be drawn; raise an error for others."""
-    _check_numbers(1, [0 if layers.test_accuracy is None else layers.test_accuracy])
+    numbers: list[tuple[int, list[Any]]] = [
+        (1, [0 if layers.test_accuracy is None else layers.test_accuracy])
+    ]
     for kind in PAIRS:
         depth, counts = len(layers.apd[kind]), layers.histograms[kind]
-        _check_numbers(depth, layers.apd[kind])
-        _check_numbers(depth, layers.apsd[kind])
-        _check_numbers(len(counts[0]) + 1, layers.edges[kind])
+        numbers += [(depth, layers.apd[kind]), (depth, layers.apsd[kind])]
+        numbers.append((len(counts[0]) + 1, layers.edges[kind]))
+        numbers += [(len(counts[0]), some) for some in counts]
         if len(counts) != depth:
             raise ValueError(f"{len(counts)} histograms of {depth} layers")
-        for counted in counts:
-            _check_numbers(len(counts[0]), counted)
+    for expected, values in numbers:
+        is_valid = all(type(value) in (int, float) and isfinite(value) for value in values)
+        if len(values) != expected or not is_valid:
+            raise ValueError(f"{expected} finite numbers are expected")
     return layers
-
-
-def _check_numbers(count: int, values: list[Any]) -> None:
-    if len(values) != count or not all(type(value) in (int, float) and isfinite(value) for value in values):
-        raise ValueError(f"{count} finite numbers are expected")
 
 
 def write_layers(store: Store, layers: Mapping[Spec, Layers]) -> None:
     """Write the layers of some specs atomically."""
-    store.write_records(RECORDS, {spec.text: asdict(found) for spec, found in layers.items()})
-
-
-NORMS = {"none": "without PairNorm", "PN": "PairNorm", "PN-SI": "PairNorm-SI"}
-COLORS = {"connected": VERMILLION, "random": BLUE}
-MARKERS = {"connected": "s", "random": "o"}
-RIDGES = 10
+    store.write_records(RECORDS, {spec.text: asdict(one) for spec, one in layers.items()})
 
 
 def studied(layers: Mapping[Spec, Layers], experiment: Experiment, model: str) -> dict[str, Layers]:
@@ -154,92 +136,11 @@ def studied(layers: Mapping[Spec, Layers], experiment: Experiment, model: str) -
     return {spec.norm: layers[spec] for spec in specs if spec.model == model and spec in layers}
 
 
-def mean_distances(found: dict[str, Layers], model: str) -> "Figure | None":
-    """Draw APSD (top) and APD (below) of connected and of random pairs by layer, a column for each norm."""
-    if not found:
-        return None
-    with style():
-        figure = new_figure(TWO_COLUMNS, 4.0)
-        axes = figure.subplots(2, len(found), squeeze=False, sharex=True)
-        for column, (norm, layers) in enumerate(found.items()):
-            for row, values in enumerate((layers.apsd, layers.apd)):
-                axis = axes[row, column]
-                for kind in PAIRS:
-                    numbers = range(1, len(values[kind]) + 1)
-                    axis.plot(numbers, values[kind], color=COLORS[kind], marker=MARKERS[kind], label=kind,
-                              markevery=max(1, len(numbers) // 12))  # fmt: skip
-                axis.set_ylim(bottom=0)
-                _mark_range(axis, max(max(values[kind]) for kind in PAIRS))
-                whole_ticks(axis)
-            axes[0, column].set_title(_title(norm, layers))
-            axes[1, column].set_xlabel("Layer")
-        axes[0, 0].set_ylabel("Mean squared distance\n(APSD)")
-        axes[1, 0].set_ylabel("Mean distance\n(APD)")
-        _legend(figure, axes[0, 0], model)
-        return figure
-
-
-def distributions(found: dict[str, Layers], model: str) -> "Figure | None":
-    """Draw how the distances of connected (top) and of random pairs (below) are distributed, by layer."""
-    if not found:
-        return None
-    with style():
-        figure = new_figure(TWO_COLUMNS, 5.6)
-        axes = figure.subplots(2, len(found), squeeze=False)
-        for column, (norm, layers) in enumerate(found.items()):
-            for row, kind in enumerate(PAIRS):
-                _ridges(axes[row, column], layers, kind)
-                _mark_range(axes[row, column], layers.edges[kind][-1])
-            axes[0, column].set_title(_title(norm, layers))
-            axes[1, column].set_xlabel("Distance of a pair")
-        for row, kind in enumerate(PAIRS):
-            axes[row, 0].set_ylabel(f"Layer ({kind} pairs)")
-        figure.suptitle(f"{model} on Cora")
-        return figure
-
-
-def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
-    """Draw a histogram for some of the layers, the first on top, each as high as there is room."""
-    from matplotlib.patches import StepPatch
-
-    histograms, edges = layers.histograms[kind], layers.edges[kind]
-    step = -(-len(histograms) // RIDGES)
-    shown = list(range(0, len(histograms), step))
-    for height, number in enumerate(reversed(shown)):
-        counts = histograms[number]
-        levels = [height + 0.92 * count / max(counts) for count in counts]
-        # Not axis.stairs, which looks at every corner for limits that are set below.
-        axis.add_artist(StepPatch(levels, edges, baseline=height, color=COLORS[kind], linewidth=0))
-        axis.axhline(height, color="#dddddd", linewidth=0.8, zorder=0)
-    axis.set_yticks([row + 0.4 for row in range(len(shown))], [str(row + 1) for row in reversed(shown)])
-    axis.set(xlim=(edges[0], edges[-1]), ylim=(0, len(shown)))
-    axis.spines["left"].set_visible(False)
-    axis.tick_params(axis="y", length=0)
-    axis.grid(False)
-
-
-def _mark_range(axis: "Axes", largest: float) -> None:
-    """State the largest value of a panel, since every panel has a range of its own."""
-    axis.annotate(f"up to {largest:.2g}", (0.97, 0.93), xycoords="axes fraction", ha="right", va="top",
-                  fontsize=7, color="#555555")  # fmt: skip
-
-
-def _title(norm: str, layers: Layers) -> str:
-    accuracy = "" if layers.test_accuracy is None else f"\n(accuracy {layers.test_accuracy:.3f})"
-    return f"{NORMS[norm]}{accuracy}"
-
-
-def _legend(figure: "Figure", axis: "Axes", model: str) -> None:
-    handles, names = axis.get_legend_handles_labels()
-    labels = [f"{name} pairs" for name in names]
-    figure.legend(handles, labels, loc="outside upper center", ncols=2, title=f"{model} on Cora")
-
-
-def write_tensorboard(found: dict[str, Layers], model: str, folder: Any) -> None:
+def write_tensorboard(by_norm: dict[str, Layers], model: str, folder: Any) -> None:
     """Write means and histograms as TensorBoard shows them, the layer as the step."""
     from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
 
-    for norm, layers in found.items():
+    for norm, layers in by_norm.items():
         with SummaryWriter(f"{folder}/{model}-{norm}") as writer:
             for kind in PAIRS:
                 for number, counts in enumerate(layers.histograms[kind]):

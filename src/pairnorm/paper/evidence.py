@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pairnorm.paper.case_study import Layers, studied
 from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, TABLE1, Selection, reported
@@ -94,29 +94,19 @@ def compare(label: str, test: str, one: Chosen | None, *others: Chosen | None) -
     other = max(known, key=lambda chosen: chosen.best.validation)
     one, other = one.among((other,)), other.among((one,))
     rule, deeper = TESTS[test], one.layers - other.layers
-    difference = paired_difference(one.best.values("test_accuracy"), other.best.values("test_accuracy"))
+    runs, other_runs = (chosen.best.values("test_accuracy") for chosen in (one, other))
+    difference = paired_difference(runs, other_runs)
     unsure = rule.passes(difference.low, deeper) != rule.passes(difference.high, deeper)
     shown = " against ".join(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (one, other))
-    if (runs := len(one.best.trials)) > max(TABLE1.missing.values()):  # the paper's number
-        shown += f", {runs} runs"
+    if len(runs) > max(TABLE1.missing.values()):  # the paper's number
+        shown += f", {len(runs)} runs"
+    margin = None
+    if rule.sign and difference.runs > 1:
+        target = {seed: value + rule.threshold for seed, value in other_runs.items()}
+        margin = paired_difference(runs, target) if rule.sign > 0 else paired_difference(target, runs)
     specs = tuple(chosen.best.spec for chosen in (one, *known))
     holds = rule.passes(one.accuracy - other.accuracy, deeper)
-    return Case(label, holds, shown, specs if unsure else (), _margin(rule, difference))
-
-
-def _margin(rule: Test, difference: Difference) -> Difference | None:
-    """Return the difference from the threshold, positive where the test passes."""
-    if not rule.sign or difference.runs < 2:
-        return None
-    low, high = sorted(rule.sign * (end - rule.threshold) for end in (difference.low, difference.high))
-    mean = rule.sign * (difference.mean - rule.threshold)
-    p = difference.p
-    if rule.threshold:
-        from scipy.special import stdtr, stdtrit
-
-        error = (high - low) / 2 / float(stdtrit(difference.runs - 1, 0.975))
-        p = 2 * float(stdtr(difference.runs - 1, -abs(mean) / error))
-    return Difference(mean, low, high, p, difference.runs)
+    return Case(label, holds, shown, specs if unsure else (), margin)
 
 
 @dataclass(frozen=True)
@@ -141,10 +131,10 @@ class Evidence:
         narrowed = self.selection.narrow(EXPERIMENTS[experiment])
         if narrowed is None or dataset not in narrowed.datasets or percent not in narrowed.missing:
             return None
-        found = self.results.chosen(narrowed, TableCell(dataset, method, percent))
-        if found is None or not found.complete:
+        chosen = self.results.chosen(narrowed, TableCell(dataset, method, percent))
+        if chosen is None or not chosen.complete:
             return None
-        return replace(found, every=self.results.every_run(found.best.spec)) if self.every_run else found
+        return replace(chosen, every=self.results.every_run(chosen.best.spec)) if self.every_run else chosen
 
     def curve(self, experiment: str, dataset: str, method: str, percent: int) -> list[Summary] | None:
         """Return the best candidate of each depth in a cell, with one scale for all of them in Figure 1."""
@@ -168,24 +158,17 @@ class PaperEvidence(Evidence):
 
     def chosen(self, experiment: str, dataset: str, method: str, percent: int) -> Chosen | None:
         """Return a reported number as a candidate with one run."""
-        model = method.split("-")[0].split(" ")[0]
+        entry = reported().get(TableCell(dataset, method, percent))
+        accuracy, layers = entry if entry and EXPERIMENTS[experiment].in_tables else (None, 0)
         if experiment == "deep-gcn":
             accuracy, layers = DEEP_GCN_ACCURACIES.get(method), 12
-        else:
-            found = reported().get(TableCell(dataset, method, percent))
-            accuracy, layers = (found.accuracy, found.layers) if found else (None, 0)
-        if accuracy is None or (not EXPERIMENTS[experiment].in_tables and experiment != "deep-gcn"):
+        if accuracy is None:
             return None
-        trial = Trial(
-            seed=0,
-            best_epoch=0,
-            train_loss=nan,
-            train_accuracy=nan,
-            validation_loss=nan,
-            validation_accuracy=accuracy,
-            test_loss=nan,
-            test_accuracy=accuracy,
+        unknown: dict[str, Any] = dict.fromkeys(
+            ("train_loss", "train_accuracy", "validation_loss", "test_loss"), nan
         )
+        trial = Trial(seed=0, best_epoch=0, validation_accuracy=accuracy, test_accuracy=accuracy, **unknown)
+        model = method.split("-")[0].split(" ")[0]
         return Chosen(Summary(Spec(dataset, model, layers), (trial,)), True)
 
     def curve(self, experiment: str, dataset: str, method: str, percent: int) -> None:

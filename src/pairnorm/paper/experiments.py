@@ -65,64 +65,57 @@ PLAIN_OR_NORMALIZED = {
     for name in ("SGC", "SGC-PN", "GCN", "GCN-PN", "GAT", "GAT-PN")
 }
 
+FIVE_RUNS = {0: 5, 100: 5}
+
 TABLE1 = Experiment(
     "table1",
     "SGC with and without PairNorm, by the share of missing vectors",
     RAW_SGC_METHODS,
-    missing={0: 5, 20: 5, 40: 5, 60: 5, 80: 5, 100: 5},
-    datasets=DATASETS,
+    dict.fromkeys((0, 20, 40, 60, 80, 100), 5),
+    DATASETS,
 )
-TABLE1_ROWS = Experiment(
-    "table1-rows",
-    "Table 1 with every node's features divided by their sum",
-    SGC_METHODS,
-    missing=TABLE1.missing,
-    datasets=DATASETS,
+TABLE1_ROWS = replace(
+    TABLE1,
+    name="table1-rows",
+    title="Table 1 with every node's features divided by their sum",
+    methods=SGC_METHODS,
 )
 TABLE2 = Experiment(
-    "table2",
-    "GCN with PairNorm-SI and with skip connections",
-    GCN_METHODS,
-    missing={0: 5, 100: 5},
-    datasets=DATASETS,
+    "table2", "GCN with PairNorm-SI and with skip connections", GCN_METHODS, FIVE_RUNS, DATASETS
 )
 TABLE3 = Experiment(
-    "table3",
-    "GAT with PairNorm-SI and with skip connections",
-    GAT_METHODS,
-    missing={0: 5, 100: 5},
-    datasets=DATASETS,
+    "table3", "GAT with PairNorm-SI and with skip connections", GAT_METHODS, FIVE_RUNS, DATASETS
 )
 FIGURE1 = Experiment(
     "figure1",
     "SGC against depth: losses, accuracies, row-diff, col-diff",
     RAW_SGC_METHODS,
-    missing={0: 5},
+    {0: 5},
+    DATASETS,
     settings={"split": "random"},
     measures=("row_diff", "col_diff"),
     in_tables=False,
-    datasets=DATASETS,
 )
 FIGURE3 = Experiment(
     "figure3",
     "GCN and GAT against depth",
     {name: PLAIN_OR_NORMALIZED[name] for name in ("GCN", "GCN-PN", "GAT", "GAT-PN")},
-    missing={0: 5},
-    datasets=DATASETS,
+    {0: 5},
+    DATASETS,
 )
 FIGURE4 = Experiment(
     "figure4",
     "SGC, GCN and GAT against depth where all vectors outside the training set are missing",
     PLAIN_OR_NORMALIZED,
-    missing={100: 5},
-    datasets=DATASETS,
+    {100: 5},
+    DATASETS,
 )
 BARS = Experiment(
     "bars",
     "Skip connections and PairNorm-SI, by the share of missing vectors",
     {**GCN_METHODS, **GAT_METHODS},
-    missing={0: 5, 70: 1, 80: 1, 90: 1, 100: 5},  # a single run between, as in the paper
-    datasets=DATASETS,
+    {0: 5, 70: 1, 80: 1, 90: 1, 100: 5},  # a single run between, as in the paper
+    DATASETS,
 )
 TUNED = Experiment(
     "tuned",
@@ -136,81 +129,75 @@ TUNED = Experiment(
         }
         for name, settings in RAW_SGC_METHODS.items()
     },
-    missing=TABLE1.missing,
+    TABLE1.missing,
+    DATASETS,
     search_runs=1,
     searched=("learning_rate", "weight_decay", "dropout"),
-    datasets=DATASETS,
 )
+NORMS_IN_ORDER = [
+    (f"{order} {norm}", {"order": order, "norm": norm})
+    for order in ("after", "before")
+    for norm in ("PN", "PN-SI", "PN-SCS")
+]
 ABLATION = Experiment(
     "ablation",
     "Which adjacency, which order, which norm: where the paper and its code disagree",
     {
-        "GCN rw": {**GCN, "adjacency": "rw"},
-        "GCN sym": {**GCN, "adjacency": "sym"},
+        **{f"GCN {adjacency}": {**GCN, "adjacency": adjacency} for adjacency in ("rw", "sym")},
         **{
-            f"GCN {adjacency} {order} {norm}": {**GCN, "adjacency": adjacency, "order": order, "norm": norm}
+            f"GCN {adjacency} {name}": {**GCN, "adjacency": adjacency, **settings}
             for adjacency in ("rw", "sym")
-            for order in ("after", "before")
-            for norm in ("PN", "PN-SI", "PN-SCS")
+            for name, settings in NORMS_IN_ORDER
         },
         "GAT": GAT,
-        **{
-            f"GAT {order} {norm}": {**GAT, "order": order, "norm": norm}
-            for order in ("after", "before")
-            for norm in ("PN", "PN-SI", "PN-SCS")
-        },
+        **{f"GAT {name}": {**GAT, **settings} for name, settings in NORMS_IN_ORDER},
     },
-    missing={0: 5, 100: 5},
-    datasets=("cora", "citeseer"),
+    FIVE_RUNS,
+    ("cora", "citeseer"),
     settings={"depth": (2, 4, 8, 12)},
 )
 SCALING = Experiment(
     "scaling",
     "Features divided by their sum, as everywhere else, or raw",
     {
-        name + suffix: {**settings, **scaling, "depth": depths}
-        for methods, depths in (
-            ({name: SGC_METHODS[name] for name in ("SGC", "SGC-PN")}, (1, 2, 4, 8, 15, 30)),
-            ({name: GCN_METHODS[name] for name in ("GCN", "GCN-PN", "GCN-t1")}, (2, 4, 8)),
-        )
-        for name, settings in methods.items()
-        for suffix, scaling in (("", {}), (" raw", {"scaling": "none"}))
+        name + suffix: {**settings, **scaling, "depth": (1, 2, 4, 8, 15, 30) if "SGC" in name else (2, 4, 8)}
+        for name, settings in {**SGC_METHODS, **GCN_METHODS}.items()
+        if name in ("SGC", "SGC-PN", "GCN", "GCN-PN", "GCN-t1")
+        for suffix, scaling in (("", {"scaling": "rows"}), (" raw", {"scaling": "none"}))
     },
-    missing={0: 2, 100: 2},
-    datasets=("cora", "coauthor-cs"),
+    {0: 2, 100: 2},
+    ("cora", "coauthor-cs"),
 )
 SGC_MODES = Experiment(
     "sgc-modes",
     "SGC with PairNorm-SI, next to SGC with PairNorm",
     {**RAW_SGC_METHODS, "SGC-PN-SI": {**RAW_SGC_METHODS["SGC-PN"], "norm": "PN-SI"}},
-    missing={0: 5, 100: 5},
-    datasets=DATASETS,
+    FIVE_RUNS,
+    DATASETS,
 )
 # The appendix: "12-layer GCNs with #hidden=128 and dropout=0.6 in 1000 epochs".
 DEEP_GCN = {**GCN, "depth": 12, "hidden": 128}
+DEEP_GCN_CHANGES: dict[str, Settings] = {
+    "GCN": {"norm": "none"},
+    "GCN-PN": {},
+    "GCN-PN-SI": {"norm": "PN-SI"},
+    "GCN-PN before the activation": {"order": "before"},
+    "GCN-PN symmetric adjacency": {"adjacency": "sym"},
+    "GCN-PN public split": {"split": "default"},
+    "GCN-PN raw features": {"scaling": "none"},
+    "GCN-PN scale 10": {"scale": 10.0},
+    "GCN-PN no dropout": {"dropout": 0.0},
+    "GCN-PN no weight decay": {"weight_decay": 0.0},
+}
 DEEP_GCN_RUNS = Experiment(
     "deep-gcn",
     "The 12-layer GCN of the appendix, in 20 runs, and variants of the choices that the paper leaves open",
     {
-        **{
-            f"GCN{suffix}": {**DEEP_GCN, "split": "random", **norm}
-            for suffix, norm in (("", {}), ("-PN", {"norm": "PN"}), ("-PN-SI", {"norm": "PN-SI"}))
-        },
-        **{
-            f"GCN-PN {name}": {**DEEP_GCN, "norm": "PN", "split": "random", **change}
-            for name, change in (
-                ("before the activation", {"order": "before"}),
-                ("symmetric adjacency", {"adjacency": "sym"}),
-                ("public split", {"split": "default"}),
-                ("raw features", {"scaling": "none"}),
-                ("scale 10", {"scale": 10.0}),
-                ("no dropout", {"dropout": 0.0}),
-                ("no weight decay", {"weight_decay": 0.0}),
-            )
-        },
+        name: {**DEEP_GCN, "split": "random", "norm": "PN", **change}
+        for name, change in DEEP_GCN_CHANGES.items()
     },
-    missing={0: 20},
-    datasets=("cora",),
+    {0: 20},
+    ("cora",),
     in_tables=False,
 )
 CASE_STUDY = Experiment(
@@ -221,8 +208,8 @@ CASE_STUDY = Experiment(
         for model, settings in (("SGC", {**SGC, "depth": 40, "scaling": "none"}), ("GCN", DEEP_GCN))
         for norm in ("none", "PN", "PN-SI")
     },
-    missing={0: 1},
-    datasets=("cora",),
+    {0: 1},
+    ("cora",),
     settings={"split": "random"},
     in_tables=False,
 )
@@ -233,17 +220,17 @@ SPLITS = Experiment(
         name: {**settings, "epochs": 500, "depth": (1, 2, 4, 8, 15, 30, 60) if "SGC" in name else (2, 4, 12)}
         for name, settings in PLAIN_OR_NORMALIZED.items()
     },
-    missing={0: 10, 100: 10},
+    {0: 10, 100: 10},
+    DATASETS,
     settings={"split": "per-class-20@{seed}"},
-    datasets=DATASETS,
     in_tables=False,
 )
 CLAIMS_AGAIN = Experiment(
     "claims",
     "More runs of what decides a claim by less than the noise of its runs",
-    methods={},  # which these are, the runs of the other experiments say
-    missing=dict.fromkeys(sorted({*TABLE1.missing, *BARS.missing}), 20),
-    datasets=DATASETS,
+    {},  # which these are, the runs of the other experiments say
+    dict.fromkeys(sorted({*TABLE1.missing, *BARS.missing}), 20),
+    DATASETS,
 )
 
 EXPERIMENTS = {
@@ -291,14 +278,14 @@ class Selection:
         for name in self.what:
             one_of("what to reproduce", name, NAMES)
         requested = [EXPERIMENTS[name] for name in self.names() if name in EXPERIMENTS]
-        found = [small for experiment in requested if (small := self.narrow(experiment))]
+        narrowed = [small for experiment in requested if (small := self.narrow(experiment))]
         rates = sorted({percent for experiment in requested for percent in experiment.missing})
         for percent in self.missing or ():
             if requested and percent not in rates:
                 problem = f"missing is {percent}"
                 expected = f"one of {', '.join(map(str, rates))}, which {', '.join(self.what)} has"
                 raise PairNormError(problem, code="out-of-range", value=percent, expected=expected)
-        if requested and not found:
+        if requested and not narrowed:
             graphs = dict.fromkeys(name for experiment in requested for name in experiment.datasets)
             raise PairNormError(
                 f"nothing of {', '.join(self.what)} is left",
@@ -309,7 +296,7 @@ class Selection:
                 dataset=...,
                 missing=...,
             )
-        return found
+        return narrowed
 
     def names(self) -> list[str]:
         """Return the names of the requested experiments, with groups expanded."""
@@ -328,14 +315,15 @@ class Selection:
             for percent, runs in experiment.missing.items()
             if self.missing is None or percent in self.missing
         }
-        kept = tuple(name for name in experiment.datasets if self.datasets is None or name in self.datasets)
-        if not missing or not kept:
+        graphs = tuple(name for name in experiment.datasets if self.datasets is None or name in self.datasets)
+        if not missing or not graphs:
             return None
-        changes: dict[str, Any] = {} if self.epochs is None else {"epochs": self.epochs}
+        settings: dict[str, Any] = dict(experiment.settings)
+        if self.epochs is not None:
+            settings["epochs"] = self.epochs
         if self.depths is not None:
-            changes["depth"] = tuple(sorted(set(self.depths)))
-        settings = {**experiment.settings, **changes}
-        return replace(experiment, missing=missing, datasets=kept, settings=settings)
+            settings["depth"] = tuple(sorted(set(self.depths)))
+        return replace(experiment, missing=missing, datasets=graphs, settings=settings)
 
     @property
     def options(self) -> str:

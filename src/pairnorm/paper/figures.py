@@ -26,8 +26,7 @@ from pairnorm.base.plotting import (
 )
 from pairnorm.data import features_after, load
 from pairnorm.nn import normalized_adjacency, pair_norm
-from pairnorm.paper import case_study
-from pairnorm.paper.case_study import Layers
+from pairnorm.paper.case_study import PAIRS, Layers, studied
 from pairnorm.sweep.grid import Experiment, Summary, TableCell, best
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.significance import mean_interval
@@ -74,41 +73,29 @@ def steps() -> tuple[dict[str, Tensor], Tensor]:
 def figure2() -> "Figure":
     """Draw the input of PairNorm, then the same points centered and rescaled."""
     points, labels = steps()
+    titles = (
+        r"output of graph convolution, $\tilde{x}_i$",
+        r"centered, $\tilde{x}^c_i$",
+        r"rescaled, $\dot{x}_i$, with $s = 1$",
+    )
     with style():
         figure = new_figure(TWO_COLUMNS, 3.1)
         axes = figure.subplots(1, 3, sharex=True, sharey=True)
-        titles = (
-            r"output of graph convolution, $\tilde{x}_i$",
-            r"centered, $\tilde{x}^c_i$",
-            r"rescaled, $\dot{x}_i$, with $s = 1$",
-        )
         for axis, title, plane in zip(axes, titles, points.values(), strict=True):
             axis.axhline(0, color="#aaaaaa", linewidth=0.8)
             axis.axvline(0, color="#aaaaaa", linewidth=0.8)
-            for number, name in enumerate(CLASSES):
-                some = plane[labels == number]
-                axis.plot(
-                    some[:, 0].numpy(),
-                    some[:, 1].numpy(),
-                    linestyle="none",
-                    marker=("o", "^", "s")[number],
-                    markersize=1.8,
-                    markeredgewidth=0,
-                    alpha=0.6,
-                    color=COLORS[name],
-                    label=name.replace("_", " ").capitalize(),
-                )
-            mean = plane.mean(0)
-            axis.plot(*mean.tolist(), marker="X", markersize=7, color="black", markeredgecolor="white",
-                      linestyle="none", label="mean")  # fmt: skip
+            for number, (name, marker) in enumerate(zip(CLASSES, "o^s", strict=True)):
+                axis.plot(*plane[labels == number].T.numpy(), linestyle="none", marker=marker, markersize=1.8,
+                          markeredgewidth=0, alpha=0.6, color=COLORS[name],
+                          label=name.replace("_", " ").capitalize())  # fmt: skip
+            axis.plot(*plane.mean(0).tolist(), marker="X", markersize=7, color="black", linestyle="none",
+                      markeredgecolor="white", label="mean")  # fmt: skip
             axis.set_title(title)
             axis.set_aspect("equal")
             axis.grid(False)
             axis.set(xlim=(-2.1, 2.7), ylim=(-1.7, 3.1))
         turn = torch.linspace(0, 2 * torch.pi, 200)
-        axes[2].plot(
-            turn.cos().numpy(), turn.sin().numpy(), "k:", linewidth=1.4, label="root mean square length"
-        )
+        axes[2].plot(turn.cos(), turn.sin(), "k:", linewidth=1.4, label="root mean square length")
         handles, names = axes[2].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper center", ncols=5, markerscale=1.6)
         return figure
@@ -189,8 +176,8 @@ def against_depth(
             # Last, so that no line covers a diamond.
             for line in (PLAIN, NORMALIZED):
                 if test_only and (curve := curves.get((model, line), ())):
-                    found = best(curve)
-                    axis.plot(found.spec.depth, found.mean("test_accuracy"), zorder=5, **DIAMOND)
+                    one = best(curve)
+                    axis.plot(one.spec.depth, one.mean("test_accuracy"), zorder=5, **DIAMOND)
             axis.set_title(model)
             axis.set_xlabel("Layers")
             whole_ticks(axis)
@@ -203,39 +190,35 @@ def against_depth(
 def bars(results: ResultIndex, experiment: Experiment, model: str) -> "Figure | None":
     """Draw test accuracy (left) and chosen depth (right) by missing rate, a row of panels for each graph."""
     methods = [name for name in experiment.methods if name.split("-")[0] == model]
-    found = {
+    selected = {
         cell: chosen
         for cell in experiment.cells()
         if cell.method in methods and (chosen := results.chosen(experiment, cell)) is not None
     }
-    shown = [dataset for dataset in experiment.datasets if any(cell.dataset == dataset for cell in found)]
-    percents = [
-        percent for percent in experiment.missing if any(cell.missing_percent == percent for cell in found)
-    ]
-    if not shown:
+    if not selected:
         return None
+    datasets = [name for name in experiment.datasets if any(cell.dataset == name for cell in selected)]
+    there = {cell.missing_percent for cell in selected}
+    percents = [percent for percent in experiment.missing if percent in there]
     with style():
         from matplotlib.patches import Patch
 
-        figure = new_figure(TWO_COLUMNS, 0.9 + 1.5 * len(shown))
-        axes = figure.subplots(len(shown), 2, squeeze=False, sharex=True)
+        figure = new_figure(TWO_COLUMNS, 0.9 + 1.5 * len(datasets))
+        axes = figure.subplots(len(datasets), 2, squeeze=False, sharex=True)
         width = 0.8 / len(methods)
-        for (left, right), dataset in zip(axes, shown, strict=True):
+        for (left, right), dataset in zip(axes, datasets, strict=True):
             for number, method in enumerate(methods):
-                offset = (number - (len(methods) - 1) / 2) * width
+                offset, looks = (number - (len(methods) - 1) / 2) * width, _bar_looks(method)
                 here = {
-                    position: found[cell]
+                    position + offset: selected[cell]
                     for position, percent in enumerate(percents)
-                    if (cell := TableCell(dataset, method, percent)) in found
+                    if (cell := TableCell(dataset, method, percent)) in selected
                 }
-                where = [position + offset for position in here]
-                looks = _bar_looks(method)
-                left.bar(where, [chosen.accuracy for chosen in here.values()], width, **looks)
+                left.bar([*here], [chosen.accuracy for chosen in here.values()], width, **looks)
                 runs = [list(one.best.values("test_accuracy").values()) for one in here.values()]
-                ends = [mean_interval(values) for values in runs]
-                if ends:
-                    left.vlines(where, *zip(*ends, strict=True), color="black", linewidth=0.6)
-                right.bar(where, [chosen.layers for chosen in here.values()], width, **looks)
+                if ends := [mean_interval(values) for values in runs]:
+                    left.vlines([*here], *zip(*ends, strict=True), color="black", linewidth=0.6)
+                right.bar([*here], [chosen.layers for chosen in here.values()], width, **looks)
             left.set_title(TITLES[dataset], loc="left")
             left.set_ylabel("Test accuracy")
             right.set_ylabel("Layers chosen")
@@ -254,11 +237,11 @@ def _draw_parts(axis: "Axes", curve: Curve, metric: str, line: Line) -> None:
 
 
 def _draw(axis: "Axes", curve: Curve, name: str, color: str, line: Line, marker: str) -> None:
-    depths, means = [found.spec.depth for found in curve], [found.mean(name) for found in curve]
+    depths, means = [one.spec.depth for one in curve], [one.mean(name) for one in curve]
     axis.plot(depths, means, color=color, linestyle=line, marker=marker, markeredgewidth=0.8,
               markerfacecolor="white" if line == PLAIN else color)  # fmt: skip
     if name.startswith("test_"):
-        low, high = zip(*(mean_interval(list(found.values(name).values())) for found in curve), strict=True)
+        low, high = zip(*(mean_interval(list(one.values(name).values())) for one in curve), strict=True)
         axis.fill_between(depths, low, high, color=color, alpha=0.18, linewidth=0)
 
 
@@ -296,6 +279,91 @@ def _bar_looks(method: str) -> dict[str, Any]:
     return {"facecolor": "white", "edgecolor": color, "linewidth": 1, "hatch": "//////"}
 
 
+NORMS = {"none": "without PairNorm", "PN": "PairNorm", "PN-SI": "PairNorm-SI"}
+PAIR_STYLES: dict[str, dict[str, Any]] = {
+    "connected": {"color": VERMILLION, "marker": "s"},
+    "random": {"color": BLUE, "marker": "o"},
+}
+MAX_RIDGES = 10
+
+
+def mean_distances(by_norm: dict[str, Layers], model: str) -> "Figure | None":
+    """Draw APSD (top) and APD (below) of connected and of random pairs by layer, a column for each norm."""
+    if not by_norm:
+        return None
+    with style():
+        figure = new_figure(TWO_COLUMNS, 4.0)
+        axes = figure.subplots(2, len(by_norm), squeeze=False, sharex=True)
+        for column, (norm, layers) in enumerate(by_norm.items()):
+            for axis, values in zip(axes[:, column], (layers.apsd, layers.apd), strict=True):
+                for kind, looks in PAIR_STYLES.items():
+                    numbers = range(1, len(values[kind]) + 1)
+                    axis.plot(numbers, values[kind], label=f"{kind} pairs", **looks,
+                              markevery=max(1, len(numbers) // 12))  # fmt: skip
+                axis.set_ylim(bottom=0)
+                _mark_range(axis, max(max(values[kind]) for kind in PAIRS))
+                whole_ticks(axis)
+            axes[0, column].set_title(_norm_title(norm, layers))
+            axes[1, column].set_xlabel("Layer")
+        axes[0, 0].set_ylabel("Mean squared distance\n(APSD)")
+        axes[1, 0].set_ylabel("Mean distance\n(APD)")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=2, title=f"{model} on Cora")
+        return figure
+
+
+def distributions(by_norm: dict[str, Layers], model: str) -> "Figure | None":
+    """Draw how the distances of connected (top) and of random pairs (below) are distributed, by layer."""
+    if not by_norm:
+        return None
+    with style():
+        figure = new_figure(TWO_COLUMNS, 5.6)
+        axes = figure.subplots(2, len(by_norm), squeeze=False)
+        for column, (norm, layers) in enumerate(by_norm.items()):
+            for axis, kind in zip(axes[:, column], PAIRS, strict=True):
+                _ridges(axis, layers, kind)
+                _mark_range(axis, layers.edges[kind][-1])
+            axes[0, column].set_title(_norm_title(norm, layers))
+            axes[1, column].set_xlabel("Distance of a pair")
+        for axis, kind in zip(axes[:, 0], PAIRS, strict=True):
+            axis.set_ylabel(f"Layer ({kind} pairs)")
+        figure.suptitle(f"{model} on Cora")
+        return figure
+
+
+def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
+    """Draw a histogram for some of the layers, the first on top, each as high as its row."""
+    from matplotlib.patches import StepPatch
+
+    histograms, edges = layers.histograms[kind], layers.edges[kind]
+    step = -(-len(histograms) // MAX_RIDGES)
+    shown = list(range(0, len(histograms), step))
+    for height, number in enumerate(reversed(shown)):
+        counts = histograms[number]
+        levels = [height + 0.92 * count / max(counts) for count in counts]
+        # Not axis.stairs, which looks at every corner for limits that are set below.
+        axis.add_artist(
+            StepPatch(levels, edges, baseline=height, color=PAIR_STYLES[kind]["color"], linewidth=0)
+        )
+        axis.axhline(height, color="#dddddd", linewidth=0.8, zorder=0)
+    axis.set_yticks([row + 0.4 for row in range(len(shown))], [str(row + 1) for row in reversed(shown)])
+    axis.set(xlim=(edges[0], edges[-1]), ylim=(0, len(shown)))
+    axis.spines["left"].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    axis.grid(False)
+
+
+def _mark_range(axis: "Axes", largest: float) -> None:
+    """State the largest value of a panel, since every panel has a range of its own."""
+    axis.annotate(f"up to {largest:.2g}", (0.97, 0.93), xycoords="axes fraction", ha="right", va="top",
+                  fontsize=7, color="#555555")  # fmt: skip
+
+
+def _norm_title(norm: str, layers: Layers) -> str:
+    accuracy = "" if layers.test_accuracy is None else f"\n(accuracy {layers.test_accuracy:.3f})"
+    return f"{NORMS[norm]}{accuracy}"
+
+
 Drawing = tuple[str, str, "Figure | None"]
 """Name of the file, caption, and the figure, None where nothing has been run."""
 MODELS = {"table1": "SGC", "table2": "GCN", "table3": "GAT"}
@@ -317,60 +385,43 @@ def drawings(
         results: what has been run.
         layers: what the case study has measured.
     """
-    if experiment.name in MODELS:
-        return _depth_figures(results, experiment)
-    if experiment.name in PER_GRAPH:
-        return _per_graph(results, experiment)
-    if experiment.name == "bars":
-        return _bars(results, experiment)
-    return _case_study(layers, experiment) if experiment.name == "case-study" else iter(())
-
-
-def _depth_figures(results: ResultIndex, experiment: Experiment) -> Iterator[Drawing]:
-    """Draw what a table chooses from: its model's panel of Figure 4."""
-    model = MODELS[experiment.name]
-    for dataset in experiment.datasets if 100 in experiment.missing else ():
-        caption = f"{model} on {TITLES[dataset]} with all vectors outside the training set missing."
-        figure = against_depth(results, experiment, dataset, (model,), 100, test_only=True)
-        yield f"depth-{model.lower()}-{dataset}", caption, figure
-
-
-def _per_graph(results: ResultIndex, experiment: Experiment) -> Iterator[Drawing]:
-    """Draw a figure of the paper, which has one graph, for every graph."""
-    draw, caption = PER_GRAPH[experiment.name]
-    for dataset in experiment.datasets:
-        number = experiment.name[-1] + ("" if dataset == "cora" else ", appendix")
-        figure = draw(results, experiment, dataset)
-        yield f"{experiment.name}-{dataset}", f"Figure {number}. {caption.format(TITLES[dataset])}", figure
-
-
-def _bars(results: ResultIndex, experiment: Experiment) -> Iterator[Drawing]:
-    for model in ("GCN", "GAT"):
-        caption = (
-            f"{model} with PairNorm-SI (PN) and skip connections over one layer (t1) or two (t2) by missing "
-            f"rate: test accuracy with 95% intervals, and chosen depth. Runs: {_runs(experiment)}; a single "
-            "run has no interval."
-        )
-        yield f"bars-{model.lower()}", caption, bars(results, experiment, model)
-
-
-def _runs(experiment: Experiment) -> str:
-    """List the missing rates by their number of runs."""
-    percents: dict[int, list[str]] = {}
-    for percent, runs in experiment.missing.items():
-        percents.setdefault(runs, []).append(f"{percent}%")
-    return "; ".join(f"{runs} at {', '.join(some)}" for runs, some in sorted(percents.items(), reverse=True))
-
-
-def _case_study(layers: Mapping[Spec, Layers], experiment: Experiment) -> Iterator[Drawing]:
-    for model in ("SGC", "GCN"):
-        found = case_study.studied(layers, experiment, model)
-        name = f"case-study-{model.lower()}"
-        what = "SGC" if model == "SGC" else "a trained 12-layer GCN (without its last layer, the logits)"
-        caption = f"Distances of node pairs by layer in {what}; every panel has its own range."
-        yield name, caption, case_study.mean_distances(found, model)
-        caption = f"Distributions of these distances, {model}; every panel has its own range."
-        yield f"{name}-distributions", caption, case_study.distributions(found, model)
+    name = experiment.name
+    if name in MODELS and 100 in experiment.missing:  # the model's panel of Figure 4
+        model = MODELS[name]
+        for dataset in experiment.datasets:
+            caption = f"{model} on {TITLES[dataset]} with all vectors outside the training set missing."
+            figure = against_depth(results, experiment, dataset, (model,), 100, test_only=True)
+            yield f"depth-{model.lower()}-{dataset}", caption, figure
+    elif name in PER_GRAPH:  # the paper has one graph in its text and the others in its appendix
+        draw, caption = PER_GRAPH[name]
+        for dataset in experiment.datasets:
+            number = name[-1] + ("" if dataset == "cora" else ", appendix")
+            caption_ = f"Figure {number}. {caption.format(TITLES[dataset])}"
+            yield f"{name}-{dataset}", caption_, draw(results, experiment, dataset)
+    elif name == "bars":
+        counts = sorted({*experiment.missing.values()}, reverse=True)
+        rates = {
+            count: ", ".join(f"{percent}%" for percent, runs in experiment.missing.items() if runs == count)
+            for count in counts
+        }
+        runs = "; ".join(f"{count} at {percents}" for count, percents in rates.items())
+        for model in ("GCN", "GAT"):
+            caption = (
+                f"{model} with PairNorm-SI (PN) and skip connections over one layer (t1) or two (t2) by "
+                f"missing rate: test accuracy with 95% intervals, and chosen depth. Runs: {runs}; a single "
+                "run has no interval."
+            )
+            yield f"bars-{model.lower()}", caption, bars(results, experiment, model)
+    elif name == "case-study":
+        for model, what in (
+            ("SGC", "SGC"),
+            ("GCN", "a trained 12-layer GCN (without its last layer, the logits)"),
+        ):
+            by_norm, file = studied(layers, experiment, model), f"case-study-{model.lower()}"
+            caption = f"Distances of node pairs by layer in {what}; every panel has its own range."
+            yield file, caption, mean_distances(by_norm, model)
+            caption = f"Distributions of these distances, {model}; every panel has its own range."
+            yield f"{file}-distributions", caption, distributions(by_norm, model)
 
 
 PER_GRAPH: dict[str, tuple[Callable[[ResultIndex, Experiment, str], "Figure | None"], str]] = {

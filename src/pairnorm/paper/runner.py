@@ -57,18 +57,17 @@ def count_pending(experiments: Sequence[Experiment], store: Store) -> int:
 
 
 def _is_grid(experiment: Experiment) -> bool:
-    """Tell whether the trials of an experiment are known beforehand and go into the store."""
+    """Return whether the trials of an experiment are known beforehand and go into the store."""
     return experiment.name not in (CASE_STUDY.name, CLAIMS_AGAIN.name)
 
 
 def _batches(experiments: Sequence[Experiment]) -> list[Batch]:
     """Put experiments with the same measures together, so that models of one architecture train together."""
     batches = []
-    for measures in dict.fromkeys(experiment.measures for experiment in experiments):
-        some = [experiment for experiment in experiments if experiment.measures == measures]
-        names = ", ".join(experiment.name for experiment in some)
-        work = [(experiment, list(experiment.cells())) for experiment in some]
-        batches.append(Batch(names, work, measures))
+    for measures in dict.fromkeys(one.measures for one in experiments):
+        some = [one for one in experiments if one.measures == measures]
+        work = [(one, list(one.cells())) for one in some]
+        batches.append(Batch(", ".join(one.name for one in some), work, measures))
     return batches
 
 
@@ -89,20 +88,19 @@ def _study(
     on_progress: OnProgress,
     should_stop: Callable[[], bool],
 ) -> int:
-    device, todo = find_device(running.device), _pending_studies(experiment, store)
-    costs = [1 if spec.model == "SGC" else spec.epochs for spec in todo]
+    device, pending = find_device(running.device), _pending_studies(experiment, store)
+    costs = [1 if spec.model == "SGC" else spec.epochs for spec in pending]
     done = 0
 
     def tick(epochs: int) -> None:
         nonlocal done
         done += epochs
-        on_progress(experiment.name, Progress(done, sum(costs), len(todo), str(spec)))
+        on_progress(experiment.name, Progress(done, sum(costs), len(pending), str(spec)))
 
-    for number, spec in enumerate(todo):
+    for number, spec in enumerate(pending):
         if should_stop():
             return number
         graph = load(spec.dataset, running.root, split=spec.split)
-        found = measure_layers(graph, spec, 0, device, tick)
-        write_layers(store, {spec: found})
+        write_layers(store, {spec: measure_layers(graph, spec, 0, device, tick)})
         tick(sum(costs[: number + 1]) - done)
-    return len(todo)
+    return len(pending)
