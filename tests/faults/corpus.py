@@ -108,7 +108,7 @@ def _store(name: str) -> Callable[[Path], object]:
             stored: dict[Spec, list[Result]] = {}
             for one in store.results():
                 stored.setdefault(one.spec, []).append(one)
-        return report._what_was_run(stored, ResultIndex({}), Selection(("table1",)), name)
+        return report._provenance(stored, ResultIndex({}), Selection(("table1",)), name)
 
     return read
 
