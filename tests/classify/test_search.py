@@ -14,6 +14,7 @@ from pairnorm.classify.candidates import (
     LabelPropagation,
     LogisticRegression,
     PreparedGraph,
+    ResidualGCNs,
     SGCFamily,
     Task,
     prepared,
@@ -32,7 +33,7 @@ from pairnorm.train import METHODS
 
 def test_by_default_sgc_at_all_depths_with_both_kinds_of_pair_norm(small: Graph) -> None:
     sgc, *others = plan(NodeClassifier(), small)
-    assert [family.name for family in others] == list(SIMPLE)
+    assert [family.name for family in others] == [*SIMPLE, "residual GCN"]
     assert sgc == SGCFamily(["PN", "PN-SI"], SGC_DEPTHS)
     assert (SGC_DEPTHS[:4], SGC_DEPTHS[-1]) == ((1, 2, 3, 4), 60)
     assert sgc.steps == 2 * len(SGC_DEPTHS)
@@ -134,8 +135,10 @@ def test_where_labels_mean_nothing_one_of_every_kind_is_averaged(small: Graph) -
     classifier = NodeClassifier(device="cpu").fit(without_meaning)
     models = [one.model for _, one in classifier.parts_]
     assert {weight for weight, _ in classifier.parts_} == {1}
-    assert sorted(models) == ["SGC", "boosted trees", "label propagation", "logistic regression"]
-    assert (len(classifier.best_.parts), classifier.best_.one_per_model) == (4, True)
+    assert sorted(models) == [
+        "SGC", "boosted trees", "label propagation", "logistic regression", "residual GCN"
+    ]  # fmt: skip
+    assert (len(classifier.best_.parts), classifier.best_.one_per_model) == (5, True)
 
 
 def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
@@ -346,3 +349,17 @@ def test_a_search_out_of_time_has_the_best_scale_of_each_family(task: Task, fami
     (only,), every = search(late, [family]).results, search(task, [family]).results
     assert only.validation_loss == pytest.approx(min(one.validation_loss for one in every), rel=1e-3)
     assert only.validation_loss < max(one.validation_loss for one in every)
+
+
+@pytest.mark.parametrize(("ratio", "count"), [(0.0, 1), (100.0, 2)])
+def test_residual_networks_continue_where_they_compete(
+    task: Task, monkeypatch: pytest.MonkeyPatch, ratio: float, count: int
+) -> None:
+    monkeypatch.setattr("pairnorm.classify.search.MAX_LOSS_RATIO", ratio)
+    monkeypatch.setattr("pairnorm.classify.candidates.residual.FIRST_EPOCHS", 5)
+    monkeypatch.setattr("pairnorm.classify.candidates.residual.MAX_EPOCHS", 10)
+    steps: list[str] = []
+    families = [LabelPropagation(), ResidualGCNs(((2, 8),))]
+    choice = search(task, families, steps.append)
+    assert sum(one.candidate.model == "residual GCN" for one in choice.results) == count
+    assert len(steps) == sum(family.steps for family in families)

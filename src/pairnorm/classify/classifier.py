@@ -75,8 +75,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         model: ``"SGC"``, ``"label propagation"``, ``"logistic regression"``, ``"boosted trees"``, ``"most
-            frequent class"``, ``"GCN"``, ``"GAT"``, ``"GCNII"``, ``"APPNP"``, several, or ``"auto"``: all but
-            the last four, networks, which need a time limit (only SGC where a depth, norm, scale or
+            frequent class"``, ``"residual GCN"``, ``"GCN"``, ``"GAT"``, ``"GCNII"``, ``"APPNP"``, several, or
+            ``"auto"``: all but the last four, which need a time limit (only SGC where a depth, norm, scale or
             imputation is given).
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: PN and
@@ -332,7 +332,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the features and neighbors that contribute most to the predicted class of every node.
 
         Contributions are exact for logistic regression and SGC, and TreeSHAP values for boosted trees; an
-        ensemble has their weighted mean. GCN, GAT, GCNII and APPNP are not explained.
+        ensemble has their weighted mean. Networks are not explained.
 
         Args:
             graph: as for ``predict_proba``.

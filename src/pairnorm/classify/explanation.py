@@ -17,6 +17,7 @@ from pairnorm.classify.candidates.ensemble import smooth
 from pairnorm.classify.candidates.label_propagation import ROUNDS, PropagatedLabels
 from pairnorm.classify.candidates.networks import Network
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.residual import ResidualNetworks
 from pairnorm.classify.candidates.sgc import FittedSGC, Linear
 from pairnorm.classify.regression import span
 from pairnorm.data import Graph
@@ -59,7 +60,7 @@ class Explanation(NamedTuple):
             ``"neighbor"`` (what arrives through one neighbor).
         names: the feature, the class, or the id of the neighbor.
         values: log-odds of the predicted class against the others; for neighbors, the share of what arrives.
-        explained: share of the ensemble's weight that these describe; the rest are GCN, GAT, GCNII and APPNP.
+        explained: share of the ensemble's weight that these describe; the rest are networks.
     """
 
     nodes: Integers
@@ -178,7 +179,7 @@ def explain_predictions(
         member = explain_member(fitted, prepared, classes)
         if member is not None:
             members.append((weight, member))
-        elif isinstance(fitted, Network):
+        elif isinstance(fitted, Network | ResidualNetworks):
             others += weight
     evidence = _evidence(model, members, prepared)
     parts = [*_feature_rows(members, predicted, nodes, top, len(classes))]

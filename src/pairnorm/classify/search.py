@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from math import isinf, nan
+from math import inf, isinf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,7 +27,9 @@ from pairnorm.classify.candidates.ensemble import (
     select_members,
     select_smoothing,
 )
+from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.residual import ResidualGCNs
 from pairnorm.classify.candidates.task import KnownLabels, PseudoLabels, Task
 from pairnorm.classify.evaluation import RANKING_METRICS, Scores
 from pairnorm.classify.holdout import ClassifierWarning, Target, count_classes, folds, hide
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 SELF_TRAINING_MODELS = ("SGC", "logistic regression")
 # Shares of the time limit after which no candidate is evaluated, and no ensemble self-trained.
 SEARCH_SHARE, SELF_TRAINING_SHARE = 0.5, 0.7
+# Residual GCNs whose first candidate has a larger loss than this factor of the best are not trained further.
+MAX_LOSS_RATIO = 1.15
 # Share of the time limit that a whole fit takes where its search is cut short.
 FIT_SHARE = 0.75
 # A class of at most this share is rare; fewer test nodes of it do not state how well it is ranked.
@@ -229,11 +233,20 @@ def _evaluate(
     results: list[list[CandidateResult]] = [[] for _ in families]
     try:
         for number, candidates in enumerate(running):
+            if isinstance(families[number], GNNFamily) and any(results):
+                continue  # its first candidate takes long
             for first in islice(candidates, 1):
                 results[number].append(first)
                 on_result(first)
-        for number in sorted(range(len(families)), key=lambda number: families[number].steps):
-            while not task.has_used(SEARCH_SHARE) and (one := next(running[number], None)) is not None:
+        # Networks come last. Residual GCNs continue where their first candidate competes with the others.
+        for number in sorted(range(len(families)), key=lambda number: _cost(families[number])):
+            while not task.has_used(SEARCH_SHARE):
+                if isinstance(families[number], ResidualGCNs) and not _competes(results[number], results):
+                    for _ in range(families[number].steps - len(results[number]) + 1):
+                        tick(f"{families[number].name}: not needed")
+                    break
+                if (one := next(running[number], None)) is None:
+                    break
                 results[number].append(one)
                 on_result(one)
     except KeyboardInterrupt:
@@ -243,6 +256,16 @@ def _evaluate(
         text = f"interrupted: the best of {count} candidates are used. Press Ctrl-C again to stop at once."
         warnings.warn(text, ClassifierWarning, stacklevel=4)
     return [(family, some) for family, some in zip(families, results, strict=True) if some]
+
+
+def _cost(family: Family) -> tuple[bool, int]:
+    return isinstance(family, GNNFamily | ResidualGCNs), family.steps
+
+
+def _competes(own: Sequence[CandidateResult], results: Sequence[Sequence[CandidateResult]]) -> bool:
+    """Return whether the best held-out loss of a family is near the best of all; also before its first."""
+    least = min((one.validation_loss for some in results for one in some), default=inf)
+    return not own or min(one.validation_loss for one in own) <= MAX_LOSS_RATIO * least
 
 
 def _combine(by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], weights: Counter[int]) -> Choice:

@@ -17,10 +17,12 @@ from pairnorm.classify.candidates.candidate import Family
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation, MostFrequent
 from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.prepared import has_many_nodes
+from pairnorm.classify.candidates.residual import ResidualGCNs
 from pairnorm.classify.candidates.sgc import LogisticRegression, SGCFamily
 from pairnorm.classify.explanation import suggest_depth
 from pairnorm.classify.regression import SCALES, default_norms
 from pairnorm.data import Graph
+from pairnorm.train.engine import find_device
 from pairnorm.train.methods import METHODS
 from pairnorm.train.spec import NORMS, Norm, Spec
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 NETWORKS = {"GCN": (2, 4, 6, 8, 10), "GAT": (2, 4, 6, 8, 10), "GCNII": (8, 32), "APPNP": (4, 10)}
 # Models that are evaluated within the default time limit, in addition to SGC.
 SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
-MODELS = ("SGC", *NETWORKS, *SIMPLE)
+RESIDUAL = "residual GCN"
+MODELS = ("SGC", *NETWORKS, *SIMPLE, RESIDUAL)
 IMPUTATIONS = ("zero", "fp", "mass")
 IMPUTATION_ALIASES = {"known_neighbor_mean": "mass"}
 IMPUTATION_CHOICES = ("zero", "fp", "known_neighbor_mean", "mass")
@@ -88,11 +91,15 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
             is set by rule.
     """
     models, imputations, norms, depths, scales, seeds, seconds = parse_search_space(classifier)
+    on_gpu = find_device(classifier.device).type == "cuda"
     if models is None:
         # A depth, norm, scale or imputation is one of SGC; networks need a time limit.
         only_sgc = any(given is not None for given in (norms, depths, scales, imputations))
         models = ["SGC", *(() if only_sgc else SIMPLE), *(() if seconds is None else NETWORKS)]
-    networks = [model for model in models if model in NETWORKS]
+        # On a CPU, an epoch over many nodes takes longer than all other candidates.
+        if graph.validation.any() and not only_sgc and (on_gpu or not has_many_nodes(graph)):
+            models.append(RESIDUAL)
+    networks = [model for model in models if model in (*NETWORKS, RESIDUAL)]
     sgc = (norms or default_norms(classifier.adjacency, has_many_nodes(graph))) if "SGC" in models else []
     selectable = bool(graph.validation.any())
     if not selectable:
@@ -118,6 +125,9 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
         names = tuple(imputations or IMPUTATIONS) if graph.missing.any() else ("zero",)
         families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, names))
     families += [family for name, family in simple.items() if name in models]
+    if RESIDUAL in networks:
+        networks.remove(RESIDUAL)
+        families.append(ResidualGCNs.of(depths, classifier.hidden, on_gpu, classifier.random_state))
     if networks:
         family = GNNFamily(
             _network_specs(classifier, networks, norms, depths, scales),

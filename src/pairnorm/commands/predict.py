@@ -102,7 +102,7 @@ def _predict(
                 write_reasons(reasons, options.spreadsheet_safe)
                 if explanation.explained < 1:
                     console.note(
-                        f"{safe(options.explain)} leaves out GCN, GAT, GCNII and APPNP, which have "
+                        f"{safe(options.explain)} leaves out networks, which have "
                         f"{1 - explanation.explained:.0%} of the ensemble's weight."
                     )
         write(frame, options.spreadsheet_safe)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,3 +52,17 @@ def test_a_spent_budget_trains_one_at_most_and_says_so(
         found = [candidate.depth for candidate, *_ in family.fit(task, told.append)]
     assert found == trained
     assert len(told) == family.steps == 2
+
+
+def test_a_fold_is_predicted_by_networks_that_did_not_see_its_labels(task: Task) -> None:
+    every = task.graph.train | task.graph.validation
+    folded = replace(task, fold_masks=[every & (torch.arange(300) % 3 == number) for number in range(3)])
+    family = GNNFamily([Spec("own", "GCN", 2, epochs=10)], range(3), cross_fit=True)
+    (result,) = family.fit(folded, nothing)
+    start = 0
+    for fold in folded.folds:
+        logits = result.fit(fold).logits(fold.prepared)
+        held_out = logits[fold.graph.validation].softmax(-1).mean(1)
+        torch.testing.assert_close(held_out, result.probabilities[start : start + len(held_out)])
+        start += len(held_out)
+    assert result.fit(folded.with_all_folds).logits(task.prepared).shape[1] == 3

@@ -11,12 +11,14 @@ from pairnorm.classify.candidates.label_propagation import (
 )
 from pairnorm.classify.candidates.networks import GNNFamily, Network
 from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.residual import ResidualGCNs, ResidualNetworks
 from pairnorm.classify.candidates.sgc import FittedSGC, Linear, LogisticRegression, SGCFamily
 from pairnorm.classify.candidates.task import Task
 
 KINDS: dict[str, type[Fitted]] = {
     **dict.fromkeys(Network.KINDS, Network),
     "SGC": FittedSGC,
+    "residual GCN": ResidualNetworks,
     "label propagation": PropagatedLabels,
     "logistic regression": Linear,
     "boosted trees": Trees,
@@ -37,6 +39,7 @@ __all__ = [
     "LogisticRegression",
     "MostFrequent",
     "PreparedGraph",
+    "ResidualGCNs",
     "SGCFamily",
     "Task",
 ]

@@ -20,7 +20,7 @@ Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
 IMPUTATION_NAMES = {"fp": "feature propagation", "mass": "means of known values"}
 # Models that have no PairNorm, so that their names do not mention it.
-WITHOUT_PAIR_NORM = ("GCNII", "APPNP")
+WITHOUT_PAIR_NORM = ("GCNII", "APPNP", "residual GCN")
 
 
 @dataclass(frozen=True)

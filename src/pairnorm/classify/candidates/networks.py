@@ -35,6 +35,9 @@ from pairnorm.train.methods import Model
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, build
 
+# Seeds, the nodes whose labels decided the weights, bool [n], and a network per seed.
+_Trained = tuple[list[int], Tensor, Model]
+
 
 class OutOfTime(Exception):
     """Raised from inside an epoch loop once time is up."""
@@ -89,18 +92,15 @@ class GNNFamily:
 
     def _fit_spec(self, task: Task, spec: Spec, seconds: float) -> CandidateResult:
         """Train the networks of a spec, and evaluate their average, or each network in its fold."""
-        models, logits, seeds = [], [], []
-        for fold, held_out, own in self._splits(task):
-            model, of_all = _train(fold, spec, own, seconds, self.checkpoints)
-            models.append(model)
+        trained: list[_Trained] = []
+        logits: list[Tensor] = []
+        for fold, held_out, seeds in self._splits(task):
+            model, of_all = _train(fold, spec, seeds, seconds, self.checkpoints)
+            trained.append((seeds, (fold.graph.train | fold.graph.validation).cpu(), model))
             logits.append(of_all[held_out.to(of_all.device)])
-            seeds += own
-        spec = spec.replace(scaling="none")
-        whole = build(spec, task.graph.num_features, task.classes, seeds, task.device)
-        network = Network(_merge(whole, [model.state_dict() for model in models]).eval())
-        if len(models) == 1:  # the validation nodes evaluate
+        if len(trained) == 1:  # the validation nodes evaluate
             (task,) = replace(task, fold_masks=()).folds
-        return task.evaluate(_candidate(spec), torch.cat(logits), partial(_as_trained, network=network))
+        return task.evaluate(_candidate(spec), torch.cat(logits), partial(_fit, spec=spec, trained=trained))
 
     def _splits(self, task: Task) -> Iterator[tuple[Task, Tensor, list[int]]]:
         """Yield tasks, whose validation nodes decide when to stop, with the nodes to evaluate, and seeds."""
@@ -126,9 +126,18 @@ def _merge(model: Model, states: Sequence[dict[str, Tensor]]) -> Model:
     return model
 
 
-def _as_trained(task: Task, network: Network) -> Network:
-    """Return the network as it was trained: training on all labels would leave none to stop by."""
-    return network.fitted_to(task.prepared)
+def _fit(task: Task, spec: Spec, trained: Sequence[_Trained]) -> Network:
+    """Return networks as they were trained, those that saw no label outside a task's training nodes, or all.
+
+    They are not trained again: with all labels there would be none left for early stopping.
+    """
+    train = task.graph.train.cpu()
+    clean = [one for one in trained if len(one[1]) == len(train) and not (one[1] & ~train).any()] or trained
+    seeds = [seed for own, *_ in clean for seed in own]
+    spec = spec.replace(scaling="none")
+    whole = build(spec, task.graph.num_features, task.classes, seeds, task.device)
+    _merge(whole, [model.state_dict() for *_, model in clean])
+    return Network(whole.eval()).fitted_to(task.prepared)
 
 
 def _candidate(spec: Spec) -> Candidate:

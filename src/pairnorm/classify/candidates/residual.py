@@ -1,0 +1,279 @@
+"""Residual GCNs with the labels of other nodes as inputs, trained while time allows and the loss falls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from pairnorm.classify.candidates.candidate import (
+    Candidate,
+    CandidateResult,
+    Results,
+    SavedState,
+    State,
+    Tick,
+)
+from pairnorm.classify.candidates.prepared import PreparedGraph
+from pairnorm.classify.candidates.task import KnownLabels, Task
+from pairnorm.nn import GCN, Normalization
+from pairnorm.nn.norms import BatchNorm
+from pairnorm.nn.ops.dropout import keys_from_seeds, step_keys
+from pairnorm.train.problem import node_losses
+
+# Depth and width of the networks, in the order of training.
+SETTINGS = ((4, 32), (8, 64), (15, 128))
+# The first networks train for a few epochs; the search continues them where they compete with others.
+FIRST_EPOCHS, MIN_EPOCHS, MAX_EPOCHS = 40, 5, 1000
+# Training stops after this many epochs without a smaller loss, which is computed every few epochs.
+PATIENCE, EVALUATION_INTERVAL = 100, 5
+# Share of the time limit after which training stops.
+TIME_SHARE = 0.45
+# Networks that are trained side by side, each without a part of the labels; one in so many nodes decides
+# when to stop.
+NUM_NETWORKS, STOPPING_INTERVAL = 3, 8
+LEARNING_RATE, DROPOUT = 0.01, 0.2
+# In every epoch, the labels of this share of the training nodes are targets; the others are inputs.
+TARGET_SHARE = 0.5
+# Of more features than this, the leading principal components are inputs.
+MAX_FEATURES = 128
+
+
+@dataclass(frozen=True)
+class ResidualGCNs:
+    r"""Networks of layers $\mathbf{H}' = \text{ReLU}(\text{BatchNorm}(\mathbf{A H W} + \mathbf{H V}))$.
+
+    Inputs are features and known labels. As in UniMP (Shi et al., 2021), every epoch draws which training
+    labels are inputs and which are targets, so that no node sees its own label.
+
+    Args:
+        settings: depth and width of the networks, in the order of training.
+        seed: the first seed.
+        name: of the family.
+    """
+
+    settings: Sequence[tuple[int, int]] = SETTINGS
+    seed: int = 0
+    name: str = "residual GCN"
+
+    @classmethod
+    def of(cls, depths: Sequence[int] | None, hidden: int, on_gpu: bool, seed: int) -> Self:
+        """Return networks of some depths and one width, or of the usual ones for None and 0."""
+        usual = SETTINGS[1:] if on_gpu else SETTINGS[:2]
+        settings = [(depth, usual[0][1]) for depth in depths] if depths else usual
+        return cls([(depth, hidden or width) for depth, width in settings], seed)
+
+    @property
+    def steps(self) -> int:
+        """One for every setting, and one for the first few epochs."""
+        return len(self.settings) + 1
+
+    def fit(self, task: Task, tick: Tick) -> Results:
+        """Yield the first networks after a few epochs, then those of each setting."""
+        masks = task.fold_masks or [task.graph.validation] * NUM_NETWORKS
+        groups = [masks[first::NUM_NETWORKS] for first in range(min(NUM_NETWORKS, len(masks)))]
+        held_out = torch.stack([torch.stack(list(group)).any(0) for group in groups], 1)
+        for number, (depth, hidden) in enumerate(self.settings):
+            if number > 0 and task.has_used(TIME_SHARE / 2):
+                return
+            training = _Training(task, held_out, depth, hidden, self.seed)
+            for epochs in (FIRST_EPOCHS, MAX_EPOCHS) if number == 0 else (MAX_EPOCHS,):
+                training.run(epochs, TIME_SHARE if task.shards is None else inf)
+                yield self._evaluate(task, training)
+                tick(f"{self.name}, depth {depth}, {training.epoch} epochs")
+
+    def _evaluate(self, task: Task, training: _Training) -> CandidateResult:
+        networks, logits, parts = training.best(), training.held_out_logits(), []
+        for fold in task.folds:
+            nodes = fold.graph.validation.to(task.device)
+            own = ~(nodes[:, None] & ~training.held_out).any(0)
+            parts.append(logits[nodes][:, own])
+        epochs = max(training.best_epochs)
+        setting = f"{training.hidden} channels, {epochs} epochs"
+        candidate = Candidate(self.name, depth=training.depth, setting=setting)
+        fit = partial(_fit, networks=networks, train=training.train.cpu(), epochs=epochs, seed=self.seed)
+        return task.evaluate(candidate, torch.cat(parts), fit)
+
+
+class _Training:
+    """Networks of one architecture that are trained side by side, each without the nodes it holds out."""
+
+    def __init__(self, task: Task, held_out: Tensor, depth: int, hidden: int, seed: int) -> None:
+        device, count = task.device, held_out.shape[1]
+        self.task, self.depth, self.hidden, self.held_out = task, depth, hidden, held_out.to(device)
+        self.train = task.with_all_folds.graph.train.to(device)[:, None] & ~self.held_out
+        one_in_some = torch.from_numpy(task.prepared.node_fingerprints % STOPPING_INTERVAL == 0).to(device)
+        self.stopping = self.train & one_in_some[:, None] & bool(held_out.any())
+        self.axes = None
+        if task.features.shape[1] > MAX_FEATURES:
+            self.axes = task.prepared.principal_axes(MAX_FEATURES)
+        self.features = self._features()
+        self.labels = task.graph.labels.to(device).clamp(min=0)
+        self.one_hot = torch.nn.functional.one_hot(self.labels, task.classes).float()
+        width, seeds = self.features.shape[2] + task.classes, list(range(seed, seed + count))
+        self.model = _build(width, task.classes, depth, hidden, count, task.adjacency)
+        self.model.reset_parameters(seeds)
+        self.model.to(device)
+        self.adam = torch.optim.Adam(self.model.parameters(), LEARNING_RATE, fused=True)
+        self.keys, self.generator = keys_from_seeds(seeds, device), torch.Generator(device).manual_seed(seed)
+        self.epoch, self.best_epochs, self.best_losses = 0, [0] * count, [inf] * count
+        self.best_state = {name: one.clone() for name, one in self.model.state_dict().items()}
+
+    def _features(self) -> Tensor:
+        """Return features of each network, [n, 1 or networks, d]; nodes that it holds out are masked."""
+        task = self.task
+        if task.hidden is None:
+            return _features(task.prepared, self.axes).unsqueeze(1)
+        masks = (self.held_out | self.stopping).to(task.graph.device).unbind(1)
+        graphs = [task.graph.replace(train=~mask & False, validation=mask) for mask in masks]
+        masked = [replace(task, graph=graph, fold_masks=()).masked.prepared for graph in graphs]
+        return torch.stack([_features(one, self.axes) for one in masked], 1)
+
+    def _logits(self, visible: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Return logits given the labels of visible nodes, bool [n, networks]."""
+        labels = self.one_hot[:, None] * visible[:, :, None]
+        x = torch.cat([self.features.expand(-1, labels.shape[1], -1), labels], 2)
+        logits: Tensor = self.model(x, self.task.prepared.adjacency(self.task.adjacency), keys)
+        return logits
+
+    def _losses(self, logits: Tensor, nodes: Tensor) -> Tensor:
+        """Return the mean cross-entropy of every network over its nodes, bool [n, networks]."""
+        return (node_losses(logits, self.labels) * nodes).sum(0) / nodes.sum(0).clamp(min=1)
+
+    def run(self, epochs: int, time_share: float) -> None:
+        """Train up to a number of epochs, while the stopping loss falls and time is left."""
+        learning, count = self.train & ~self.stopping, self.model.num_keys
+        while self.epoch < epochs and self.epoch - max(self.best_epochs) < PATIENCE:
+            if self.epoch >= MIN_EPOCHS and self.task.has_used(time_share):
+                break
+            targets = torch.rand(learning.shape, generator=self.generator, device=learning.device)
+            targets = learning & (targets < TARGET_SHARE)
+            step = torch.tensor(self.epoch, dtype=torch.int32, device=learning.device)
+            keys = step_keys(self.keys, step, 2 * count).view(count, 2, -1)
+            self.model.train()
+            self.adam.zero_grad()
+            self._losses(self._logits(learning & ~targets, keys), targets).sum().backward()
+            self.adam.step()
+            self.epoch += 1
+            if self.epoch % EVALUATION_INTERVAL == 0:
+                self._keep_best(learning)
+
+    @torch.no_grad()
+    def _keep_best(self, visible: Tensor) -> None:
+        """Keep the weights of each network whose stopping loss is the least so far; without one, the last."""
+        self.model.eval()
+        losses = self._losses(self._logits(visible), self.stopping).tolist()
+        for number, loss in enumerate(losses):
+            if loss < self.best_losses[number] or not self.stopping.any():
+                self.best_losses[number], self.best_epochs[number] = loss, self.epoch
+                for name, one in self.model.state_dict().items():
+                    self.best_state[name][number] = one[number]
+
+    def best(self) -> ResidualNetworks:
+        """Return the best networks so far."""
+        state = {name: one.cpu().clone() for name, one in self.best_state.items()}
+        return ResidualNetworks.load(state, self.task.adjacency, KnownLabels.of(self.task), self.axes)
+
+    @torch.no_grad()
+    def held_out_logits(self) -> Tensor:
+        """Return the logits of all nodes by the best networks, each without the labels it holds out."""
+        current = {name: one.clone() for name, one in self.model.state_dict().items()}
+        self.model.load_state_dict(self.best_state)
+        self.model.eval()
+        logits = self._logits(self.train)
+        self.model.load_state_dict(current)
+        return logits
+
+
+def _features(prepared: PreparedGraph, axes: Tensor | None) -> Tensor:
+    return prepared.dense if axes is None else prepared.projected(axes).dense
+
+
+def _build(width: int, classes: int, depth: int, hidden: int, networks: int, adjacency: Normalization) -> GCN:
+    return GCN(
+        width,
+        classes,
+        depth,
+        hidden_channels=hidden,
+        norm=lambda: BatchNorm(hidden, num_models=networks),
+        order="before",
+        residual=True,
+        dropout=DROPOUT,
+        adjacency=adjacency,
+        num_models=networks,
+    )
+
+
+def _fit(task: Task, networks: ResidualNetworks, train: Tensor, epochs: int, seed: int) -> ResidualNetworks:
+    """Return the networks that saw no label outside a task's training nodes; train one if there is none."""
+    if len(train) == task.graph.num_nodes:
+        unseen = ~(train & ~task.graph.train.cpu()[:, None]).any(0)
+        if unseen.any():
+            return networks.select(unseen, KnownLabels.of(task))
+    nothing = torch.zeros(task.graph.num_nodes, 1, dtype=torch.bool)
+    hidden = networks.module.state_dict()["convolutions.0.weight"].shape[2]
+    training = _Training(task, nothing, networks.module.num_layers, hidden, seed)
+    training.run(max(epochs, EVALUATION_INTERVAL), inf)
+    return training.best()
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualNetworks:
+    """Fitted networks, the labels that are their inputs, and the principal axes of their features, if any."""
+
+    module: GCN
+    known: KnownLabels
+    axes: Tensor | None
+
+    @classmethod
+    def load(
+        cls, state: dict[str, Tensor], adjacency: Normalization, known: KnownLabels, axes: Tensor | None
+    ) -> Self:
+        """Build networks whose sizes follow from their weights."""
+        networks, width, hidden = state["convolutions.0.weight"].shape
+        depth = len({name.split(".")[1] for name in state if name.startswith("convolutions.")})
+        classes = state["readout.bias"].shape[1]
+        module = _build(width, classes, depth, hidden, networks, adjacency)
+        module.load_state_dict(state)
+        return cls(module.eval(), known, axes)
+
+    def select(self, networks: Tensor, known: KnownLabels) -> ResidualNetworks:
+        """Return some of the networks, bool [networks], with other known labels."""
+        state = {name: one[networks.to(one.device)] for name, one in self.module.state_dict().items()}
+        return self.load(state, self.module.adjacency, known, self.axes)
+
+    @torch.no_grad()
+    def logits(self, prepared: PreparedGraph) -> Tensor:
+        """Return the logits of every node, [n, networks, classes]."""
+        module = self.module.to(prepared.device)
+        features = _features(prepared, self.axes)
+        labels = self.known.one_hot(prepared, module.in_channels - features.shape[1])
+        logits: Tensor = module(torch.cat([features, labels], 1), prepared.adjacency(module.adjacency))
+        return logits
+
+    def state(self) -> State:
+        """Return the normalization of the adjacency, the weights, known labels and axes."""
+        tensors = {f"module.{name}": one for name, one in self.module.state_dict().items()}
+        tensors |= self.known._asdict() | ({} if self.axes is None else {"axes": self.axes})
+        return {"adjacency": self.module.adjacency}, tensors
+
+    @classmethod
+    def restore(cls, saved: SavedState) -> Self:
+        """Read and validate the result of ``state``."""
+        prefix, axes = "module.", saved.tensors.get("axes")
+        state = {name[len(prefix) :]: one for name, one in saved.tensors.items() if name.startswith(prefix)}
+        networks = cls.load(
+            state, saved.settings["adjacency"], KnownLabels.restore(saved.tensors, saved.classes), axes
+        )
+        inputs = saved.features if axes is None else axes.shape[1]
+        sizes = networks.module.in_channels, networks.module.num_layers, state["readout.bias"].shape[1]
+        if sizes != (inputs + saved.classes, saved.candidate.depth, saved.classes) or (
+            axes is not None and len(axes) != saved.features
+        ):
+            raise ValueError(f"the weights are not those of {saved.features} features")
+        return networks

@@ -1,0 +1,98 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pairnorm.classify.candidates import KINDS, PreparedGraph, ResidualGCNs, Task
+from pairnorm.classify.candidates import residual as module
+from pairnorm.classify.candidates.candidate import CandidateResult, SavedState
+from pairnorm.data import Graph
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_EPOCHS", 20)
+    monkeypatch.setattr(module, "MAX_EPOCHS", 60)
+
+
+@pytest.fixture(scope="module")
+def parity() -> Task:
+    """The class of a node is the parity of the ones among its neighbors, which no average of labels gives."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(2, (600, 1), generator=generator)
+    ring = torch.arange(600)
+    edges = torch.stack([ring, (ring + 1) % 600])
+    labels = (bits.roll(1) ^ bits.roll(-1)).squeeze(1)
+    graph = Graph.from_edges(edges, bits.float(), labels).with_split("per-class-150")
+    return Task(graph, PreparedGraph(graph, graph.features - 0.5, CPU))
+
+
+def folded(task: Task) -> Task:
+    every = task.graph.train | task.graph.validation
+    part = torch.arange(task.graph.num_nodes) % 5
+    return replace(task, fold_masks=[every & (part == number) for number in range(5)])
+
+
+def first(task: Task, **settings: object) -> CandidateResult:
+    return next(ResidualGCNs(**settings).fit(task, lambda done: None))  # type: ignore[arg-type]
+
+
+def test_networks_compute_what_averages_cannot(parity: Task) -> None:
+    steps: list[str] = []
+    family = ResidualGCNs(((3, 16),))
+    *_, result = family.fit(parity, steps.append)
+    assert len(steps) == family.steps == 2
+    assert result.candidate.validation_accuracy > 0.95
+    assert result.candidate.name == "residual GCN, depth 3"
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_networks_predict_as_evaluated_also_when_restored(task: Task, monkeypatch, wide: bool) -> None:
+    monkeypatch.setattr(module, "MAX_FEATURES", 1000 if wide else 16)
+    result = first(task)
+    fitted, validation = result.fit(task), task.graph.validation
+    logits = fitted.logits(task.prepared)
+    assert logits.shape == (300, module.NUM_NETWORKS, 2)
+    torch.testing.assert_close(logits.softmax(-1).mean(1)[validation], result.probabilities)
+    settings, tensors = fitted.state()
+    saved = SavedState(result.candidate, json.loads(json.dumps(settings)), tensors, 500, 2)
+    assert torch.equal(KINDS["residual GCN"].restore(saved).logits(task.prepared), logits)
+    for wrong in ({"classes": 3}, {"features": 499}, {"candidate": replace(result.candidate, depth=3)}):
+        with pytest.raises((ValueError, LookupError, RuntimeError)):
+            KINDS["residual GCN"].restore(saved._replace(**wrong))
+
+
+def test_labels_of_a_fold_do_not_change_its_predictions(parity: Task) -> None:
+    task = folded(parity)
+    held_out = task.fold_masks[0]
+    graph = task.graph.replace(labels=task.graph.labels.where(~held_out, 1 - task.graph.labels))
+    other = replace(task, graph=graph)
+    results = [first(one, settings=((3, 16),)) for one in (task, other)]
+    count = int(held_out.sum())
+    assert torch.equal(results[0].probabilities[:count], results[1].probabilities[:count])
+    fitted = [result.fit(one.folds[0]) for result, one in zip(results, (task, other), strict=True)]
+    assert torch.equal(*(one.logits(task.prepared)[held_out] for one in fitted))
+    assert fitted[0].logits(task.prepared).shape[1] == 1
+    assert results[0].fit(task.with_all_folds).logits(task.prepared).shape[1] == module.NUM_NETWORKS
+
+
+def test_a_task_whose_labels_no_network_avoided_trains_another(parity: Task) -> None:
+    result = first(parity, settings=((3, 16),))
+    fewer = parity.graph.replace(train=parity.graph.train & (torch.arange(600) % 2 == 0))
+    assert result.fit(replace(parity, graph=fewer)).logits(parity.prepared).shape[1] == 1
+
+
+def test_masked_features_do_not_change_predictions(task: Task, monkeypatch) -> None:
+    hidden = torch.arange(300) % 2 == 0
+    masked = folded(replace(task, hidden=hidden))
+    held_out = masked.fold_masks[0]
+    features = torch.where((hidden & held_out)[:, None], 7.0, task.features.to_dense())
+    other = replace(masked, prepared=PreparedGraph(task.graph, features, CPU))
+    dense = replace(masked, prepared=PreparedGraph(task.graph, task.features.to_dense(), CPU))
+    count = int(held_out.sum())
+    monkeypatch.setattr(module, "MAX_FEATURES", 1000)  # principal axes depend on the features of all nodes
+    one, two = (first(one, settings=((2, 8),)).probabilities[:count] for one in (dense, other))
+    torch.testing.assert_close(one, two)
