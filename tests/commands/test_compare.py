@@ -36,11 +36,12 @@ class Perceptron(nn.Linear):
 @pytest.mark.filterwarnings(
     "ignore::pairnorm.data.GraphWarning", "ignore::pairnorm.classify.ClassifierWarning"
 )
-def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_files_to_a_figure_and_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pairnorm
+) -> None:
     files, out = write_customers(tmp_path), tmp_path / "out"
     words = ["compare", *files.options, "--label", "risk", "--method", "none,PN-SI,GCNII", *SMALL]
-    assert cli.main([*words, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm(*words, "--out", str(out)).out
     assert "Training 30 trials" in printed
     assert "customers, GCN, all features: test accuracy, and effective rank in brackets" in printed
     rows = {cells[0] for line in printed.splitlines() if (cells := line.split()) and "(" in line}
@@ -51,8 +52,7 @@ def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.Cap
     assert "Written by `pairnorm compare`" in text
     assert "## customers, GCN" in text
     assert len((out / "compare.csv").read_text().splitlines()) == 1 + 3 * 2
-    assert cli.main([*words, "--out", str(out)]) == 0
-    assert "Training" not in capsys.readouterr().out  # all of it is in the store
+    assert "Training" not in pairnorm(*words, "--out", str(out)).out  # all of it is in the store
     again = [*words, "--feature-scaling", "none", "--time-limit", "0", "--out", str(out)]
     assert cli.main(again) == 0
     assert (
@@ -61,15 +61,14 @@ def test_a_users_files_to_a_figure_and_a_line(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "halved_for_a_test.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     own = ["--method", "halved_for_a_test:Halved,halved_for_a_test:Perceptron"]
     words = ["compare", "--dataset", "cora", *own, "--depth", "2"]
-    assert cli.main([*words, "--runs", "1", "--epochs", "1", "--workers", "1", "--device", "cpu"]) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm(*words, "--runs", "1", "--epochs", "1", "--workers", "1", "--device", "cpu").out
     named = [line.split()[0] for line in printed.splitlines() if "(" in line and line.split()]
     assert [*METHODS, "Halved@4", "Perceptron@1"] == named
     assert (tmp_path / "comparison" / "figures" / "compare.png").is_file()
@@ -88,25 +87,23 @@ def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(
         (["--dataset", "cora", "--model", "GIN"], "model is 'GIN'"),
     ],
 )
-def test_errors_leave_nothing_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert cli.main(["compare", *words, "--out", str(tmp_path / "out")]) == 1
-    assert message in capsys.readouterr().err
+def test_errors_leave_nothing_behind(tmp_path: Path, pairnorm, words: list[str], message: str) -> None:
+    assert message in pairnorm("compare", *words, "--out", str(tmp_path / "out"), code=1).err
     assert not (tmp_path / "out").exists()
 
 
-def test_files_or_a_dataset_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["compare"]) == 2
-    assert "--nodes or --dataset is needed" in capsys.readouterr().err
+def test_files_or_a_dataset_are_needed(pairnorm) -> None:
+    assert "--nodes or --dataset is needed" in pairnorm("compare", code=2).err
 
 
 @pytest.mark.filterwarnings(
     "ignore::pairnorm.data.GraphWarning", "ignore::pairnorm.classify.ClassifierWarning"
 )
-def test_too_few_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_labels_are_refused(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "n.csv").write_text("id,age,risk\na,1,low\nb,2,high\nc,3,\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
     files = ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
-    assert cli.main(["compare", *files, "--label", "risk", "--out", str(tmp_path / "out")]) == 1
-    assert "too few labeled nodes" in capsys.readouterr().err
+    assert (
+        "too few labeled nodes"
+        in pairnorm("compare", *files, "--label", "risk", "--out", str(tmp_path / "out"), code=1).err
+    )

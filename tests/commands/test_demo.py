@@ -3,17 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from pairnorm import cli
 from pairnorm.commands import reproduce
 
 
 def test_it_shows_a_table_against_the_paper_and_a_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"DEMO_RUNS": 1, "DEMO_EPOCHS": 3, "DEMO_DEPTHS": (1, 2)}.items():
         monkeypatch.setattr(reproduce, name, value)
-    assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm("demo", "--out", str(tmp_path), "--workers", "1").out
     assert "1 runs instead of 5, 3 epochs instead of 500" in printed
     assert "2 depths instead of 20" in printed
     for number in ("0.815", "0.423", "0.811", "0.745"):  # the paper's
@@ -22,21 +20,18 @@ def test_it_shows_a_table_against_the_paper_and_a_figure(
         "demo.sqlite", "accuracy-against-depth.png", "accuracy-against-depth.pdf"
     }  # fmt: skip
     assert "trained in" in printed
-    assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
-    assert "by an earlier run" in capsys.readouterr().out
+    assert "by an earlier run" in pairnorm("demo", "--out", str(tmp_path), "--workers", "1").out
 
 
 def test_without_matplotlib_there_is_no_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"DEMO_RUNS": 1, "DEMO_EPOCHS": 2, "DEMO_DEPTHS": (1,)}.items():
         monkeypatch.setattr(reproduce, name, value)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert cli.main(["demo", "--out", str(tmp_path), "--workers", "1"]) == 0
-    assert "Note: no figure was drawn" in capsys.readouterr().err
+    assert "Note: no figure was drawn" in pairnorm("demo", "--out", str(tmp_path), "--workers", "1").err
     assert [path.name for path in tmp_path.iterdir()] == ["demo.sqlite"]
 
 
-def test_help_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--help"]) == 0
-    assert "without a network" in capsys.readouterr().out
+def test_help_says_what_it_shows(pairnorm) -> None:
+    assert "without a network" in pairnorm("demo", "--help").out

@@ -9,10 +9,9 @@ from pairnorm.data import Graph
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_a_table_a_figure_and_a_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_a_figure_and_a_depth(tmp_path: Path, pairnorm) -> None:
     files, out = write_customers(tmp_path), tmp_path / "d.png"
-    assert cli.main(["diagnose", *files.options, "--label", "risk", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm("diagnose", *files.options, "--label", "risk", "--out", str(out)).out
     rows = {
         cells[0]: cells[1:] for line in printed.splitlines() if (cells := line.split()) and cells[0].isdigit()
     }
@@ -34,26 +33,26 @@ def test_a_page_instead_of_a_figure(tmp_path: Path) -> None:
     assert f'<h2>Suggested depth</h2><p class="large">{depth}</p>' in text
 
 
-def test_nodes_out_of_reach_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_out_of_reach_are_told_of(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "n.csv").write_text("id,age\na,1\nb,2\nc,\nd,\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
     words = ["diagnose", "--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
-    assert cli.main([*words, "--out", str(tmp_path / "d.png")]) == 0
-    assert "1 of 2 nodes without features have no path" in capsys.readouterr().out
+    assert (
+        "1 of 2 nodes without features have no path" in pairnorm(*words, "--out", str(tmp_path / "d.png")).out
+    )
 
 
-def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_writes_nothing(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "n.csv").write_text("id,age\na,1\na,2\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\n")
     words = ["diagnose", "--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
-    assert cli.main([*words, "--out", str(tmp_path / "d.png")]) == 1
-    assert "id 'a' was used before" in capsys.readouterr().err
+    assert "id 'a' was used before" in pairnorm(*words, "--out", str(tmp_path / "d.png"), code=1).err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.csv", "n.csv"]
 
 
 @pytest.mark.parametrize("name", ["d.bmp", "figure"])
-def test_a_figure_of_no_known_kind_is_refused_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    assert cli.main(["diagnose", "--nodes", str(tmp_path / "n.csv"), "--out", str(tmp_path / name)]) == 1
-    assert "expected one of '.png', '.pdf', '.svg', '.html'" in capsys.readouterr().err
+def test_a_figure_of_no_known_kind_is_refused_at_once(tmp_path: Path, pairnorm, name: str) -> None:
+    assert (
+        "expected one of '.png', '.pdf', '.svg', '.html'"
+        in pairnorm("diagnose", "--nodes", str(tmp_path / "n.csv"), "--out", str(tmp_path / name), code=1).err
+    )

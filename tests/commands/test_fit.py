@@ -103,10 +103,9 @@ def test_the_model_file_says_how_the_files_were_read(run: tuple[Files, Path]) ->
     assert kinds["job"] == "category"
 
 
-def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_says(tmp_path: Path, pairnorm) -> None:
     files = write_customers(tmp_path, labeled=6)
-    assert cli.main(["fit", *files.options, *QUICK, "--out", str(tmp_path / "run")]) == 0
-    printed = capsys.readouterr()
+    printed = pairnorm("fit", *files.options, *QUICK, "--out", str(tmp_path / "run"))
     for part in (
         "nodes      400",
         "labeled    6 (1.5%)",
@@ -167,12 +166,9 @@ def test_no_output_holds_the_password_of_a_database(
     assert [name for name, text in texts.items() if "MARKER77" in text] == []
 
 
-def test_one_label_per_class_is_enough_and_nothing_is_claimed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_label_per_class_is_enough_and_nothing_is_claimed(tmp_path: Path, pairnorm) -> None:
     files = write_customers(tmp_path, labeled=2)
-    assert cli.main(["fit", *files.options, "--label", "risk", "--out", str(tmp_path / "run")]) == 0
-    printed = capsys.readouterr()
+    printed = pairnorm("fit", *files.options, "--label", "risk", "--out", str(tmp_path / "run"))
     assert "depth and scale are set by rule" in printed.err
     assert "the accuracy of these predictions is not known" in printed.out
     assert not (tmp_path / "run" / "confusion.png").exists()
@@ -273,7 +269,7 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("before", [False, True])
 def test_bad_input_is_named_and_leaves_the_folder_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, before: bool
+    tmp_path: Path, pairnorm, case: str, before: bool
 ) -> None:
     spoil, changes, message = BAD[case]
     files = write_customers(tmp_path, nodes=100, labeled=60)
@@ -288,30 +284,29 @@ def test_bad_input_is_named_and_leaves_the_folder_alone(
     for option, value in (usual | changes).items():
         for one in [value] if isinstance(value, str) else value or []:
             words += [option, one]
-    assert cli.main(words) == 1
-    error = capsys.readouterr().err
+    error = pairnorm(*words, code=1).err
     assert message in error
     assert len(error.strip().splitlines()) <= 3
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     assert ([path.read_text() for path in out.iterdir()] == [old]) if before else not out.exists()
 
 
-def test_a_folder_of_other_files_is_refused_before_any_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    assert cli.main(["fit", "--nodes", "none.csv", "--label", "risk", "--out", str(tmp_path)]) == 1
-    assert "holds files that no run wrote" in capsys.readouterr().err
+    assert (
+        "holds files that no run wrote"
+        in pairnorm("fit", "--nodes", "none.csv", "--label", "risk", "--out", str(tmp_path), code=1).err
+    )
 
 
-def test_files_in_the_folder_that_is_replaced_are_not_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_in_the_folder_that_is_replaced_are_not_read(tmp_path: Path, pairnorm) -> None:
     for name in ("model.json", "predictions.csv"):
         (tmp_path / name).write_text('{"format": 1, "pairnorm": "0.1"}')
     nodes = str(tmp_path / "predictions.csv")
-    assert cli.main(["fit", "--nodes", nodes, "--label", "risk", "--out", str(tmp_path)]) == 1
-    assert f"would replace {nodes}, which is read" in capsys.readouterr().err
+    assert (
+        f"would replace {nodes}, which is read"
+        in pairnorm("fit", "--nodes", nodes, "--label", "risk", "--out", str(tmp_path), code=1).err
+    )
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -403,12 +398,13 @@ def _rank(launcher: int, rank: int) -> int:
 def test_every_engine_has_its_models(
     packed: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    pairnorm,
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
     ranks: str,
     message: str,
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", ranks)
-    assert cli.main(["fit", "--graph", str(packed), *words, "--out", str(tmp_path / "run")]) == 1
-    assert message in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(
+        pairnorm("fit", "--graph", str(packed), *words, "--out", str(tmp_path / "run"), code=1).err.split()
+    )

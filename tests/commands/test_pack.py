@@ -26,21 +26,20 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "graph"
 
 
-def test_what_is_packed_is_said(packed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_is_packed_is_said(packed: Path, pairnorm, tmp_path: Path) -> None:
     assert Graph.open(packed).facts.nodes == 400
     files = write_customers(tmp_path)
-    assert cli.main(["pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph")]) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm("pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph")).out
     assert "400" in printed
     assert "pairnorm fit --graph" in printed
-    assert cli.main(["pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph")]) == 1
-    assert "there is something of that name" in capsys.readouterr().err.replace("\n", " ")
+    assert "there is something of that name" in pairnorm(
+        "pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph"), code=1
+    ).err.replace("\n", " ")
 
 
-def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, pairnorm) -> None:
     options = ["--memory", "2GB", "--depth", "1,4", "--out", str(tmp_path / "run")]
-    assert cli.main(["fit", "--graph", str(packed), *options]) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm("fit", "--graph", str(packed), *options).out
     assert printed.index("Memory: at most") < printed.index("Propagating")  # the plan comes before the work
     assert "GCN, GAT" in printed
     frame = pandas.read_csv(tmp_path / "run" / "predictions.csv")
@@ -76,7 +75,7 @@ def test_a_packed_graph_is_fitted_again_into_the_same_folder(packed: Path, tmp_p
     assert (out / "mine.md").exists()
 
 
-def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be(packed: Path, tmp_path: Path, pairnorm) -> None:
     out = ["--out", str(tmp_path / "run")]
     for words, printed in (
         (["--graph", str(packed), "--memory", "10MB"], "--memory"),
@@ -93,8 +92,7 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--graph", str(packed), "--time-column", "day"], "--time-column is for models in memory"),
         (["--graph", str(tmp_path)], "no packed graph"),
     ):
-        assert cli.main(["fit", *words, *out]) == 1
-        assert printed in capsys.readouterr().err.replace("\n", " ")
+        assert printed in pairnorm("fit", *words, *out, code=1).err.replace("\n", " ")
     assert not (tmp_path / "run").exists()
 
 
@@ -121,12 +119,9 @@ def test_every_option_of_fit_is_honored_or_refused_for_a_packed_graph(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_name_that_is_not_utf8_is_refused(
-    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_name_that_is_not_utf8_is_refused(packed: Path, tmp_path: Path, pairnorm) -> None:
     nodes = tmp_path / os.fsdecode(b"n\xff.csv")
     nodes.write_text("id,age\na,1\nb,2\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\n")
     words = ["--nodes", str(nodes), "--edges", str(tmp_path / "e.csv"), "--out", str(tmp_path / "graph")]
-    assert cli.main(["pack", *words]) == 1
-    assert "not valid UTF-8" in capsys.readouterr().err
+    assert "not valid UTF-8" in pairnorm("pack", *words, code=1).err

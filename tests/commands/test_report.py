@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from pairnorm import cli
 from pairnorm.paper.case_study import BINS, Layers, write_layers
 from pairnorm.paper.experiments import CASE_STUDY
 from pairnorm.train import Spec, Store, Trial
@@ -19,13 +18,10 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_writes_from_the_store_alone(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_writes_from_the_store_alone(store: Path, tmp_path: Path, pairnorm) -> None:
     before = store.read_bytes()
     words = ["--runs", "1", "--depth", "1", "--dataset", "cora"]
-    assert cli.main(["report", "--store", str(store), "--out", str(tmp_path / "out"), *words]) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm("report", "--store", str(store), "--out", str(tmp_path / "out"), *words).out
     assert "table1-rows: 1 of 12 cells filled" in printed
     assert f"Next: read {tmp_path / 'out' / 'report.html'}" in printed
     assert "not run" in (tmp_path / "out" / "report.md").read_text()
@@ -42,7 +38,7 @@ def write_study(store: Path) -> None:
         write_layers(results, {spec: layers})
 
 
-def test_histograms_for_tensorboard(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_histograms_for_tensorboard(store: Path, tmp_path: Path, pairnorm) -> None:
     write_study(store)
     words = [
         "report",
@@ -53,35 +49,38 @@ def test_histograms_for_tensorboard(store: Path, tmp_path: Path, capsys: pytest.
         "--tensorboard",
         str(tmp_path / "tb"),
     ]
-    assert cli.main([*words, "--epochs", "7"]) == 1
-    assert "has no layers of the case study" in capsys.readouterr().err
+    assert "has no layers of the case study" in pairnorm(*words, "--epochs", "7", code=1).err
     assert not (tmp_path / "out").exists()
-    assert cli.main(words) == 0
-    assert "tensorboard --logdir" in capsys.readouterr().out
+    assert "tensorboard --logdir" in pairnorm(*words).out
     assert [path.name for path in (tmp_path / "tb").iterdir()] == ["SGC-none"]
 
 
 def test_tensorboard_that_is_not_installed(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairnorm
 ) -> None:
     write_study(store)
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     words = ["--store", str(store), "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "tb")]
-    assert cli.main(["report", *words]) == 1
-    error = capsys.readouterr().err
+    error = pairnorm("report", *words, code=1).err
     assert "this needs tensorboard" in error
     assert "pip install 'pairnorm[all]'" in error
     assert not (tmp_path / "out").exists()
 
 
-def test_there_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", "--store", str(tmp_path / "no.sqlite"), "--out", str(tmp_path / "out")]) == 1
-    assert "there is no store at" in capsys.readouterr().err
+def test_there_is_no_store(tmp_path: Path, pairnorm) -> None:
+    assert (
+        "there is no store at"
+        in pairnorm(
+            "report", "--store", str(tmp_path / "no.sqlite"), "--out", str(tmp_path / "out"), code=1
+        ).err
+    )
     assert not (tmp_path / "out").exists()
 
 
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", "--help"]) == 0
-    assert "pairnorm report --store reproduction/results.sqlite --out reproduction" in capsys.readouterr().out
+def test_help_has_an_example(pairnorm) -> None:
+    assert (
+        "pairnorm report --store reproduction/results.sqlite --out reproduction"
+        in pairnorm("report", "--help").out
+    )

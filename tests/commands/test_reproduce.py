@@ -16,19 +16,15 @@ from pairnorm.train import Spec, Store
 TINY = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depth", "1", "--workers", "1"]
 
 
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["reproduce", "--help"]) == 0
-    printed = capsys.readouterr().out
+def test_help_has_an_example(pairnorm) -> None:
+    printed = pairnorm("reproduce", "--help").out
     assert "pairnorm reproduce table2 --dataset cora --runs 1 --depth 2,4,8,12" in printed
     assert "case-study" in printed
 
 
-def test_it_ends_with_the_table_against_the_paper_files_and_what_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_ends_with_the_table_against_the_paper_files_and_what_next(tmp_path: Path, pairnorm) -> None:
     words = ["reproduce", "table1", *TINY, "--missing", "100", "--out", str(tmp_path / "out")]
-    assert cli.main(words) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm(*words).out
     assert "Training 6 trials" in printed
     assert "0.745" in printed  # the paper's
     assert "Difference" in printed
@@ -36,39 +32,38 @@ def test_it_ends_with_the_table_against_the_paper_files_and_what_next(
     assert f"Wrote {table}" in printed
     assert table.is_file()
     assert f"Next: pairnorm report --store {tmp_path}/out/results.sqlite" in printed
-    assert cli.main(words) == 0
-    assert "Training" not in capsys.readouterr().out  # nothing is left to train
+    assert "Training" not in pairnorm(*words).out  # nothing is left to train
 
 
-def test_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_is_up(tmp_path: Path, pairnorm) -> None:
     store = tmp_path / "s.sqlite"
     words = ["table1", *TINY, "--time-limit", "0", "--out", str(tmp_path), "--store", str(store)]
-    assert cli.main(["reproduce", *words]) == 0
     assert (
         "Time limit reached: 36 trials remain. Resume with: pairnorm reproduce table1"
-        in capsys.readouterr().out
+        in pairnorm("reproduce", *words).out
     )
 
 
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object, **__: object) -> Outcome:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "reproduce", stop)
     folder, words = str(tmp_path / "two words"), ["--missing", "0", "--workers", "1", "--device", "cpu"]
-    assert cli.main(["reproduce", "table1", *TINY, *words, "--out", folder]) == 130
-    printed = capsys.readouterr().out
+    printed = pairnorm("reproduce", "table1", *TINY, *words, "--out", folder, code=130).out
     assert "0 of 6 trials are kept" in printed
     wanted = "pairnorm reproduce table1 --dataset cora --runs 1 --epochs 2 --depth 1 --missing 0"
     assert f"Resume with: {wanted} --out '{folder}' --device cpu --workers 1" in printed
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_made(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "file").touch()
-    assert cli.main(["reproduce", "table1", *TINY, "--out", str(tmp_path / "file")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    assert (
+        "cannot be written"
+        in pairnorm("reproduce", "table1", *TINY, "--out", str(tmp_path / "file"), code=1).err
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,44 +79,43 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
         (["table1", "--model", "GCN"], "--model is for depth and missing"),
     ],
 )
-def test_errors_leave_nothing_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert cli.main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 1
-    printed = capsys.readouterr().err
+def test_errors_leave_nothing_behind(tmp_path: Path, pairnorm, words: list[str], message: str) -> None:
+    printed = pairnorm("reproduce", *words, "--out", str(tmp_path / "out"), code=1).err
     assert message in printed
     assert printed.count("\n") <= 3
     assert not (tmp_path / "out").exists()
 
 
 def test_a_failed_download_leaves_nothing_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(name: str, root: Path) -> NoReturn:
         raise PairNormError(f"{name} cannot be fetched", code="unreachable")
 
     monkeypatch.setattr("pairnorm.data.load", fail)
     words = ["table1", "--dataset", "cora,citeseer", "--root", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert cli.main(["reproduce", *words]) == 1
-    assert "citeseer cannot be fetched" in capsys.readouterr().err
+    assert "citeseer cannot be fetched" in pairnorm("reproduce", *words, code=1).err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_store_that_cannot_be_written_is_found_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s.sqlite"
     with Store(path) as store:
         store.add(Spec("cora", "SGC", 1), [], seconds=0.0)
     monkeypatch.setattr(Store, "__init__", partialmethod(Store.__init__, read_only=True))
-    assert cli.main(["reproduce", "table1", *TINY, "--store", str(path), "--out", str(tmp_path / "o")]) == 1
-    assert "and name it: --store …" in capsys.readouterr().err
+    assert (
+        "and name it: --store …"
+        in pairnorm(
+            "reproduce", "table1", *TINY, "--store", str(path), "--out", str(tmp_path / "o"), code=1
+        ).err
+    )
 
 
-def test_options_may_stand_between_what_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_may_stand_between_what_is_named(tmp_path: Path, pairnorm) -> None:
     words = ["table1", *TINY, "table2", "--time-limit", "0", "--missing", "0", "--out", str(tmp_path)]
-    assert cli.main(["reproduce", *words]) == 0
-    assert "pairnorm reproduce table1 table2 --dataset cora" in capsys.readouterr().out
+    assert "pairnorm reproduce table1 table2 --dataset cora" in pairnorm("reproduce", *words).out
 
 
 BLOCKED = [
@@ -168,14 +162,11 @@ def test_the_core_names_what_else_a_command_needs(tmp_path: Path) -> None:
     assert done.stderr.count("\n") <= 3
 
 
-def test_nothing_named_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["reproduce"]) == 2
-    assert "Usage: pairnorm reproduce" in capsys.readouterr().err
+def test_nothing_named_is_a_wrong_command_line(pairnorm) -> None:
+    assert "Usage: pairnorm reproduce" in pairnorm("reproduce", code=2).err
 
 
-def test_depth_takes_the_graphs_on_which_depth_matters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_depth_takes_the_graphs_on_which_depth_matters(tmp_path: Path, pairnorm) -> None:
     words = [
         "reproduce",
         "depth",
@@ -188,11 +179,15 @@ def test_depth_takes_the_graphs_on_which_depth_matters(
         "--depth",
         "2",
     ]
-    assert cli.main([*words, "--time-limit", "0", "--device", "cpu", "--out", str(tmp_path)]) == 0
-    assert "Time limit reached: 8 trials remain" in capsys.readouterr().out
+    assert (
+        "Time limit reached: 8 trials remain"
+        in pairnorm(*words, "--time-limit", "0", "--device", "cpu", "--out", str(tmp_path)).out
+    )
 
 
-def test_depth_has_a_store_and_a_table_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_depth_has_a_store_and_a_table_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pairnorm
+) -> None:
     words = ["reproduce", "depth", *TINY[:-4], "--depth", "4", "--missing", "100", "--workers", "1"]
     words += ["--model", "GCN", "--method", "none,Skip", "--out", str(tmp_path)]
     assert cli.main([*words, "--time-limit", "0"]) == 0
@@ -201,16 +196,16 @@ def test_depth_has_a_store_and_a_table_of_its_own(tmp_path: Path, capsys: pytest
         "Time limit reached: 8 trials remain. Resume with: pairnorm reproduce depth --dataset cora" in printed
     )
     assert "--model GCN --method none,Skip" in printed
-    assert cli.main(words) == 0
-    assert f"Wrote {tmp_path / 'depth.csv'}" in capsys.readouterr().out
+    assert f"Wrote {tmp_path / 'depth.csv'}" in pairnorm(*words).out
     rows = (tmp_path / "depth.csv").read_text().splitlines()
     assert [row.split(",")[:5] for row in rows[1:]] == [
         ["cora", "GCN", name, "100", "4"] for name in ("none", "Skip")
     ]
     with Store(tmp_path / "depth.sqlite") as store:
         assert len(store) == 8
-    assert cli.main(["reproduce", "depth", "table1", *TINY, "--out", str(tmp_path)]) == 1
-    assert "a command of its own" in " ".join(capsys.readouterr().err.split())
+    assert "a command of its own" in " ".join(
+        pairnorm("reproduce", "depth", "table1", *TINY, "--out", str(tmp_path), code=1).err.split()
+    )
 
 
 MISSING = ["reproduce", "missing", "--protocol", "ssnc-mv", "--dataset", "cora", "--runs", "1"]
@@ -218,17 +213,13 @@ MISSING += ["--epochs", "1", "--missing", "0", "--workers", "1", "--device", "cp
 MISSING += ["--model", "SGC,label propagation"]
 
 
-def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(tmp_path: Path, pairnorm) -> None:
     words = [*MISSING, "--out", str(tmp_path)]
-    assert cli.main([*words, "--time-limit", "0"]) == 0
     assert (
         "Time limit reached: 13 runs remain. Resume with: pairnorm reproduce missing"
-        in capsys.readouterr().out
+        in pairnorm(*words, "--time-limit", "0").out
     )
-    assert cli.main(words) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm(*words).out
     assert "SGC, zero" in printed
     assert f"Wrote {tmp_path / 'missing.md'}" in printed
     with (tmp_path / "missing.csv").open() as file:
@@ -236,8 +227,7 @@ def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
     assert rows[:2] == [("cora", "SGC"), ("cora", "label propagation")]
     assert [model for _, model in rows[2:]] == ["label propagation"]  # on the nodes that labels reach
     assert (tmp_path / "missing.md").read_text().startswith("# Missing features")
-    assert cli.main(words) == 0
-    assert "remain" not in capsys.readouterr().out
+    assert "remain" not in pairnorm(*words).out
 
 
 @pytest.mark.parametrize(
@@ -253,8 +243,5 @@ def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(
         (["reproduce", "table1", "--protocol", "ssnc-mv"], "--protocol is for depth and missing"),
     ],
 )
-def test_what_a_comparison_cannot_be_is_said(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(words) == 1
-    assert says in capsys.readouterr().err
+def test_what_a_comparison_cannot_be_is_said(words: list[str], says: str, pairnorm) -> None:
+    assert says in pairnorm(*words, code=1).err
