@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from pairnorm.base import plotting
 from pairnorm.base.errors import PairNormError, whole_number
 from pairnorm.measure.distances import Adjacency, check_nodes, edges
 from pairnorm.nn.find_convolutions import is_node_states, node_states
@@ -18,6 +19,9 @@ from pairnorm.nn.find_convolutions import is_node_states, node_states
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+NEGLIGIBLE_SHARE = 0.01
+"""The largest share of the influence that counts as none."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Influence:
         shares = self.shares[:-1]
         return float((shares * torch.arange(len(shares))).sum() / shares.sum())
 
-    def reach(self, negligible: float = 0.01) -> int | None:
+    def reach(self, negligible: float = NEGLIGIBLE_SHARE) -> int | None:
         """Return the hops beyond which influence is negligible, if at most half of those it could reach.
 
         Args:
@@ -90,9 +94,18 @@ class Influence:
 
     def plot(self) -> Figure:
         """Return a figure of the shares by hop, next to those of propagation alone."""
-        from pairnorm.measure.summary import draw_influence
-
-        return draw_influence(self.frame(), self.breadth)
+        hops, shares, baseline = range(self.steps + 1), self.shares[:-1].tolist(), self.baseline[:-1].tolist()
+        with plotting.style():
+            figure = plotting.new_figure(5.0, 3.2)
+            axis = figure.subplots()
+            axis.bar(hops, shares, color=plotting.BLUE, width=0.7, label="the model")
+            axis.plot(hops, baseline, color=plotting.VERMILLION, marker="o", label="propagation alone")
+            axis.set_xlabel("hops")
+            axis.set_title(f"share of the influence; breadth {self.breadth:.1f} hops", loc="left")
+            axis.set_ylim(bottom=0)
+            plotting.whole_ticks(axis)
+            axis.legend()
+        return figure
 
 
 def influence_by_hop(
@@ -178,25 +191,27 @@ def influence_of_inputs(
     if graph is None:
         problem, hint = "influence needs a graph and none was found", "Give the Probe {adjacency}."
         raise PairNormError(problem, code="no-graph", hint=hint, adjacency=...)
-    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-    for key, value in given.items():  # noqa: B007
-        holds_features = isinstance(getattr(value, "x", None), Tensor)
-        x = value.x if holds_features else value
-        if x is graph or not hasattr(x, "to_dense"):
-            continue
-        x = x if is_node_states(x) else x.to_dense()
-        if is_node_states(x) and x.ndim == 2:
-            break
-    else:
-        problem = "no features [nodes, features] were found among the inputs of the model"
-        raise PairNormError(problem, code="no-features", expected="models of one node type")
+    inputs: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    key, x = _find_features(inputs, graph)
 
     def forward(x: Tensor) -> Any:
         changed = x
-        if holds_features:
-            changed = copy.copy(value)
+        if isinstance(getattr(inputs[key], "x", None), Tensor):
+            changed = copy.copy(inputs[key])
             changed.x = x
-        inputs = {**given, key: changed}
-        return model(*(inputs[i] for i in range(len(args))), **{name: inputs[name] for name in kwargs})
+        given = {**inputs, key: changed}
+        return model(*(given[i] for i in range(len(args))), **{name: given[name] for name in kwargs})
 
     return influence_by_hop(forward, x, graph, steps, nodes, seed)
+
+
+def _find_features(inputs: dict[Any, Any], graph: Adjacency) -> tuple[Any, Tensor]:
+    """Return the key and the features [nodes, features] of the input that holds some, itself or in ``x``."""
+    for key, value in inputs.items():
+        x = value.x if isinstance(getattr(value, "x", None), Tensor) else value
+        if x is not graph and hasattr(x, "to_dense"):
+            dense = x if is_node_states(x) else x.to_dense()
+            if is_node_states(dense) and dense.ndim == 2:
+                return key, dense
+    problem = "no features [nodes, features] were found among the inputs of the model"
+    raise PairNormError(problem, code="no-features", expected="models of one node type")

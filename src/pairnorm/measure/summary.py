@@ -13,19 +13,17 @@ from torch import Tensor
 from pairnorm.base import plotting
 from pairnorm.base.errors import PairNormError, real_number
 from pairnorm.base.plotting import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILLION
+from pairnorm.measure.influence import NEGLIGIBLE_SHARE, Influence
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pairnorm.measure.influence import Influence
-
 SCALE_FREE = ("effective_rank", "numerical_rank", "mean_average_distance", "col_diff")
 # The thresholds of verdicts; docs/measures.md compares them with real states, noise and smoothed ones.
 MAX_COLLAPSED_DISTANCE, MAX_COLLAPSED_RANK = 0.05, 1.05
 MAX_VANISHED_RESPONSE = 1e-3  # of that at the last layer
-NEGLIGIBLE_SHARE = 0.01
 # Markers distinguish the lines in gray.
 _LINE_STYLES = list(zip([BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GRAY], "os^DvP", strict=True))
 _TITLES = {
@@ -276,19 +274,3 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
     plotting.whole_ticks(axis)
     if len(lines) > 1:
         axis.legend()
-
-
-def draw_influence(frame: pandas.DataFrame, breadth: float) -> Figure:
-    """Return the figure of ``Influence.frame()``: the shares by hop, next to those of propagation alone."""
-    within = frame[frame["hop"] < float("inf")]
-    with plotting.style():
-        figure = plotting.new_figure(5.0, 3.2)
-        axis = figure.subplots()
-        axis.bar(within["hop"], within["share"], color=BLUE, width=0.7, label="the model")
-        axis.plot(within["hop"], within["baseline"], color=VERMILLION, marker="o", label="propagation alone")
-        axis.set_xlabel("hops")
-        axis.set_title(f"share of the influence; breadth {breadth:.1f} hops", loc="left")
-        axis.set_ylim(bottom=0)
-        plotting.whole_ticks(axis)
-        axis.legend()
-    return figure
