@@ -109,6 +109,8 @@ def test_tables_may_be_several_and_repeated() -> None:
     found = parser.parse_args(["--nodes", "a", "--edges", "b", "c", "--id", "x", "--edges", "d"])
     assert (found.nodes, found.edges) == (["a"], ["b", "c", "d"])
     assert parser.parse_args(["--nodes", "-", "--edges=e"]).nodes == ["-"]
+    parsed = parser_of("Columns: edge-columns\n").parse_args(["--edge-columns", "amount", "day"])
+    assert parsed.edge_columns == ["amount", "day"]
 
 
 def test_values_with_commas_may_be_repeated() -> None:

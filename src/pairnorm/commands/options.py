@@ -40,6 +40,8 @@ OUT_OF_SCOPE = {
     ("node-type", "edge-type", "edge-types", "node-types", "hetero"): "Nodes and edges have one type. Pass "
     "the type as a feature column, or run fit on the edges of one type.",
 }
+ONE_VALUE_AT_A_TIME = ("--categorical", "--ignore", "--keep")
+"""Options that are repeated for each value; others take several, as a shell expands a pattern."""
 LISTS = ("NAMES", "NUMBERS")
 """Metavars of options that take several values, separated by commas."""
 
@@ -211,14 +213,11 @@ class _ShowHelp(argparse.Action):
     """Print the help: the essential options, or all of them for ``--help-all``."""
 
     def __call__(self, parser: Any, *rest: Any) -> None:
-        hidden = []
-        if "--help-all" not in rest and (essential := parser.command.essential.split()):
-            shown = [
-                action for action in parser._actions if action.option_strings and action.help != SUPPRESS
-            ]
-            hidden = [action for action in shown if action.option_strings[0][2:] not in essential]
-        for action in hidden:
-            action.help = SUPPRESS
+        essential = "" if "--help-all" in rest else parser.command.essential
+        options = [one for one in parser._actions if one.option_strings and one.help != SUPPRESS]
+        hidden = [one for one in options if essential and one.option_strings[0][2:] not in essential.split()]
+        for option in hidden:
+            option.help = SUPPRESS
         if hidden:
             parser.epilog += f"\n\n{len(hidden)} more options: {parser.prog} --help-all"
         parser.print_help()
@@ -262,9 +261,9 @@ class CommandParser(Parser):
                 continue
             value = value if equals else words.pop(0)
             options.append(f"{name}={value}m" if given == "--minutes" else f"{name}={value}")
-            if action.metavar in ("TABLE", "FILE") and action.nargs == 1 and not equals:
+            if action.nargs == 1 and name not in ONE_VALUE_AT_A_TIME and not equals:
                 while words and not words[0].startswith("-"):
-                    options.append(f"{name}={words.pop(0)}")  # a shell expanded a pattern
+                    options.append(f"{name}={words.pop(0)}")
         parsed, unknown = super().parse_known_args([*self._merged(options), *arguments], namespace)
         if unknown:
             option = previous.get(unknown[0])
