@@ -134,6 +134,14 @@ def test_lines_state_the_rate_and_the_time_left_without_the_start_of_workers(
     ]
 
 
+def test_closed_output_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python sets a stream to None where a shell has closed it, as ``pairnorm demo >&-`` does."""
+    monkeypatch.setattr(sys, "stdout", None)
+    with console.stage("Training", 2) as advance:
+        advance("cora")
+        console.show("text")
+
+
 def test_a_closed_pipe_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:

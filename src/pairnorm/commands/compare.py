@@ -2,7 +2,8 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -199,11 +200,6 @@ def train(
         if dataset.name in graphs and dataset.absent(running.root):
             load(dataset.name, running.root)
 
-    def progress(stage: str, now: "Progress") -> None:
-        if now.trials:
-            latest = now.label if now.done else f"{now.trials:,} trials to train"
-            on_progress(stage, now.done, now.total, latest, "layer-epochs")
-
     with Store(path) as store:
         pending = runner.count_pending(requested, store)
         if pending and store.read_only:
@@ -213,8 +209,8 @@ def train(
         if pending:
             console.show(f"Training {pending:,} trials; results in {safe(path)} are not computed again.")
         try:
-            with console.progress() as on_progress:
-                outcome: Outcome = runner.reproduce(requested, store, running, progress)
+            with training_progress("trials to train", "layer-epochs") as on_progress:
+                outcome: Outcome = runner.reproduce(requested, store, running, on_progress)
                 return outcome
         except KeyboardInterrupt:
             left = runner.count_pending(requested, store)
@@ -223,6 +219,19 @@ def train(
                 f"{safe(path)}; {left:,} are left.\nResume with: [bold]{safe(resume)}[/]"
             )
             raise console.Stopped from None
+
+
+@contextmanager
+def training_progress(what: str, unit: str = "") -> "Iterator[Callable[[str, Progress], None]]":
+    """Show the progress of a training, which counts ``unit`` and starts with a number of ``what``."""
+    with console.progress() as on_progress:
+
+        def update(stage: str, now: "Progress") -> None:
+            if now.trials:
+                latest = now.label if now.done else f"{now.trials:,} {what}"
+                on_progress(stage, now.done, now.total, latest, unit)
+
+        yield update
 
 
 def show_remaining(left: int, resume: str, what: str = "trials") -> None:

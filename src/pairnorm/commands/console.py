@@ -160,7 +160,7 @@ def silent(condition: bool) -> Iterator[None]:
 @contextmanager
 def progress() -> Iterator[OnProgress]:
     """Show a bar for every stage in a terminal, elsewhere a line at its start and one every 15 s."""
-    if _quiet or not sys.stdout.isatty() or find_spec("rich") is None:
+    if _quiet or sys.stdout is None or not sys.stdout.isatty() or find_spec("rich") is None:
         yield _Lines()
         return
     from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn

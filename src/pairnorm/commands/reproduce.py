@@ -20,6 +20,7 @@ from pairnorm.commands.compare import (
     show_written,
     train,
     train_depths,
+    training_progress,
     write_depths,
 )
 from pairnorm.commands.console import safe
@@ -29,7 +30,6 @@ from pairnorm.commands.values import command_line, match_name, names_in, numbers
 if TYPE_CHECKING:
     from pairnorm.compare.missing import Protocol
     from pairnorm.paper.experiments import Selection
-    from pairnorm.train import Progress
 
 SELECTION = "dataset runs epochs depth missing"
 WRITING = "Writing tables and figures"
@@ -165,14 +165,9 @@ def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
     pending = count_pending(chosen, MissingResults.read(path))
     if pending:
         console.show(f"Pending runs: {pending:,} or more; results in {safe(path)} are not computed again.")
-
-    def progress(stage: str, now: "Progress") -> None:
-        if now.trials:
-            on_progress(stage, now.done, now.total, now.label if now.done else f"{now.trials:,} runs")
-
     try:
-        with console.progress() as on_progress:
-            left = compare(chosen, path, how, progress) if pending else 0
+        with training_progress("runs") as on_progress:
+            left = compare(chosen, path, how, on_progress) if pending else 0
     except KeyboardInterrupt:
         console.show(f"\n[yellow]Stopped.[/] Resume with: [bold]{safe(resume)}[/]")
         raise console.Stopped from None
