@@ -291,6 +291,14 @@ def test_bad_input_is_named_and_leaves_the_folder_alone(
     assert ([path.read_text() for path in out.iterdir()] == [old]) if before else not out.exists()
 
 
+def test_the_old_name_of_an_imputation_is_noted(tmp_path: Path, pairnorm) -> None:
+    words = ["--nodes", tmp_path / "absent.csv", "--label", "risk", "--out", tmp_path / "run"]
+    for name, is_old in (("mass", True), ("zero,mass", True), ("known-neighbor-mean", False)):
+        error = pairnorm("fit", *words, "--impute", name, code=1).err
+        assert ("mass is now called known_neighbor_mean" in error) == is_old
+        assert "Pass --edges" in error
+
+
 def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     assert (

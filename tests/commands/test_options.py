@@ -109,7 +109,7 @@ def test_tables_may_be_several_and_repeated() -> None:
     found = parser.parse_args(["--nodes", "a", "--edges", "b", "c", "--id", "x", "--edges", "d"])
     assert (found.nodes, found.edges) == (["a"], ["b", "c", "d"])
     assert parser.parse_args(["--nodes", "-", "--edges=e"]).nodes == ["-"]
-    parsed = parser_of("Columns: edge-columns\n").parse_args(["--edge-columns", "amount", "day"])
+    parsed = parser_of("Columns: edge-columns").parse_args(["--edge-columns", "amount", "day"])
     assert parsed.edge_columns == ["amount", "day"]
 
 
@@ -135,7 +135,7 @@ def test_several_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("each", "each")])
 def test_classes_are_a_number_or_each(text: str, value: object) -> None:
-    assert columns_of(parser_of("Label: classes\n").parse_args(["--classes", text])) == {"classes": value}
+    assert columns_of(parser_of("Label: classes").parse_args(["--classes", text])) == {"classes": value}
 
 
 def test_names_and_numbers_of_an_option(raises: Callable) -> None:
@@ -149,7 +149,7 @@ def test_names_and_numbers_of_an_option(raises: Callable) -> None:
 
 
 def test_a_second_value_of_an_option_is_to_be_said_again(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = parser_of("Columns: ignore\n")
+    parser = parser_of("Columns: ignore")
     for words, again in (
         (["--ignore", "a", "b"], " --ignore takes one value: repeat the option for another."),
         (["b"], ""),
@@ -161,7 +161,7 @@ def test_a_second_value_of_an_option_is_to_be_said_again(capsys: pytest.CaptureF
 
 def test_an_option_with_one_value_is_refused_when_it_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     """``--label winner --label state`` would silently make a feature of ``winner``."""
-    parser = parser_of("Columns: label\n")
+    parser = parser_of("Columns: label")
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(["--label", "winner", "--label", "state"])
     assert "--label takes one value, but has 'winner' and 'state'." in capsys.readouterr().err

@@ -184,7 +184,7 @@ class Command:
     def groups(self) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
         """Yield the title and the options of each group."""
         for title, names, own in re.findall(
-            r"^([A-Z][a-z]+):(.*)\n((?:(?![A-Z][a-z]+:).*\n?)*)", self.options, re.MULTILINE
+            r"^([A-Z][a-z]+):(.*)\n?((?:(?![A-Z][a-z]+:).*\n?)*)", self.options, re.MULTILINE
         ):
             shared = {f"--{name}": SHARED[f"--{name}"] for name in names.split()}
             yield title, shared | (declare(own) if own.strip() else {})

@@ -310,7 +310,7 @@ def demo(options: Namespace) -> None:
     )
 
 
-@command("datasets", "pairnorm datasets --root ~/graphs", options="Options: root\n")
+@command("datasets", "pairnorm datasets --root ~/graphs", options="Options: root")
 def datasets(options: Namespace) -> None:
     """List the graphs of the paper, and where their files are."""
     from pairnorm import data
