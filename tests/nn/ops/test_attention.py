@@ -38,23 +38,14 @@ def inputs(nodes=20, trials=3, features=5, dtype=torch.float32, scale=1.0):
     return [tensor.requires_grad_() for tensor in (scale * scores, z)]
 
 
-def assert_equal_with_gradients(ours, reference, tensors):
-    torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
-    grad = torch.randn_like(reference)
-    for gradient, expected in zip(
-        torch.autograd.grad(ours, tensors, grad), torch.autograd.grad(reference, tensors, grad), strict=True
-    ):
-        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(("trials", "features"), [(1, 1), (3, 5), (2, 8)])
-def test_brute_force(trials, features, adjacency, either_form):
+def test_brute_force(trials, features, adjacency, either_form, assert_equal_with_gradients):
     tensors = inputs(trials=trials, features=features)
     expected = brute_force(adjacency.pattern, *tensors)
     assert_equal_with_gradients(attend(adjacency, *tensors), expected, tensors)
 
 
-def test_dropout_falls_on_the_weights(adjacency, either_form):
+def test_dropout_falls_on_the_weights(adjacency, either_form, assert_equal_with_gradients):
     tensors, keys = inputs(), draw_keys(3)
     factors = keep_mask(keys, 1, adjacency.pattern.num_entries, 0.5)[0] / 0.5
     expected = brute_force(adjacency.pattern, *tensors, factors)
@@ -62,13 +53,13 @@ def test_dropout_falls_on_the_weights(adjacency, either_form):
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "elu"])
-def test_bias_and_activation_follow(activation, adjacency, either_form):
+def test_bias_and_activation_follow(activation, adjacency, either_form, assert_equal_with_gradients):
     tensors = [*inputs(), torch.randn(3, 5, requires_grad=True)]
     expected = ACTIVATIONS[activation](brute_force(adjacency.pattern, *tensors[:2]) + tensors[2])
     assert_equal_with_gradients(attend(adjacency, *tensors, activation), expected, tensors)
 
 
-def test_rows_without_entries_get_zeros(either_form):
+def test_rows_without_entries_get_zeros(either_form, assert_equal_with_gradients):
     matrix = SparseMatrix.from_torch(torch.tensor([[0.0, 1, 1], [0, 0, 0], [1, 0, 0]]))
     tensors = inputs(nodes=3)
     y = attend(matrix, *tensors)
@@ -77,7 +68,7 @@ def test_rows_without_entries_get_zeros(either_form):
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_equals_peer(heads, edge_index, adjacency):
+def test_equals_peer(heads, edge_index, adjacency, assert_equal_with_gradients):
     peer = GATConv(6, 4, heads=heads, bias=False)
     x = torch.randn(20, 6, requires_grad=True)
     z = peer.lin(x).view(20, heads, 4)
@@ -86,13 +77,7 @@ def test_equals_peer(heads, edge_index, adjacency):
     ours = attend(adjacency, *tensors).flatten(1)
     leaves = [x, peer.lin.weight, peer.att_src, peer.att_dst]
     torch.testing.assert_close(ours, expected)
-    grad = torch.randn_like(ours)
-    for gradient, other in zip(
-        torch.autograd.grad(ours, leaves, grad, retain_graph=True),
-        torch.autograd.grad(expected, leaves, grad),
-        strict=True,
-    ):
-        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
+    assert_equal_with_gradients(ours, expected, leaves)
 
 
 def test_extreme_scores_are_finite(adjacency, either_form):
@@ -126,15 +111,14 @@ def test_gradients_in_double(adjacency):
 
 @pytest.mark.parametrize("mode", [None, "PN", "PN-SI"])
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_gradients_of_gradients(mode, rate, adjacency, either_form):
+def test_gradients_of_gradients(mode, rate, adjacency, either_form, second_gradients):
     tensors = [*inputs(), torch.randn(3, 5, requires_grad=True)]
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
     keys, norm = draw_keys(3), None if mode is None else PairNorm(2.0, mode)
 
     def second(tensors):
         y = attend(adjacency, *tensors, "elu", rate, keys if rate else None, norm)
-        first = torch.autograd.grad(y.pow(3).sum(), tensors, create_graph=True)
-        return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), tensors)
+        return second_gradients(y, tensors)
 
     expected = second(wide)
     largest = max(gradient.abs().max().item() for gradient in expected)

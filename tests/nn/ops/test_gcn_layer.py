@@ -48,27 +48,21 @@ def test_equals_the_formula_in_double(activation, mode, rate, trials, width, out
 
 
 @norms
-def test_without_a_linear_map(mode, adjacency, either_form):
+def test_without_a_linear_map(mode, adjacency, either_form, assert_equal_with_gradients):
     x, bias, _ = layer(width=5)
     expected = formula(adjacency, x, bias, "relu", norm_of(mode))
     y = gcn_layer(adjacency, x, bias, "relu", norm_of(mode))
     torch.testing.assert_close(y, expected)
-    grad = torch.randn_like(y)
-    gradients = [torch.autograd.grad(output, (x, bias), grad) for output in (y, expected)]
-    for gradient, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
+    assert_equal_with_gradients(y, expected, (x, bias), atol=1e-4)
 
 
 @activations
-def test_learned_weights_of_the_adjacency(activation, adjacency, either_form):
+def test_learned_weights_of_the_adjacency(activation, adjacency, either_form, assert_equal_with_gradients):
     matrix = SparseMatrix(adjacency.pattern, adjacency.values.clone().requires_grad_())
     x, bias, weight = layer()
     y = gcn_layer(matrix, x, bias, activation, PairNorm(), weight)
     expected = formula(matrix, x, bias, activation, PairNorm(), weight)
-    inputs, grad = (x, bias, weight, matrix.values), torch.randn_like(y)
-    gradients = [torch.autograd.grad(output, inputs, grad) for output in (y, expected)]
-    for gradient, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-4)
+    assert_equal_with_gradients(y, expected, (x, bias, weight, matrix.values), atol=1e-4)
 
 
 @activations
@@ -83,16 +77,11 @@ def test_half_and_double_precision(activation, adjacency):
 
 @activations
 @norms
-def test_gradients_of_gradients(activation, mode, adjacency, either_form):
+def test_gradients_of_gradients(activation, mode, adjacency, either_form, second_gradients):
     inputs, keys = layer(2, 4, 3), draw_keys(2)
-
-    def second(y):
-        first = torch.autograd.grad(y.pow(3).sum(), inputs, create_graph=True)
-        return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), inputs)
-
     x, bias, weight = inputs
-    ours = second(gcn_layer(adjacency, x, bias, activation, norm_of(mode), weight, 0.3, keys))
-    expected = second(formula(adjacency, x, bias, activation, norm_of(mode), weight, 0.3, keys))
+    settings = (adjacency, x, bias, activation, norm_of(mode), weight, 0.3, keys)
+    ours, expected = (second_gradients(compute(*settings), inputs) for compute in (gcn_layer, formula))
     largest = max(gradient.abs().max().item() for gradient in expected)
     for gradient, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-2, atol=1e-4 * largest)

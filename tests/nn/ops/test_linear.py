@@ -9,7 +9,7 @@ from pairnorm.nn.ops.linear import stacked_linear, stacked_linear_with_scores
 @pytest.mark.parametrize("trials", [1, 3])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_every_trial_by_its_own_weight(trials, shared, rate, either_form):
+def test_every_trial_by_its_own_weight(trials, shared, rate, either_form, assert_equal_with_gradients):
     x = torch.randn(11, 1 if shared else trials, 5, requires_grad=True)
     weight = torch.randn(trials, 5, 4, requires_grad=True)
     keys = draw_keys(trials) if rate else None
@@ -17,11 +17,7 @@ def test_every_trial_by_its_own_weight(trials, shared, rate, either_form):
     dropped = x.expand(-1, trials, -1)
     dropped = dropout(dropped, rate, keys) if rate else dropped
     expected = torch.stack([dropped[:, trial] @ weight[trial] for trial in range(trials)], 1)
-    torch.testing.assert_close(y, expected)
-    grad = torch.randn_like(y)
-    gradients = [torch.autograd.grad(output, (x, weight), grad) for output in (y, expected)]
-    for gradient, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(gradient, other)
+    assert_equal_with_gradients(y, expected, (x, weight), rtol=1.3e-6)
 
 
 def test_scores_come_with_the_map():

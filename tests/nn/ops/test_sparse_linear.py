@@ -29,20 +29,12 @@ def product(x, weight, rate=0.0, keys=None):
 
 @pytest.mark.parametrize("out", [1, 5, 32, 40])
 @pytest.mark.parametrize("rate", [None, 0.0, 0.5, 0.75])
-def test_equals_the_formula(features, out, rate, either_form):
+def test_equals_the_formula(features, out, rate, either_form, assert_equal_with_gradients):
     weight, keys = torch.randn(3, 8, out, requires_grad=True), draw_keys(3) if rate else None
     wide = weight.detach().double().requires_grad_()
-    y, expected = (
-        sparse_linear(features, weight, rate or 0.0, keys),
-        product(features, wide, rate or 0.0, keys),
-    )
-    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
-    grad = torch.randn(y.shape)
-    (gradient,), (other,) = (
-        torch.autograd.grad(y, weight, grad),
-        torch.autograd.grad(expected, wide, grad.double()),
-    )
-    torch.testing.assert_close(gradient.double(), other, rtol=1e-5, atol=1e-5)
+    y = sparse_linear(features, weight, rate or 0.0, keys)
+    expected = product(features, wide, rate or 0.0, keys)
+    assert_equal_with_gradients(y, expected, [weight], [wide], rtol=1e-5)
 
 
 def test_learned_features(either_form):

@@ -17,7 +17,9 @@ def by_kernels(matrix, scores, z, bias, activation, rate=0.0, keys=None, norm=No
 @pytest.mark.parametrize(("trials", "features"), [(1, 1), (3, 7), (2, 32)])
 @pytest.mark.parametrize("rate", [None, 0.1, 0.6])
 @pytest.mark.parametrize("activation", ["none", "relu", "elu"])
-def test_equals_the_plain_form(trials, features, rate, activation, adjacency, without_kernels):
+def test_equals_the_plain_form(
+    trials, features, rate, activation, adjacency, without_kernels, assert_equal_with_gradients
+):
     keys = None if rate is None else draw_keys(trials)
     shapes = (20, trials, 2), (20, trials, features), (trials, features)
     tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
@@ -25,26 +27,20 @@ def test_equals_the_plain_form(trials, features, rate, activation, adjacency, wi
     with without_kernels():
         plain = attend(adjacency, *tensors, activation, rate or 0.0, keys)
     torch.testing.assert_close(y, plain)
-    grad = torch.randn_like(y)
-    gradients = [torch.autograd.grad(output, tensors, grad) for output in (y, plain)]
-    for gradient, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
+    assert_equal_with_gradients(y, plain, tensors)
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
 @pytest.mark.parametrize("rate", [None, 0.6])
 @pytest.mark.parametrize("activation", ["none", "relu", "elu"])
-def test_the_norm_at_the_end(mode, rate, activation, adjacency):
+def test_the_norm_at_the_end(mode, rate, activation, adjacency, assert_equal_with_gradients):
     keys = None if rate is None else draw_keys(3)
     tensors = [torch.randn(shape, requires_grad=True) for shape in ((20, 3, 2), (20, 3, 40), (3, 40))]
     settings, norm = (activation, rate or 0.0, keys), PairNorm(2.0, mode)
     y = by_kernels(adjacency, *tensors, *settings, norm)
     expected = norm(by_kernels(adjacency, *tensors, *settings))
     torch.testing.assert_close(y, expected)
-    grad = torch.randn_like(y)
-    gradients = [torch.autograd.grad(output, tensors, grad) for output in (y, expected)]
-    for gradient, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-5)
+    assert_equal_with_gradients(y, expected, tensors)
     with torch.no_grad():
         assert torch.equal(by_kernels(adjacency, *tensors, *settings, norm), y)
 

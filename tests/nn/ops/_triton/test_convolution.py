@@ -103,18 +103,13 @@ def test_rows_without_entries_get_zeros(device):
     assert_equal_with_gradients(matrix, inputs(3, 2, 4, device), "relu", 0.0, None)
 
 
-def test_gradients_of_gradients(few_nodes, device):
+def test_gradients_of_gradients(few_nodes, device, second_gradients):
     """Bug: on CUDA they were refused."""
     matrix, tensors = few_nodes.to(device), inputs(8, 2, 3, device)
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
-
-    def second(y, tensors):
-        first = torch.autograd.grad(y.pow(3).sum(), tensors, create_graph=True)
-        return torch.autograd.grad(sum(gradient.pow(2).sum() for gradient in first), tensors)
-
-    expected = second(attend(matrix, *wide, "elu", norm=PairNorm()), wide)
+    expected = second_gradients(attend(matrix, *wide, "elu", norm=PairNorm()), wide)
     largest = max(gradient.abs().max().item() for gradient in expected)
-    ours = second(by_kernels(matrix, *tensors, "elu", norm=PairNorm()), tensors)
+    ours = second_gradients(by_kernels(matrix, *tensors, "elu", norm=PairNorm()), tensors)
     for gradient, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(gradient.double(), other, rtol=1e-2, atol=1e-4 * largest)
 
