@@ -50,6 +50,7 @@ CLEAN_CODE = [
     "src/pairnorm/base",
     "src/pairnorm/cli.py",
     "src/pairnorm/commands",
+    "src/pairnorm/compare",
     "src/pairnorm/data",
     "src/pairnorm/impute",
     "src/pairnorm/measure",

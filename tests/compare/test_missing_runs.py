@@ -24,11 +24,10 @@ from pairnorm.compare.missing import (
 from pairnorm.compare.missing_runs import (
     Evaluation,
     MissingResults,
-    _in_order,
-    _to_evaluate,
     compare,
     count_pending,
     evaluate,
+    pending_evaluations,
     read_evaluations,
     write_evaluations,
 )
@@ -60,7 +59,7 @@ def an_evaluation(**changes: object) -> Evaluation:
     return row._replace(**changes)  # type: ignore[arg-type]
 
 
-def test_it_trains_judges_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_it_trains_evaluates_and_resumes_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "missing.sqlite"
     # Two candidates of two cells, the second run of the selected ones, and one evaluation.
     assert count_pending([SMALL], MissingResults.read(path)) == 4 + 2 + 1
@@ -81,9 +80,11 @@ def test_it_trains_judges_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_the_first_run_of_everything_is_judged_before_the_second_of_anything() -> None:
+def test_the_first_run_of_everything_is_evaluated_before_the_second_of_anything() -> None:
     protocols = [replace(SMALL, missing=(80, 40)), replace(SMALL, missing=(20,), evaluated=("fit",))]
-    jobs = [(cell.missing_percent, seed) for _, cell, seed in _in_order(protocols, MissingResults({}))]
+    jobs = [
+        (cell.missing_percent, seed) for _, cell, seed in pending_evaluations(protocols, MissingResults({}))
+    ]
     assert jobs == [(80, 0), (40, 0), (20, 0), (80, 1), (40, 1), (20, 1)]
 
 
@@ -122,7 +123,7 @@ def test_evaluations_are_read_back_from_the_store(tmp_path: Path, raises) -> Non
 
 
 @pytest.mark.parametrize("model", ["label propagation", "logistic regression", "Correct & Smooth"])
-def test_a_method_is_judged_by_the_test_nodes_of_a_graph_that_lacks_what_is_missing(model: str) -> None:
+def test_a_method_is_evaluated_on_the_test_nodes_of_a_graph_with_masked_features(model: str) -> None:
     protocol = replace(SMALL, datasets=("csbm",), missing=(60,), evaluated=(model,))
     [cell] = protocol.evaluated_cells()
     [row] = evaluate(protocol, cell, 1)
@@ -149,8 +150,8 @@ def test_fsd_cap_sees_validation_labels_by_name(model: str, monkeypatch: pytest.
     [row] = evaluate(protocol, cell, 1)
     hidden = mask_features(graph, missing_nodes(graph, 0.9, seed=1))
     spec = Spec(graph.name, **missing.FSD_CAP_GCN)
-    chances = fsd_cap(hidden, spec, 1, validation_labels=model == FSD_CAP_RELEASED)
-    right = (chances.argmax(1) == graph.labels)[graph.test].float().mean()
+    probabilities = fsd_cap(hidden, spec, 1, validation_labels=model == FSD_CAP_RELEASED)
+    right = (probabilities.argmax(1) == graph.labels)[graph.test].float().mean()
     assert row.cell == cell == MissingCell("ssnc-mv", "cora-small", "fsd-cap", model, 90)
     assert row.accuracy == pytest.approx(float(right), abs=1e-6)
 
@@ -175,10 +176,14 @@ def rows(small: Graph) -> dict[MissingCell, Evaluation]:
     return {row.cell: row for row in evaluate(OF_FIT, cell, 0)}
 
 
-def test_what_fit_tries_is_judged_along_with_it_as_if_alone(rows: dict[MissingCell, Evaluation]) -> None:
+def test_models_that_fit_trains_are_evaluated_along_with_it_as_if_alone(
+    rows: dict[MissingCell, Evaluation],
+) -> None:
     *others, cell = OF_FIT.evaluated_cells()
-    assert list(_to_evaluate(OF_FIT, MissingResults({}))) == [(cell, 0)]
-    assert list(_to_evaluate(OF_FIT, MissingResults({}, [rows[cell]]))) == [(other, 0) for other in others]
+    assert pending_evaluations([OF_FIT], MissingResults({})) == [(OF_FIT, cell, 0)]
+    assert pending_evaluations([OF_FIT], MissingResults({}, [rows[cell]])) == [
+        (OF_FIT, other, 0) for other in others
+    ]
     for other in others:
         [alone] = evaluate(OF_FIT, other, 0)
         assert rows[other][6:9] == pytest.approx(alone[6:9], abs=2e-6)

@@ -1,5 +1,7 @@
 """Baselines from other papers: Correct and Smooth, and FSD-CAP."""
 
+from itertools import product
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -13,7 +15,7 @@ from pairnorm.train import Spec, fit
 
 # Settings of the released code, which states them for Cora only.
 GAMMA, MEMORY, STEPS, TEMPERATURE = 1.2, 0.2, 200, 1000.0
-CORRECTION_STEPS = 50
+CORRECTION_STEPS, ALPHAS = 50, (0.5, 0.8, 0.95, 0.99)
 
 
 def correct_and_smooth(
@@ -38,11 +40,23 @@ def correct_and_smooth(
     truth = one_hot(labels[known], probabilities.size(1)).to(probabilities)
     errors = torch.zeros_like(probabilities)
     errors[known] = truth - probabilities[known]
-    spread = propagate_with_restart(matrix, errors, [correct], CORRECTION_STEPS, (-1, 1)).squeeze(1)
-    scale = errors[known].abs().sum() / len(truth) / spread.abs().sum(1, keepdim=True)
+    propagated = propagate_with_restart(matrix, errors, [correct], CORRECTION_STEPS, (-1, 1)).squeeze(1)
+    scale = errors[known].abs().sum() / len(truth) / propagated.abs().sum(1, keepdim=True)
     scale = torch.where(scale.isinf() | (scale > 1000), 1, scale)  # almost nothing arrived
-    corrected = (probabilities + scale * spread).index_put((known,), truth)
+    corrected = (probabilities + scale * propagated).index_put((known,), truth)
     return propagate_with_restart(matrix, corrected, [smooth], CORRECTION_STEPS, (0, 1)).squeeze(1)
+
+
+def tuned_correct_and_smooth(graph: Graph, probabilities: Tensor) -> Tensor:
+    """Correct and smooth with the two alphas that have the highest validation accuracy."""
+    matrix = normalized_adjacency(graph.adjacency, "sym")
+    smoothed = [
+        correct_and_smooth(matrix, probabilities, graph.labels, graph.train, *alphas)
+        for alphas in product(ALPHAS, repeat=2)
+    ]
+    right = [int((one.argmax(1) == graph.labels)[graph.validation].sum()) for one in smoothed]
+    best = smoothed[right.index(max(right))]
+    return best / best.sum(1, keepdim=True).clamp(min=1e-12)
 
 
 @torch.no_grad()
@@ -50,8 +64,8 @@ def fsd_cap(graph: Graph, spec: Spec, seed: int, *, validation_labels: bool) -> 
     """Return the class probabilities [n, classes] of a model that learns from imputed features.
 
     One model is trained on the diffused features and predicts the classes whose means are mixed in; another
-    is trained on the result. The authors take the confidence of the first after its last epoch,
-    here it is that of the best by validation; at their temperature both are all but 1 / classes.
+    is trained on the result. The authors use the confidence of the first after its last epoch, here it is
+    that of the best epoch by validation; at their temperature both are nearly 1 / classes.
 
     Args:
         graph: dense features, whole vectors missing; with a split.
@@ -66,17 +80,17 @@ def fsd_cap(graph: Graph, spec: Spec, seed: int, *, validation_labels: bool) -> 
     given = graph.train | graph.validation if validation_labels else graph.train
     classes = torch.where(given, graph.labels, logits.argmax(1))
     confidence = (logits / TEMPERATURE).softmax(1).amax(1)
-    leaning = class_aware(graph.adjacency, diffused, classes, confidence)
-    imputed = torch.where(known.unsqueeze(1), diffused, leaning)
+    mixed = class_aware(graph.adjacency, diffused, classes, confidence)
+    imputed = torch.where(known.unsqueeze(1), diffused, mixed)
     return _logits(graph, imputed, spec, seed).softmax(1)
 
 
 def _logits(graph: Graph, features: Tensor, spec: Spec, seed: int) -> Tensor:
     if 4 * features.count_nonzero() < features.numel():  # columns that no known vector has stay empty
         features = features.to_sparse_csr()
-    whole = graph.replace(features=features, missing=torch.zeros_like(graph.missing))
+    complete = graph.replace(features=features, missing=torch.zeros_like(graph.missing))
     with torch.enable_grad():
-        model = fit(whole, spec, [seed], "cpu")
+        model = fit(complete, spec, [seed], "cpu")
     logits: Tensor = model(features, graph.adjacency)
     return logits.squeeze(1)
 
@@ -108,12 +122,12 @@ def subgraph_diffusion(
         steps: on each subgraph.
     """
     pattern, away = normalized_adjacency(adjacency).pattern, torch.from_numpy(hops(adjacency, known.numpy()))
-    # But for a factor all is linear in the known vectors: their coordinates in a basis of theirs are enough,
-    # which are few where few are known, and have the same norm.
+    # Up to a factor all is linear in the known vectors: their coordinates in an orthonormal basis suffice.
+    # Few known vectors have few coordinates, and the norm stays the same.
     basis, coordinates = torch.linalg.qr(features[known].t())
     start = features.new_zeros(len(features), basis.size(1))
     start[known] = coordinates.t()
-    state = before = start
+    state = previous = start
     last, inside, reach, number = torch.zeros_like(known), known, 0, 0
     while not torch.equal(last, inside):
         number += 1
@@ -121,8 +135,8 @@ def subgraph_diffusion(
         last, inside = inside, (away >= 0) & (away <= reach)
         matrix = fractional(pattern, inside, gamma, features.dtype)
         for _ in range(steps):
-            state = torch.where(known.unsqueeze(1), start, (matrix @ state).add_(before, alpha=memory))
-        before = state / state.norm().clamp(min=torch.finfo(state.dtype).tiny)
+            state = torch.where(known.unsqueeze(1), start, (matrix @ state).add_(previous, alpha=memory))
+        previous = state / state.norm().clamp(min=torch.finfo(state.dtype).tiny)
     return torch.where(known.unsqueeze(1), features, state @ basis.t())
 
 

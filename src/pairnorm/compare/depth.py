@@ -312,7 +312,8 @@ class DepthTable:
         }
 
     def csv(self) -> str:
-        """Return the complete rows as CSV. The column of the method is called ``remedy``."""
+        """Return the complete rows as CSV."""
+        # The file format keeps the first name of this column.
         header = ["remedy" if name == "method" else name for name in COLUMNS]
         return csv_text(header, ([_format(row[name]) for name in COLUMNS] for row in self.rows))
 

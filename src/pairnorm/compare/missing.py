@@ -318,11 +318,9 @@ class Selection:
             one_of("model", name, MODELS)
         for percent in self.missing or ():
             real_number("missing", percent, least=0, most=100)
-        asked = [
-            PROTOCOLS[name] for name in PROTOCOLS if self.protocols is None or _asked(name, self.protocols)
-        ]
-        found = [small for protocol in asked if (small := self._narrowed(protocol))]
-        if not found:
+        narrowed = [self._narrow(protocol) for protocol in PROTOCOLS.values() if self._names(protocol)]
+        chosen = [protocol for protocol in narrowed if protocol is not None]
+        if not chosen:
             raise PairNormError(
                 "nothing of the comparison is left",
                 code="nothing-selected",
@@ -332,9 +330,15 @@ class Selection:
                 model=...,
                 missing=...,
             )
-        return found
+        return chosen
 
-    def _narrowed(self, protocol: Protocol) -> Protocol | None:
+    def _names(self, protocol: Protocol) -> bool:
+        """Return whether a protocol is selected by its name or its group."""
+        group = protocol.name.partition("-")[0]
+        given = self.protocols
+        return given is None or protocol.name in given or (group in GROUPS and group in given)
+
+    def _narrow(self, protocol: Protocol) -> Protocol | None:
         changes: dict[str, Any] = {}
         if self.runs is not None:
             changes["runs"] = min(protocol.runs, whole_number("runs", self.runs, least=1))
@@ -356,10 +360,6 @@ class Selection:
         return None if empty else small
 
 
-def _asked(name: str, protocols: Sequence[str]) -> bool:
-    return name in protocols or name.partition("-")[0] in set(protocols).intersection(GROUPS)
-
-
 def mask_features(graph: Graph, missing: Missing) -> Graph:
     """Remove the features that are missing in the first trial, in addition to those missing in the data.
 
@@ -367,10 +367,10 @@ def mask_features(graph: Graph, missing: Missing) -> Graph:
         graph: the graph; with dense features where single entries are missing.
         missing: the mask of one or more trials.
     """
-    given = graph.missing if graph.missing.dim() == 2 else graph.missing[:, None]
-    lost = missing.mask[:, 0].view(graph.num_nodes, -1) | given
+    before = graph.missing if graph.missing.dim() == 2 else graph.missing[:, None]
+    masked = missing.mask[:, 0].view(graph.num_nodes, -1) | before
     features = features_after(graph, missing, "none").trial(0)
-    return graph.replace(features=features, missing=lost.squeeze(1) if lost.size(1) == 1 else lost)
+    return graph.replace(features=features, missing=masked.squeeze(1) if masked.size(1) == 1 else masked)
 
 
 @cache

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.compare.baselines import correct_and_smooth, fsd_cap
+from pairnorm.compare.baselines import fsd_cap, tuned_correct_and_smooth
 from pairnorm.compare.missing import (
     ALONE,
     FIT,
@@ -32,7 +31,6 @@ from pairnorm.compare.missing import (
     reached,
 )
 from pairnorm.data import Graph
-from pairnorm.nn import normalized_adjacency
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.runner import Batch, OnProgress, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, Trial
@@ -43,7 +41,6 @@ from pairnorm.train.schedule import Running
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
 
-ALPHAS = (0.5, 0.8, 0.95, 0.99)
 RECORDS = "missing"
 """Collection of a store with the evaluations."""
 
@@ -148,12 +145,6 @@ def _batches(protocols: Iterable[Protocol], root: Path | None) -> Iterator[Batch
             yield Batch(name, [(protocol, cells)], graphs=graphs, ignore_fingerprints=True)
 
 
-def count_pending(protocols: Sequence[Protocol], results: MissingResults) -> int:
-    """Return how many runs are pending."""
-    trained = results.index.count_pending(protocols)
-    return trained + sum(1 for protocol in protocols for _ in _to_evaluate(protocol, results))
-
-
 def _own_graphs(protocol: Protocol, dataset: str, root: Path | None) -> dict[str, Graph]:
     """Return the graph of a dataset by its name in specs, unless it is loaded by that name."""
     if protocol.graphs == "named" and dataset not in REACHED:
@@ -161,25 +152,30 @@ def _own_graphs(protocol: Protocol, dataset: str, root: Path | None) -> dict[str
     return {protocol.graph_name(dataset): protocol.graph(dataset, root)}
 
 
-def _to_evaluate(protocol: Protocol, found: MissingResults) -> Iterator[tuple[MissingCell, int]]:
-    """Yield what is pending, except models that are evaluated along with ``fit``, which trains them."""
-    pending = {
-        (cell, seed): None
-        for cell in protocol.evaluated_cells()
-        for seed in protocol.seeds(cell)
-        if (cell, seed) not in found.evaluated
-    }
-    for cell, seed in pending:
-        along = cell._replace(model=FIT, imputation=IMPUTATION_OF[FIT])
-        if cell.model not in ALONE or (along, seed) not in pending:
-            yield cell, seed
+def count_pending(protocols: Sequence[Protocol], results: MissingResults) -> int:
+    """Return how many runs are pending."""
+    return results.index.count_pending(protocols) + len(pending_evaluations(protocols, results))
 
 
-def _in_order(
-    protocols: Iterable[Protocol], found: MissingResults
+def pending_evaluations(
+    protocols: Iterable[Protocol], results: MissingResults
 ) -> list[tuple[Protocol, MissingCell, int]]:
-    """Return what is to be evaluated, the first run of everything first, in case time runs out."""
-    jobs = [(protocol, *job) for protocol in protocols for job in _to_evaluate(protocol, found)]
+    """Return what is to be evaluated: the first run of everything first, in case time runs out.
+
+    Models that ``fit`` trains are left out where they are evaluated along with it.
+    """
+    jobs = []
+    for protocol in protocols:
+        pending = {
+            (cell, seed)
+            for cell in protocol.evaluated_cells()
+            for seed in protocol.seeds(cell)
+            if (cell, seed) not in results.evaluated
+        }
+        for cell, seed in product(protocol.evaluated_cells(), range(protocol.runs)):
+            along = cell._replace(model=FIT, imputation=IMPUTATION_OF[FIT]), seed
+            if (cell, seed) in pending and (cell.model not in ALONE or along not in pending):
+                jobs.append((protocol, cell, seed))
     return sorted(jobs, key=lambda job: job[2])
 
 
@@ -191,24 +187,23 @@ def _evaluate_all(
     should_stop: Callable[[], bool],
 ) -> None:
     """Evaluate what is pending, in order, in several processes."""
-    found = MissingResults.read(path)
-    waiting = _in_order(protocols, found)
+    waiting = pending_evaluations(protocols, MissingResults.read(path))
     total = len(waiting)
     if not waiting or should_stop():
         return
-    pending: set[Future[list[Evaluation]]] = set()
+    futures: set[Future[list[Evaluation]]] = set()
     workers = running.workers or os.cpu_count() or 1
     with Workers(workers) as pool:
         while True:
-            while waiting and len(pending) < workers and not should_stop():
+            while waiting and len(futures) < workers and not should_stop():
                 protocol, cell, seed = waiting.pop(0)
-                pending.add(pool.submit(evaluate, protocol, cell, seed, running.root))
-                done = total - len(waiting) - len(pending)
+                futures.add(pool.submit(evaluate, protocol, cell, seed, running.root))
+                done = total - len(waiting) - len(futures)
                 label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
                 on_progress(f"{protocol.name}, without epochs", Progress(done, total, total, label))
-            if not pending:
+            if not futures:
                 break
-            finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+            finished, futures = wait(futures, return_when=FIRST_COMPLETED)
             with Store(path) as store:
                 write_evaluations(store, [row for future in finished for row in future.result()])
 
@@ -222,42 +217,23 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
         seed: of the run.
         root: folder of the graphs' files.
     """
-    from pairnorm.classify import NodeClassifier, Scores
+    from pairnorm.classify import Scores
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few labels are on purpose
         graph = protocol.mask(protocol.graph(cell.dataset, root, seed), cell.missing_percent, seed)
-        settings: dict[str, Any] = {"device": "cpu", "random_state": seed}
-        alone = {"simple": True, "refit": False, **settings}
-        classifier: NodeClassifier | None = None
-        if cell.model == FIT:
-            classifier = NodeClassifier(**settings).fit(graph)
-            found = {FIT: classifier.evaluation_probabilities_}
-            if graph.validation.any():  # otherwise all labels were used already
-                found[REFITTED] = classifier.probabilities_
-            found |= {model: _alone(classifier, model) for model in protocol.evaluated if model in ALONE}
-        elif cell.model == "Correct & Smooth":
-            classifier = NodeClassifier("SGC", norm="none", impute=cell.imputation, **alone).fit(graph)
-            found = {
-                cell.model: _corrected(graph, torch.from_numpy(classifier.evaluation_probabilities_)).numpy()
-            }
-        elif cell.imputation == "fsd-cap":
-            spec, released = Spec(graph.name, **FSD_CAP_GCN), cell.model == FSD_CAP_RELEASED
-            found = {cell.model: fsd_cap(graph, spec, seed, validation_labels=released).numpy()}
-        else:
-            classifier = NodeClassifier(cell.model.removesuffix(" alone"), **alone).fit(graph)
-            found = {cell.model: classifier.evaluation_probabilities_}
-    origin = Origin.here(seconds=time.perf_counter() - began, shared_by=1, device="cpu")
+        by_model, classifier = _predict(protocol, cell, graph, seed)
+    origin = Origin.here(seconds=time.perf_counter() - start, shared_by=1, device="cpu")
     tests = {cell.dataset: graph.test}
     if protocol.name == SSNC.name:
-        own = [name for name, whole in REACHED.items() if whole == cell.dataset]
-        tests |= {name: graph.test & reached(graph) for name in own}
-    rows = []
-    for model, probabilities in found.items():
+        names = [name for name, whole in REACHED.items() if whole == cell.dataset]
+        tests |= {name: graph.test & reached(graph) for name in names}
+    labels, rows = graph.labels.numpy(), []
+    for model, probabilities in by_model.items():
+        predicted = probabilities.argmax(1) if classifier is None else classifier.decide(probabilities)
         for dataset, test in tests.items():
-            mask, labels = test.numpy(), graph.labels.numpy()
-            predicted = probabilities.argmax(1) if classifier is None else classifier.decide(probabilities)
+            mask = test.numpy()
             scores = Scores.of(labels[mask], predicted[mask], graph.num_classes, probabilities[mask])
             rows.append(
                 Evaluation(
@@ -274,6 +250,32 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
     return rows
 
 
+def _predict(
+    protocol: Protocol, cell: MissingCell, graph: Graph, seed: int
+) -> "tuple[dict[str, NDArray[np.float32]], NodeClassifier | None]":
+    """Return probabilities by model, and the classifier that decides on labels; None for the largest."""
+    from pairnorm.classify import NodeClassifier
+
+    if cell.imputation == "fsd-cap":
+        spec, released = Spec(graph.name, **FSD_CAP_GCN), cell.model == FSD_CAP_RELEASED
+        return {cell.model: fsd_cap(graph, spec, seed, validation_labels=released).numpy()}, None
+    settings: dict[str, Any] = {"device": "cpu", "random_state": seed}
+    if cell.model == FIT:
+        classifier = NodeClassifier(**settings).fit(graph)
+        by_model = {FIT: classifier.evaluation_probabilities_}
+        if graph.validation.any():  # otherwise all labels were used already
+            by_model[REFITTED] = classifier.probabilities_
+        by_model |= {model: _alone(classifier, model) for model in protocol.evaluated if model in ALONE}
+        return by_model, classifier
+    settings |= {"simple": True, "refit": False}
+    if cell.model != "Correct & Smooth":
+        classifier = NodeClassifier(cell.model.removesuffix(" alone"), **settings).fit(graph)
+        return {cell.model: classifier.evaluation_probabilities_}, classifier
+    classifier = NodeClassifier("SGC", norm="none", impute=cell.imputation, **settings).fit(graph)
+    probabilities = torch.from_numpy(classifier.evaluation_probabilities_)
+    return {cell.model: tuned_correct_and_smooth(graph, probabilities).numpy()}, classifier
+
+
 def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     """Return the probabilities of the best candidate of one kind."""
     from pairnorm.classify.calibration import fit_temperature, mean_probabilities
@@ -287,15 +289,3 @@ def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     )
     logits = alone.logits(task.prepared)
     return np.asarray(mean_probabilities(logits, temperature).numpy())
-
-
-def _corrected(graph: Graph, probabilities: Tensor) -> Tensor:
-    """Correct and smooth with the two alphas of the highest validation accuracy."""
-    matrix = normalized_adjacency(graph.adjacency, "sym")
-    smoothed = [
-        correct_and_smooth(matrix, probabilities, graph.labels, graph.train, *alphas)
-        for alphas in product(ALPHAS, repeat=2)
-    ]
-    right = [int((one.argmax(1) == graph.labels)[graph.validation].sum()) for one in smoothed]
-    best = smoothed[right.index(max(right))]
-    return best / best.sum(1, keepdim=True).clamp(min=1e-12)

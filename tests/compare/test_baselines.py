@@ -1,12 +1,24 @@
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
 
-from pairnorm.compare.baselines import class_aware, fractional, fsd_cap, subgraph_diffusion
+from pairnorm.compare.baselines import (
+    class_aware,
+    correct_and_smooth,
+    fractional,
+    fsd_cap,
+    subgraph_diffusion,
+)
 from pairnorm.compare.missing import mask_features
 from pairnorm.data import Graph, csbm, missing_nodes
 from pairnorm.nn import normalized_adjacency
 from pairnorm.train import Spec
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
+    from torch_geometric.nn import CorrectAndSmooth
 
 
 @pytest.fixture
@@ -112,3 +124,32 @@ def test_labels_of_test_nodes_are_never_seen_and_of_validation_nodes_where_asked
         assert torch.equal(predicted(with_other_labels(graph.test), validation_labels), expected)
         other = predicted(with_other_labels(graph.validation), validation_labels)
         assert torch.equal(other, expected) is not validation_labels
+
+
+@pytest.mark.parametrize(("correct", "smooth"), [(0.5, 0.8), (0.99, 0.5)])
+def test_correct_and_smooth_agrees_with_pyg(correct: float, smooth: float) -> None:
+    graph = csbm(150, classes=3, degree=3, seed=2).with_split("per-class-10")
+    matrix = normalized_adjacency(graph.adjacency, "sym")
+    generator = torch.Generator().manual_seed(1)
+    probabilities = torch.randn(graph.num_nodes, 3, generator=generator).softmax(1)
+    found = correct_and_smooth(matrix, probabilities, graph.labels, graph.train, correct, smooth)
+
+    peer = CorrectAndSmooth(50, correct, 50, smooth, autoscale=True)
+    edges = torch.stack([matrix.pattern.column.long(), matrix.pattern.row.long()])
+    truth = graph.labels[graph.train]
+    expected = peer.correct(probabilities, truth, graph.train, edges, matrix.values)
+    expected = peer.smooth(expected, truth, graph.train, edges, matrix.values)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_correct_and_smooth_uses_no_other_labels() -> None:
+    graph = csbm(100, classes=2, seed=3).with_split("per-class-10")
+    matrix, probabilities = normalized_adjacency(graph.adjacency, "sym"), torch.full((100, 2), 0.5)
+    others = torch.where(graph.train, graph.labels, 1 - graph.labels)
+    found, same = (
+        correct_and_smooth(matrix, probabilities, labels, graph.train, 0.8, 0.8)
+        for labels in (graph.labels, others)
+    )
+    assert torch.equal(found, same)
+    right = (found.argmax(1) == graph.labels)[graph.test].float().mean()
+    assert right > 0.6
