@@ -1,4 +1,4 @@
-"""CSR tensors of torch, made in one place: unchecked, since the checks are ours, and without its warnings."""
+"""Create CSR tensors without the warnings and the checks of torch."""
 
 import warnings
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from torch import Tensor
 
 
 def sparse_csr(crow: Tensor, column: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the ``torch.sparse_csr`` matrix of its pieces, which must be sound.
+    """Return a ``torch.sparse_csr`` matrix of components that the caller has validated.
 
     Args:
-        crow: where the entries of every row begin.
-        column: of every entry.
-        values: of every entry.
-        shape: rows and columns.
+        crow: the index of the first entry of each row, and the number of entries.
+        column: the column of each entry.
+        values: the value of each entry.
+        shape: the number of rows and of columns.
     """
     suppress_csr_warning()
     return torch.sparse_csr_tensor(crow, column, values, tuple(shape), check_invariants=False)
 
 
 def csr_components(matrix: Tensor) -> tuple[Tensor, ...]:
-    """Return row starts, columns and values of a CSR tensor; of a dense one, itself alone."""
+    """Return row starts, columns and values of a CSR tensor, or a dense tensor alone."""
     if matrix.layout != torch.sparse_csr:
         return (matrix,)
     return matrix.crow_indices(), matrix.col_indices(), matrix.values()
@@ -30,7 +30,7 @@ def csr_components(matrix: Tensor) -> tuple[Tensor, ...]:
 
 @cache
 def suppress_csr_warning() -> None:
-    """Make a first CSR tensor: torch says once in a process that they are in beta and go unchecked."""
+    """Create a first CSR tensor, since torch warns once per process that these are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_coo_tensor(torch.zeros(2, 1), torch.ones(1), (1, 1)).coalesce().to_sparse_csr()

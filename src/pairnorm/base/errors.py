@@ -74,12 +74,12 @@ class PairNormError(ValueError):
         options = {name: _as_option(renamed.get(name, name), value) for name, value in self.options.items()}
         return self._text(options, problem)
 
-    def within(self, place: str) -> Self:
+    def within(self, prefix: str) -> Self:
         """Return the same error with a prefix such as a file name, unless it has that prefix already."""
-        if self.problem.startswith(place):
+        if self.problem.startswith(prefix):
             return self
         error = copy(self)
-        error.problem = f"{place}: {self.problem}"
+        error.problem = f"{prefix}: {self.problem}"
         error.args = (error.problem,)
         return error
 
@@ -197,9 +197,8 @@ def real_number(
         return number + 0.0  # -0.0 becomes 0.0
     low = f"above {above:g}" if above > -inf else f"from {least:g}" if least > -inf else ""
     high = f"below {below:g}" if below < inf else f"{'to' if low else 'up to'} {most:g}" if most < inf else ""
-    bounds = f" {low or ''}{' ' if low and high else ''}{high}".rstrip()
-    problem = f"{what} is {quoted(value)}"
-    raise PairNormError(problem, code="not-a-number", value=value, expected=f"a finite number{bounds}")
+    expected = " ".join(filter(None, ("a finite number", low, high)))
+    raise PairNormError(f"{what} is {quoted(value)}", code="not-a-number", value=value, expected=expected)
 
 
 def parse_duration(what: str, value: float | str, allow_zero: bool = False) -> float:
