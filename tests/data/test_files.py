@@ -150,7 +150,7 @@ def test_nothing_is_unpickled(tmp_path: Path, name: str, raises: Callable) -> No
         Graph.from_files(path)
 
 
-@pytest.mark.parametrize("kind", ["npz", "safetensors", "pt", "graphml", "parquet"])
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "pt", "graphml", "gml", "parquet"])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=st.binary(max_size=200))
 def test_broken_files_are_named(tmp_path: Path, kind: str, contents: bytes) -> None:
@@ -637,6 +637,18 @@ def test_gml_is_read_as_graphml_is(tmp_path: Path) -> None:
     assert first.fingerprint == second.fingerprint
     assert first.node_names.tolist() == ["a", "b", "c"]
     assert first.feature_names == ("age",)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_gml_as_other_tools_write_it(tmp_path: Path) -> None:
+    """Without labels, with an edge that is listed twice, and with letters that are not ASCII."""
+    nodes = "".join(f'node [ id {n} city "{city}" ] ' for n, city in ((7, "Köln"), (8, "Bonn"), (9, "Köln")))
+    edges = "".join(f"edge [ source {a} target {b} ] " for a, b in ((7, 8), (7, 8), (8, 9)))
+    (tmp_path / "g.gml").write_text(f'Creator "x"\ngraph\n[\n{nodes}{edges}]', encoding="utf-8")
+    graph = Graph.from_files(tmp_path / "g.gml", label="city")
+    assert graph.node_names.tolist() == [7, 8, 9]
+    assert graph.class_names == ("Bonn", "Köln")
+    assert graph.num_edges == 2
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")

@@ -112,6 +112,10 @@ def test_numbers_that_many_nodes_share_are_classes() -> None:
     assert len(labels([f"word {i % 300}" for i in range(600)])[1]) == 300
 
 
+def test_a_number_beyond_float64_may_be_a_class() -> None:
+    assert labels(["0", "1e310"])[1] == ("0", "1e310")
+
+
 def test_names_are_no_classes(raises: Callable) -> None:
     names = [f"word {i}" for i in range(21)]
     with raises("too-many-classes", "nodes.csv: column 'y' holds 21 different texts on 41 nodes", value=21):

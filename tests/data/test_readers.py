@@ -14,6 +14,7 @@ import pandas
 import pytest
 
 from pairnorm.base.errors import PairNormError
+from pairnorm.data.encoder import ColumnOptions, ReadingOptions
 from pairnorm.data.files import find_files
 from pairnorm.data.profile import parse_dates
 from pairnorm.data.tables import open_table, open_tables, read_blocks
@@ -45,17 +46,18 @@ def test_another_delimiter_is_found_out_and_said(
     assert table.columns == ("id", "x", "y")
     assert table.notes == [f"{name} is separated by {sign!r}; --delimiter (delimiter=) names another sign"]
     with raises("wrong-delimiter", name, value=":"):
-        open_table(path, ":")
+        open_table(path, options=ReadingOptions(delimiter=":"))
 
 
 @pytest.mark.parametrize("delimiter", ["\t", "\\t", "tab"])
 def test_a_tab_has_three_names(write: Write, delimiter: str) -> None:
-    assert open_table(write("t.csv", "id\tx\na\t1\n"), delimiter).columns == ("id", "x")
+    path = write("t.csv", "id\tx\na\t1\n")
+    assert open_table(path, options=ReadingOptions(delimiter=delimiter)).columns == ("id", "x")
 
 
 def test_a_delimiter_is_one_character(write: Write, raises: Callable) -> None:
     with raises("out-of-range", value="::"):
-        open_table(write("t.csv", "id::x\na::1\n"), "::")
+        open_table(write("t.csv", "id::x\na::1\n"), options=ReadingOptions(delimiter="::"))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_a_delimiter_is_one_character(write: Write, raises: Callable) -> None:
 def test_encodings_are_found_and_said(tmp_path: Path, encoding: str, said: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("id,city\na,Zürich\nb,Köln\n".encode(encoding))
-    for table in (open_table(path), open_table(path, encoding=encoding)):
+    for table in (open_table(path), open_table(path, options=ReadingOptions(encoding=encoding))):
         assert table.columns == ("id", "city")
         (frame,) = read_blocks(table)
         assert frame["city"].tolist() == ["Zürich", "Köln"]
@@ -92,10 +94,10 @@ def test_a_wrong_encoding_is_named(tmp_path: Path, raises: Callable) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("id,city\na,Zürich\n".encode("latin-1"))
     with raises("wrong-encoding", options={"encoding": ...}):
-        list(read_blocks(open_table(path, encoding="utf-8")))
+        list(read_blocks(open_table(path, options=ReadingOptions(encoding="utf-8"))))
     for name in ("utf-9", "base64", "\0"):
         with raises("unknown-choice", value=name):
-            open_tables("nodes", path, encoding=name)
+            ColumnOptions(encoding=name)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:

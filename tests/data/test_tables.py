@@ -77,6 +77,7 @@ def test_numbers_keep_what_is_empty_apart() -> None:
     ("cells", "code", "where", "value"),
     [
         (["1", "2", "three"], "not-a-number", "t, row 13", "three"),
+        (["1", "2", "\x00"], "not-a-number", "t, row 13", "\x00"),
         ([1.0, np.inf], "not-finite", "t, row 12", np.inf),
         ([1.0, 1e39], "not-finite", "t, row 12", 1e39),
     ],

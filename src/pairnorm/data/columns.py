@@ -134,7 +134,7 @@ def read_column(
 
 def _counts(values: NDArray[np.float64]) -> Any:
     filled = values[~np.isnan(values)]
-    return lambda: (len(filled), len(np.unique(filled)), int((filled % 1 != 0).sum()))
+    return lambda: (len(filled), len(np.unique(filled)), int((filled != np.floor(filled)).sum()))
 
 
 def _ignored(name: str) -> ColumnValues:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, closest, one_of, quoted, whole_number
 from pairnorm.data.features import take_columns
-from pairnorm.data.files import quote_names
-from pairnorm.data.profile import MISSING_WORDS
+from pairnorm.data.files import check_encoding, quote_names
+from pairnorm.data.profile import is_number
 
 if TYPE_CHECKING:
     from pairnorm.data.tables import Table
@@ -52,6 +52,10 @@ class ReadingOptions:
     unknown_edges: str | None = None
     merge_classes: bool | None = None
 
+    def delimiter_of(self, role: str) -> str | None:
+        """Return what separates the cells of tables of nodes, edges or features, where the user named it."""
+        return (self.edge_delimiter if role == "edges" else None) or self.delimiter
+
     def reading_options(self) -> dict[str, Any]:
         """Return the options that apply to later files, by name."""
         return {one.name: getattr(self, one.name) for one in fields(ReadingOptions)}
@@ -74,6 +78,10 @@ class ColumnOptions(ReadingOptions):
         for option in ("categorical", "ignore", "keep", "edge_columns"):
             if isinstance(name := getattr(self, option), str):  # one column
                 object.__setattr__(self, option, (name,))
+        if self.decimal is not None:
+            one_of("decimal", self.decimal, (".", ","))
+        if self.encoding is not None:
+            check_encoding(self.encoding)
         if self.unknown_edges is not None:
             one_of("unknown_edges", self.unknown_edges, ("error", "drop"))
         if self.classes is not None and self.classes != EACH:
@@ -228,7 +236,7 @@ def compare_categories(place: str, column: Column, known: Column, strict: bool) 
     """
     name, unknown = quoted(column.name), sorted(set(column.categories) - set(known.categories))
     if column.kind == "number" or (
-        unknown and _number(unknown[0]) and not any(map(_number, known.categories))
+        unknown and is_number(unknown[0]) and not any(map(is_number, known.categories))
     ):
         code, what = "numbers-for-categories", f"numbers in column {name}, where the model knows categories"
     elif not unknown:
@@ -253,14 +261,6 @@ def reject_dates(place: str, name: str, form: str) -> NoReturn:
     expected = f"{'day' if form.startswith('%d') else 'month'} first ({form})"
     hint = "Write them so, or fit again."
     raise PairNormError(problem, code="other-dates", value=name, expected=expected, hint=hint)
-
-
-def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text not in MISSING_WORDS
 
 
 def align_features(

@@ -174,7 +174,7 @@ def _check_classes(table: Table, name: str, classes: Sequence[str], labeled: int
                 classes=EACH,
             )
         return
-    most = MAX_NUMBERS if (values % 1 == 0).all() else MAX_FRACTIONS
+    most = MAX_NUMBERS if (values == np.floor(values)).all() else MAX_FRACTIONS
     if len(classes) > most and (most == MAX_FRACTIONS or labeled < MIN_NODES_PER_NUMBER * len(classes)):
         problem = f"column {quoted(name)} holds {len(classes):,} different numbers: to predict them is "
         table.reject(

@@ -200,7 +200,7 @@ def _check_ids(source: Table, name: str, column: pandas.Series) -> NDArray[np.ob
     again = pandas.Series(text).duplicated().to_numpy()
     if again.any():
         row = int(again.argmax())
-        first = source.line(int((text == text[row]).argmax()))
+        first = source.line(text.tolist().index(text[row]))
         problem = f"id {quoted(text[row])} was used before, in {first}"
         source.reject(
             row, problem, code="duplicate-id", value=text[row], hint="Give every node an id of its own."

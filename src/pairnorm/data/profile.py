@@ -401,6 +401,15 @@ def to_days(moments: Any) -> NDArray[np.float64]:
     return days
 
 
+def is_number(text: str) -> bool:
+    """Return whether Python reads a text as a number, and we do not read it as missing."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text not in MISSING_WORDS
+
+
 def unit_note(name: str, categories: Sequence[str]) -> list[str]:
     """Return a note where many categories are numbers with a unit, as ``'12 kg'``."""
     texts = [word for word in categories if WITH_UNIT.fullmatch(word) and not word.isdecimal()]

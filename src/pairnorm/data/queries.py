@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
-from pairnorm.data.encoder import ColumnOptions
+from pairnorm.data.encoder import ReadingOptions
 from pairnorm.data.files import explain_read_errors, file_type
 from pairnorm.data.frames import FRAMES
 from pairnorm.data.profile import DASHES, MISSING_WORDS
-from pairnorm.data.tables import Table, open_table
+from pairnorm.data.tables import DEFAULT_OPTIONS, Table, open_table
 
 SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 WHOLE = (*SIGNED, *(f"U{kind}" for kind in SIGNED))
@@ -83,10 +83,10 @@ class Database:
             for batch in self._base.sql(query).to_arrow_reader(rows):
                 yield [column.to_numpy(zero_copy_only=False) for column in batch.columns]
 
-    def open(self, files: Files, role: str = "nodes", options: ColumnOptions | None = None) -> QueriedTable:
+    def open(
+        self, files: Files, role: str = "nodes", options: ReadingOptions = DEFAULT_OPTIONS
+    ) -> QueriedTable:
         """Look at the columns of some files, which must be the same in all."""
-        options = options or ColumnOptions()
-        delimiter = (options.edge_delimiter if role == "edges" else None) or options.delimiter
         names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
         paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
         for path in paths:
@@ -94,8 +94,8 @@ class Database:
             if not str(path).isprintable() and "\udc80" <= max(str(path)) <= "\udcff":
                 problem = f"{path}: the file name is not valid UTF-8, which DuckDB needs"
                 raise PairNormError(problem, code="unusable-path", value=str(path), hint="Rename the file.")
-        how = (delimiter, None, options.decimal, role, MemoryLimit(None, self.memory // MAX_LINE_SHARE))
-        source, *others = opened = [open_table(path, *how) for path in paths]
+        limit = MemoryLimit(None, self.memory // MAX_LINE_SHARE)
+        source, *others = opened = [open_table(path, role, options, limit) for path in paths]
         for other in others:
             if other.columns != source.columns or _delimiter(other) != _delimiter(source):
                 problem = f"{other.name}: its columns are not those of {source.name}"

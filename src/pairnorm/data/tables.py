@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -17,15 +18,15 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 
-from pairnorm.base.errors import PairNormError, closest, one_of, quoted
+from pairnorm.base.errors import PairNormError, closest, quoted
 from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, NO_LIMIT, MemoryLimit
+from pairnorm.data.encoder import ReadingOptions
 from pairnorm.data.files import (
     COMPRESSED,
     STDIN,
     Open,
     PathOrPaths,
     TextFile,
-    check_encoding,
     check_is_file,
     empty_file,
     explain_read_errors,
@@ -40,9 +41,18 @@ from pairnorm.data.files import (
     read_stdin,
 )
 from pairnorm.data.frames import FRAMES, as_seekable, check_column_names, read_frame, run_query
-from pairnorm.data.profile import ColumnProfile, Decision, decide, decide_typed, parse_numbers, to_days
+from pairnorm.data.profile import (
+    ColumnProfile,
+    Decision,
+    decide,
+    decide_typed,
+    is_number,
+    parse_numbers,
+    to_days,
+)
 
 ROWS_PER_BLOCK = 1_000_000
+DEFAULT_OPTIONS = ReadingOptions()
 NOT_A_CELL = (bytes, list, dict, set, np.ndarray)
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
@@ -187,7 +197,8 @@ class Table:
         def reject(text: str | None, problem: str, code: str, value: object = name, **more: Any) -> NoReturn:
             row = None
             if text is not None and codes is not None:
-                row = first + int((codes == np.flatnonzero(profile.texts == text)[0]).argmax())
+                # A comparison by numpy would drop the null characters that a text ends with.
+                row = first + int((codes == profile.texts.tolist().index(text)).argmax())
             self.reject(row, problem, code=code, value=value, **more)
 
         return self.note(name, decide(profile, name, reject, decimal=self.decimal, **settings))
@@ -249,45 +260,44 @@ def _cell_text(value: Any) -> str:
 
 
 def open_tables(
-    role: str, given: PathOrPaths, *, database: str | None = None, memory: MemoryLimit = NO_LIMIT, **text: Any
+    role: str,
+    given: PathOrPaths,
+    options: ReadingOptions = DEFAULT_OPTIONS,
+    *,
+    database: str | None = None,
+    memory: MemoryLimit = NO_LIMIT,
 ) -> list[Table]:
     """Look at the head of each of some tables of one ``role``: nodes, edges or features.
 
-    They are files, patterns, ``'-'``, or queries; options of ``text`` are those of ``open_table``.
+    They are files, patterns, ``'-'``, or queries of a database.
     """
-    if text.get("decimal") is not None:
-        one_of("decimal", text["decimal"], (".", ","))
-    if text.get("encoding") is not None:
-        check_encoding(text["encoding"])
     several = [given] if isinstance(given, str | PathLike) else list(given)
     if database is not None:
         name = f"the query for {role}"
         frames = [run_query(name, database, fspath(query), memory) for query in several]
         return [Table(name, tuple(frame.columns), frame) for frame in frames]
-    sources = []
+    tables = []
     for place in find_files(several):
         if place == STDIN:
             name = "the standard input"
             kind, data = read_stdin(name, role, memory)
-            sources.append(_open(name, kind, partial(BytesIO, data), role=role, memory=memory, **text))
+            tables.append(_open(name, kind, partial(BytesIO, data), role, options, memory))
         else:
-            sources.append(open_table(place, role=role, memory=memory, **text))
-    return sources
+            tables.append(open_table(place, role, options, memory))
+    return tables
 
 
 def open_table(
     path: Path,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    decimal: str | None = None,
     role: str = "nodes",
+    options: ReadingOptions = DEFAULT_OPTIONS,
     memory: MemoryLimit = NO_LIMIT,
 ) -> Table:
-    """Look at the head of one file; options are as for ``Graph.from_files``."""
+    """Look at the head of one file."""
     book, _, sheet = str(path).rpartition("#")
     if book.lower().endswith(".xlsx") and not path.exists():
         opened = partial(open_plain, check_is_file(Path(book)))
-        return _open(path.name, ".xlsx", opened, delimiter, encoding, decimal, f"#{sheet}", memory)
+        return _open(path.name, ".xlsx", opened, f"#{sheet}", options, memory)
     if check_is_file(path).stat().st_size == 0:
         raise empty_file(path.name)
     kind, compression = file_type(path), path.suffix.lower()
@@ -295,19 +305,13 @@ def open_table(
         count = path.stat().st_size
         memory.check(path.name, count * BYTES_PER_TEXT_BYTE, f"a text of {count:,} bytes")
     opened = partial(COMPRESSED.get(compression, open_plain), path)
-    return _open(path.name, kind, opened, delimiter, encoding, decimal, role, memory)
+    return _open(path.name, kind, opened, role, options, memory)
 
 
 def _open(
-    name: str,
-    kind: str,
-    opened: Open,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    decimal: str | None = None,
-    role: str = "nodes",
-    memory: MemoryLimit = NO_LIMIT,
+    name: str, kind: str, opened: Open, role: str, options: ReadingOptions, memory: MemoryLimit
 ) -> Table:
+    decimal = options.decimal
     if kind == ".parquet":  # may be large, and names its columns first
         with explain_read_errors(name), opened() as file:
             parquet = load_library("pyarrow.parquet", "Parquet")
@@ -317,48 +321,33 @@ def _open(
     if kind in FRAMES:
         frame, notes = read_frame(name, kind, opened, role, memory)
         return Table(name, check_column_names(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
-    sign = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
+    given = options.delimiter_of(role)
+    sign = "\t" if given in TAB else given or DELIMITERS.get(kind, ",")
     if len(sign) != 1:
         problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
         raise PairNormError(problem, code="out-of-range", value=sign, expected=expected)
-    text, notes = _open_text(
-        name,
-        partial(_limited, name, opened, memory, sign),
-        sign,
-        encoding,
-        may_be_list=role == "edges" and delimiter is None,
-    )
+    limited = partial(_limited, name, opened, memory, sign)
+    text, notes = _open_text(name, limited, sign, options.encoding, role == "edges" and given is None)
     with explain_read_errors(name), text.rows() as rows:
         titles = ([cell.strip() for cell in cells] for cells in rows)
         header: list[str] = next(filter(any, titles), [])
     if not header:
         raise empty_file(name)
     other = next((one for one in (",", ";", "\t", "|") if one != text.delimiter and one in header[0]), None)
-    if len(header) == 1 and other and delimiter is None:
-        result = _open(name, kind, opened, other, encoding, decimal, role, memory)
+    if len(header) == 1 and other and given is None:
+        again = replace(options, delimiter=other, edge_delimiter=None)
+        result = _open(name, kind, opened, role, again, memory)
         note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
         return replace(result, notes=[*result.notes, note])
     if len(header) == 1 and other:
-        problem = (
-            f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not by {sign!r}?"
-        )
+        problem = f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not {sign!r}?"
         hint = "Pass {delimiter}."
         raise PairNormError(problem, code="wrong-delimiter", value=sign, hint=hint, delimiter=other)
-    is_repeated = len({*header}) < len(header)
-    if is_repeated and (
-        role == "edges" or any(header.count(title) > 1 for title in filter(_is_number, header))
-    ):
-        source = Table(name, tuple(header), text=text, decimal=decimal, notes=notes)
-        return without_header(source, "an edge" if role == "edges" else "a node", [])
+    repeated = [title for title, times in Counter(header).items() if times > 1]
+    if any(role == "edges" or is_number(title) for title in repeated):
+        table = Table(name, tuple(header), text=text, decimal=decimal, notes=notes)
+        return without_header(table, "an edge" if role == "edges" else "a node", [])
     return Table(name, check_column_names(name, header), text=text, decimal=decimal, notes=notes)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def without_header(source: Table, what: str, named: Sequence[str | None]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, replace
@@ -34,7 +35,6 @@ from pairnorm.data.tables import TABLES, Table, open_tables
 if TYPE_CHECKING:
     import networkx
 
-NETWORKX_READERS = {".graphml": "read_graphml", ".gml": "read_gml"}
 ATTRIBUTE_OPTIONS = ("label", "split", "weight", "categorical", "ignore", "edge_columns")
 _NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
 
@@ -72,11 +72,8 @@ def read_files(
     if nodes == edges == STDIN:
         problem = "nodes and edges are both '-'"
         raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
-    how: dict[str, Any] = {"database": database, "memory": memory}
-    how |= {"encoding": again.encoding, "decimal": again.decimal}
-    signs = {"edges": again.edge_delimiter or again.delimiter}
     tables = [
-        [] if value is None else open_tables(role, value, delimiter=signs.get(role, again.delimiter), **how)
+        [] if value is None else open_tables(role, value, again, database=database, memory=memory)
         for role, value in (given | {"nodes": nodes}).items()
     ]
     return read_tables(tables, again, encoder)
@@ -117,7 +114,7 @@ def _read_whole(
         count = path.stat().st_size
         if kind in NETWORKX_READERS:
             memory.check(path.name, count * BYTES_PER_XML_BYTE, f"{count:,} bytes of {kind[1:].upper()}")
-            graph = getattr(load_library("networkx", kind), NETWORKX_READERS[kind])(path)
+            graph = NETWORKX_READERS[kind](path)
             return from_networkx(graph, options, encoder, limit=partial(memory.check_cells, path.name))
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -137,6 +134,22 @@ def _check_applies(kind: str, options: ColumnOptions) -> None:
             problem, hint = f"{option} does not apply to {kind} files", f"Leave out {{{option}}}."
             fields = {option: value}
             raise PairNormError(problem, code="option-does-not-apply", value=option, hint=hint, **fields)
+
+
+def _read_graphml(path: Path) -> networkx.Graph:
+    return load_library("networkx", "GraphML").read_graphml(path)
+
+
+def _read_gml(path: Path) -> networkx.Graph:
+    """Read GML: nodes without labels are called by their ids, and an edge may be listed several times."""
+    text = path.read_text(encoding="utf-8")
+    if not re.search(r"\bmultigraph\b", text):
+        text = re.sub(r"\bgraph\s*\[", "graph [\n multigraph 1\n", text, count=1)
+    label = "label" if re.search(r"\blabel\b", text) else "id"
+    return load_library("networkx", "GML").parse_gml(text, label=label)
+
+
+NETWORKX_READERS = {".graphml": _read_graphml, ".gml": _read_gml}
 
 
 def from_frames(
