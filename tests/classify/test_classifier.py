@@ -28,6 +28,7 @@ from pairnorm.classify import ClassifierWarning, NodeClassifier, Task, scaling
 from pairnorm.classify.predictions import prediction_table
 from pairnorm.classify.search import FIT_SHARE, FitProgress, ProgressTracker
 from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors, pack
+from pairnorm.data.adjacency import reachable
 
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
 
@@ -127,6 +128,16 @@ def test_progress_counts_up_to_the_end_with_the_best_score_and_the_time_left(sma
     assert progress[-1].seconds_left == 0
     for when, now in seen[1:]:
         assert now.seconds_left < 3 * (last - when) + 1
+
+
+def test_unreached_papers_of_cora_are_taken_for_the_largest_class(blanked_cora: Graph) -> None:
+    """20 labels per class say nothing about the 126 test nodes that neither a feature nor a label reaches."""
+    graph = blanked_cora
+    unreached = (~reachable(graph.adjacency, graph.train) & graph.test).numpy()
+    classifier = NodeClassifier(**QUICK, impute="fp", simple=True, refit=False).fit(graph)
+    predicted = classifier.decide(classifier.evaluation_probabilities_)[unreached]
+    assert len(predicted) == 126
+    assert (predicted == graph.labels.numpy()[unreached]).mean() > 0.55
 
 
 def test_the_time_left_is_bounded_by_the_time_limit(task: Task) -> None:

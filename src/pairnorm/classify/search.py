@@ -167,7 +167,7 @@ class Choice(NamedTuple):
         average = Average(parts, KnownLabels.of(task), task.prior, self.smooths[0])
         for smooth in self.smooths[1:]:
             average = replace(self.self_train(task, average), smooth=smooth)
-        return average
+        return average.with_fallback(task.prepared)
 
     def self_train(self, task: Task, ensemble: Average) -> Average:
         """Fit the regressions again, also to the ensemble's predictions for nodes without a label."""

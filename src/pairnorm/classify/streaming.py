@@ -417,14 +417,23 @@ class Streaming:
         return propagation.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / "logits")
 
     def _propagate_labels(self, ops: BlockOps) -> tuple[NDArray[np.float32], Streamed]:
-        """Return the logits of label propagation, and its evaluation; unreached nodes get class shares."""
+        """Return the logits of label propagation, and its evaluation.
+
+        Nodes where no label arrives get the mean over the nodes to label where some do.
+        """
         path, labels, classes = self.work / "labels", self.rows.train_labels, len(self.graph.facts.classes)
         logits = label_propagation(ops, labels, ALPHA, ROUNDS, self.plan.width, path)
-        counts = np.bincount(labels[labels >= 0], minlength=classes).astype(np.float32)
-        batch = max(1, BATCH_ENTRIES // classes)
-        for start in range(0, len(logits), batch):
-            part = logits[start : start + batch]
-            np.log(part + np.float32(1e-12) * counts + np.float32(1e-30), out=part)
+        counts = np.bincount(labels[labels >= 0], minlength=classes)
+        batch, expected = max(1, BATCH_ENTRIES // classes), np.zeros(classes)
+        batches = [slice(start, start + batch) for start in range(0, len(logits), batch)]
+        for rows in batches:
+            total = logits[rows].sum(1)
+            reached = (total > 0) & (labels[rows] < 0)
+            expected += (logits[rows][reached] / total[reached, None]).sum(0)
+        shares = expected / expected.sum() if expected.any() else counts / counts.sum()
+        fallback = (1e-12 * counts.sum() * shares + 1e-30).astype(np.float32)
+        for rows in batches:
+            np.log(logits[rows] + fallback, out=logits[rows])
         candidate = Candidate("label propagation", setting=f"α = {ALPHA:g}")
         self.on_progress("label propagation")
         return logits, self._evaluate(candidate, torch.from_numpy(logits[self.rows.validation]))

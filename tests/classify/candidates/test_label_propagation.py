@@ -1,11 +1,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
+from pairnorm.classify import NodeClassifier
 from pairnorm.classify.candidates import LabelPropagation, PreparedGraph, Task
 from pairnorm.classify.search import search
-from pairnorm.data import Graph
+from pairnorm.data import Graph, load
 
 CPU = torch.device("cpu")
 
@@ -49,9 +51,23 @@ def test_labels_go_with_the_names_of_nodes(small: Graph, task: Task) -> None:
     assert (there[:300] == here[order]).double().mean() > 0.98
 
 
-def test_where_no_label_arrives_the_most_frequent_class_is_guessed() -> None:
-    train = torch.tensor([True, True, True, False, False])
-    graph = Graph.from_edges([[0, 3], [1, 4]], torch.ones(5, 1), [0, 1, 1, 0, -1], num_nodes=5, train=train)
+def test_where_no_label_arrives_the_class_shares_of_reached_nodes_are_expected() -> None:
+    """Two labels each, but six nodes near class 1 and one near class 0: nodes 11 and 12 are of class 1."""
+    train = torch.arange(13) < 4
+    edges = [[0, 2, 2, 2, 3, 3, 3, 11], [4, 5, 6, 7, 8, 9, 10, 12]]
+    labels = [0, 0, 1, 1, *[-1] * 9]
+    graph = Graph.from_edges(edges, torch.ones(13, 1), labels, num_nodes=13, train=train)
     task = Task(graph, PreparedGraph(graph, graph.features, CPU), "rw")
     ((*_, learn),) = LabelPropagation((0.5,)).fit(task, lambda done: None)
-    assert learn(task).logits(PreparedGraph(graph, graph.features, CPU))[3:, 0].argmax(1).tolist() == [1, 1]
+    found = learn(task).logits(PreparedGraph(graph, graph.features, CPU))[:, 0].softmax(1)
+    assert found[11:, 1].tolist() == pytest.approx([6 / 7, 6 / 7], abs=1e-3)
+
+
+def test_unreached_papers_of_cora_are_labeled_alike_with_and_without_features(blanked_cora: Graph) -> None:
+    """Label propagation uses no features, so that their absence must not change how it treats a node."""
+    settings = {"model": "label propagation", "simple": True, "refit": False, "target": "labeled"}
+    first, second = (
+        NodeClassifier(**settings).fit(graph).evaluation_probabilities_
+        for graph in (load("cora"), blanked_cora)
+    )
+    np.testing.assert_allclose(first, second, atol=1e-4)

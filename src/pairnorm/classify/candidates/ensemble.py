@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from pairnorm.classify.calibration import decide, mean_probabilities, tilted
 from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Fitted
 from pairnorm.classify.candidates.prepared import PreparedGraph
-from pairnorm.classify.candidates.task import KnownLabels, Task, unreachable
+from pairnorm.classify.candidates.task import KnownLabels, Task, expected_shares, unreachable
 from pairnorm.classify.evaluation import NORMAL_95, metric_difference, paired_difference
 from pairnorm.nn.propagate import propagate_with_restart
 
@@ -175,7 +175,7 @@ def select_smoothing(task: Task, averages: Sequence[Average]) -> tuple[Smoothing
     best_score, best = _score(task, probabilities), probabilities
     for (alpha, smoothed), power in product(zip(ALPHAS, torch.cat(by_alpha).unbind(1), strict=True), POWERS):
         after = sharpen(smoothed, power)
-        after[task.held_out_unreachable] = task.held_out_fallback[task.held_out_unreachable]
+        after[task.held_out_unreachable] = probabilities[task.held_out_unreachable]
         if (score := _score(task, after)) > best_score:
             best_score, setting, best = score, Smoothing(alpha, power), after
     return (setting, best) if improves(task, best, probabilities) else (None, probabilities)
@@ -188,7 +188,8 @@ class Average:
     Args:
         parts: (weight, settings, fitted) of each member; one is enough.
         known: the training labels.
-        fallback_probabilities: [classes], the class shares of the training labels, for ``unreachable`` nodes.
+        fallback_probabilities: [classes], for ``unreachable`` nodes: the class shares of the training labels,
+            or those expected by ``with_fallback``.
         smooth: applied to the mean.
     """
 
@@ -210,6 +211,16 @@ class Average:
         without_evidence = unreachable(prepared.graph, labels >= 0).to(probabilities.device)
         probabilities[without_evidence] = self.fallback_probabilities.to(probabilities)
         return probabilities.clamp(min=1e-30).log().unsqueeze(1)
+
+    def with_fallback(self, prepared: PreparedGraph) -> Average:
+        """Return the ensemble whose fallback is its mean prediction for the reached nodes to label."""
+        if not prepared.graph.missing.any():
+            return self
+        labels = self.known.labels_in(prepared)
+        nodes = (labels < 0) & ~unreachable(prepared.graph, labels >= 0)
+        probabilities = self.logits(prepared)[:, 0].exp().cpu()
+        shares = expected_shares(probabilities, nodes, self.fallback_probabilities)
+        return replace(self, fallback_probabilities=shares)
 
     def _mean(self, prepared: PreparedGraph) -> Tensor:
         total = sum(weight for weight, _, _ in self.parts)

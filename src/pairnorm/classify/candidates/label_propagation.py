@@ -13,7 +13,7 @@ from torch import Tensor
 from pairnorm.base.errors import real_number
 from pairnorm.classify.candidates.candidate import Candidate, Results, SavedState, State, Tick
 from pairnorm.classify.candidates.prepared import PreparedGraph
-from pairnorm.classify.candidates.task import KnownLabels, Task
+from pairnorm.classify.candidates.task import KnownLabels, Task, expected_shares
 from pairnorm.nn.propagate import propagate_with_restart
 
 ALPHAS = (0.5, 0.9, 0.99)
@@ -84,8 +84,11 @@ def _propagate(prepared: PreparedGraph, known: KnownLabels, alphas: Sequence[flo
     """Return the logits for every α, [n, alphas, classes]."""
     start = known.one_hot(prepared, classes)
     state = propagate_with_restart(prepared.adjacency("sym"), start, alphas, ROUNDS)
-    # Where no label arrives, the most frequent class is the best answer.
-    return (state + 1e-12 * start.sum(0) + 1e-30).log()
+    # Where no label arrives, the class shares among the nodes where labels arrive are the best answer.
+    total, count = state.sum(-1, keepdim=True), torch.bincount(known.labels, minlength=classes).to(state)
+    reached = (total > 0)[:, 0, 0] & (start.sum(1) == 0)
+    shares = expected_shares(state / total.clamp(min=1e-30), reached, count / count.sum())
+    return (state + 1e-12 * count.sum() * shares + 1e-30).log()
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,23 @@ def limit_training_nodes(task: Task, most: int) -> Task:
     return replace(task, graph=task.graph.replace(train=train))
 
 
+def expected_shares(probabilities: Tensor, nodes: Tensor, default: Tensor) -> Tensor:
+    """Return the mean predicted probabilities of some nodes, [..., classes]; the default if there are none.
+
+    They estimate the class shares of the nodes to label from predictions alone. Shares of training labels do
+    not where classes are sampled equally often.
+
+    Args:
+        probabilities: [n, ..., classes].
+        nodes: bool [n].
+        default: [classes].
+    """
+    if not nodes.any():
+        return default
+    shares = probabilities[nodes.to(probabilities.device)].mean(0).clamp(min=1e-6)
+    return shares / shares.sum(-1, keepdim=True)
+
+
 def unreachable(graph: Graph, labeled: Tensor) -> Tensor:
     """Return bool [n], on the CPU: nodes that no path connects with a known feature or a known label.
 
