@@ -1,3 +1,4 @@
+import warnings
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -277,11 +278,24 @@ def test_a_gcn_without_features_gets_one_hot_ids() -> None:
 @pytest.mark.usefixtures("brief")
 def test_baselines_are_tuned_also_after_a_search_that_used_up_its_time(small: Graph) -> None:
     classifier = NodeClassifier("most frequent class", refit=False).fit(small)
-    classifier.task_ = replace(classifier.task_, began=classifier.task_.began - 1000, time_limit=60.0)
+    classifier.task_ = replace(classifier.task_, began=classifier.task_.began - 1000, time_limit=900.0)
     counts = {one.name: one.num_candidates for one in Findings.of(classifier, small).baselines}
     assert counts == {
         "most frequent class": 1, "label propagation": 3, "logistic regression": 8, "GCN, 2 layers": 4
     }  # fmt: skip
+
+
+def test_baselines_share_a_quarter_of_the_time_limit(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GCN of 100,000 epochs stops when that time is up, with its best weights so far."""
+    monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 100_000)
+    classifier = NodeClassifier("most frequent class", refit=False, time_limit=0).fit(small)
+    classifier.task_ = replace(classifier.task_, time_limit=8.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        findings = Findings.of(classifier, small)
+    (gcn,) = [one for one in findings.baselines if one.name == "GCN, 2 layers"]
+    assert gcn.num_candidates == 1
+    assert findings.comparison()[gcn.name].accuracy > 0.7
 
 
 @pytest.mark.usefixtures("brief")

@@ -56,7 +56,7 @@ from pairnorm.classify.holdout import (
 )
 from pairnorm.classify.regression import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.scaling import is_large
-from pairnorm.classify.search import search
+from pairnorm.classify.search import SEARCH_SHARE, search
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
 from pairnorm.data import Graph, Split
 from pairnorm.data.split import Stream
@@ -74,6 +74,8 @@ MAX_LATER_SHARE = 0.2
 MIN_DIFFERENCE, MIN_UNMATCHED = 0.02, 0.05
 # A larger loss against a baseline is stated even if it is not significant.
 LARGE_LOSS = 0.05
+# Share of the time limit that baselines take together at most.
+BASELINE_SHARE = 0.25
 # Calls of ``tick`` by ``Findings.of``.
 STEPS = 3 + len(BASELINE_RATES) * len(BASELINE_DROPOUTS) + len(DEPTHS)
 
@@ -151,8 +153,11 @@ class Findings:
                 ClassifierWarning,
                 stacklevel=2,
             )
-        families = baselines(graph, classifier.random_state, large) if compare else []
-        others = [_evaluate_baseline(classifier, family, tick) for family in families]
+        # The search took time from the limit. Baselines have a share of their own.
+        seconds = BASELINE_SHARE * task.time_limit
+        timed = replace(task, began=time.perf_counter(), time_limit=seconds / SEARCH_SHARE)
+        families = baselines(graph, classifier.random_state, large, seconds) if compare else []
+        others = [_evaluate_baseline(classifier, timed, family, tick) for family in families]
         checks = dict(_other_scores(classifier))
         tick("nodes held out in other ways")
         return cls(
@@ -273,9 +278,8 @@ class Findings:
         )
 
 
-def _evaluate_baseline(classifier: NodeClassifier, family: Family, tick: Tick) -> Baseline:
-    # Time that the search took does not count against a baseline.
-    task, name = replace(classifier.task_, began=time.perf_counter()), family.name
+def _evaluate_baseline(classifier: NodeClassifier, task: Task, family: Family, tick: Tick) -> Baseline:
+    name = family.name
     encoder = task.graph.encoder
     if isinstance(family, GNNFamily) and encoder is not None and encoder.named("structure"):
         task, name = _with_one_hot_ids(task), f"{name}, one-hot ids"
@@ -324,7 +328,8 @@ def _other_scores(classifier: NodeClassifier) -> Iterator[tuple[str, Scores]]:
         scaling = classifier.scaling_.fitted_to(before)
         prepared = PreparedGraph(before, scaling(before), task.device)
         model = choice.fit(replace(task.with_all_folds, graph=before, prepared=prepared))
-        yield LATER, evaluate(model.logits(PreparedGraph(graph, scaling(graph), task.device)), later)
+        after = PreparedGraph(graph, scaling(graph), task.device, task.prepared)
+        yield LATER, evaluate(model.logits(after), later)
     if classifier.time is not None:
         empty = torch.zeros_like(graph.test)
         with warnings.catch_warnings():

@@ -181,7 +181,7 @@ def _network_specs(
     return sorted(dict.fromkeys(specs), key=lambda spec: spec.depth)
 
 
-def baselines(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
+def baselines(graph: Graph, seed: int = 0, large: bool = False, seconds: float = inf) -> list[Family]:
     """Return the baselines that a model is compared with, each with settings to choose from.
 
     They are: the most frequent class; label propagation, which sees no features; logistic regression, which
@@ -192,6 +192,7 @@ def baselines(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
         graph: with its split.
         seed: the first of the GCN's.
         large: leave out logistic regression, for which features must be dense.
+        seconds: for all baselines together.
     """
     selectable = bool(graph.validation.any())
     families: list[Family] = [MostFrequent(), LabelPropagation()]
@@ -203,7 +204,8 @@ def baselines(graph: Graph, seed: int = 0, large: bool = False) -> list[Family]:
             for rate in BASELINE_RATES
             for dropout in BASELINE_DROPOUTS
         ]
-        families.append(GNNFamily(specs, range(seed, seed + BASELINE_SEEDS), name="GCN, 2 layers"))
+        seeds = range(seed, seed + BASELINE_SEEDS)
+        families.append(GNNFamily(specs, seeds, seconds, stop_early=True, name="GCN, 2 layers"))
     return families
 
 

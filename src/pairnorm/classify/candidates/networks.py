@@ -52,6 +52,7 @@ class GNNFamily:
         seeds: one for each network of an architecture.
         seconds: time limit of the whole search, after which training stops.
         required: train the first however long it takes, since there is no other candidate.
+        stop_early: when time is up, evaluate the first with the best weights so far.
         name: of the family.
         checkpoints: folder in which training is saved every few epochs, and resumed from.
         cross_fit: train one network per fold, whose early stopping uses the nodes of the next fold and whose
@@ -63,6 +64,7 @@ class GNNFamily:
     seeds: Sequence[int]
     seconds: float = inf
     required: bool = False
+    stop_early: bool = False
     name: str = "GCN, GAT, GCNII and APPNP"
     checkpoints: Path | None = None
     cross_fit: bool = False
@@ -76,12 +78,13 @@ class GNNFamily:
         """Yield one candidate per spec until time is up; warn about specs that were not trained."""
         num_untrained = 0
         for number, spec in enumerate(self.specs):
+            seconds = inf if self.required and number == 0 else self.seconds
             try:
-                yield self._fit_spec(task, spec, inf if self.required and number == 0 else self.seconds)
+                yield self._fit_spec(task, spec, seconds, self.stop_early and number == 0)
             except OutOfTime:
                 num_untrained += 1
             tick(f"{_model_name(spec)}, depth {spec.depth}")
-        if num_untrained:
+        if num_untrained and not self.stop_early:
             warnings.warn(
                 f"the time limit of {self.seconds:.0f} s was reached when {num_untrained} of "
                 f"{len(self.specs)} networks were not trained, the deepest among them. Allow more time, or "
@@ -90,12 +93,12 @@ class GNNFamily:
                 stacklevel=4,
             )
 
-    def _fit_spec(self, task: Task, spec: Spec, seconds: float) -> CandidateResult:
+    def _fit_spec(self, task: Task, spec: Spec, seconds: float, stop_early: bool) -> CandidateResult:
         """Train the networks of a spec, and evaluate their average, or each network in its fold."""
         trained: list[_Trained] = []
         logits: list[Tensor] = []
         for fold, held_out, seeds in self._splits(task):
-            model, of_all = _train(fold, spec, seeds, seconds, self.checkpoints)
+            model, of_all = _train(fold, spec, seeds, seconds, self.checkpoints, stop_early)
             trained.append((seeds, (fold.graph.train | fold.graph.validation).cpu(), model))
             logits.append(of_all[held_out.to(of_all.device)])
         if len(trained) == 1:  # the validation nodes evaluate
@@ -152,15 +155,20 @@ def _model_name(spec: Spec) -> str:
 
 
 def _train(
-    task: Task, spec: Spec, seeds: Sequence[int], seconds: float, checkpoints: Path | None
+    task: Task,
+    spec: Spec,
+    seeds: Sequence[int],
+    seconds: float,
+    checkpoints: Path | None,
+    stop_early: bool = False,
 ) -> tuple[Model, Tensor]:
     """Return a model with a network per seed, trained on a task, and the logits of all nodes."""
     graph, shards = task.graph.replace(features=task.features), task.shards
     spec = spec.replace(scaling="none")
 
     def fit(seeds: Sequence[int], shards: Shards | None) -> tuple[Model, Tensor]:
-        def check_time(_: int) -> None:
-            late = time.perf_counter() - task.began > seconds
+        def check_time(epochs: int) -> None:
+            late = time.perf_counter() - task.began > seconds and not (stop_early and epochs == 0)
             if late if shards is None else shards.any(late):
                 raise OutOfTime
 
@@ -170,7 +178,13 @@ def _train(
         if checkpoints is not None:
             name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
             checkpoint = checkpoints / f"{name}.pt"
-        trainer.fit(check_time, checkpoint)
+        try:
+            trainer.fit(check_time, checkpoint)
+        except OutOfTime:
+            if not stop_early:
+                raise
+            trainer.loop.restore()
+            trainer.model.eval()
         return trainer.model, trainer.evaluate()[1]
 
     # Ranks share trials where possible, which needs no communication; some models cannot share nodes.
