@@ -1,6 +1,6 @@
-"""Run a walk over a packed graph in a process of its own; print the peak of its memory and what was planned.
+"""Run a propagation in a process of its own; print the peak of its memory and what was planned.
 
-Usage: peak.py GRAPH FOLDER NORM FILL
+Usage: peak.py GRAPH FOLDER NORM IMPUTATION
 """
 
 import sys
@@ -16,7 +16,7 @@ from pairnorm.train.block_ops import Plan
 from pairnorm.train.propagation import Propagation
 
 
-def main(graph: str, folder: str, norm: str, fill: str) -> None:
+def main(graph: str, folder: str, norm: str, imputation: str) -> None:
     packed, peak, done = Graph.open(graph), [0], threading.Event()
 
     def sample() -> None:
@@ -30,9 +30,9 @@ def main(graph: str, folder: str, norm: str, fill: str) -> None:
     thread.start()
     rows = np.arange(0, packed.facts.nodes, 100)
     plan = Plan(packed.facts.nodes, packed.facts.features, len(rows), 2, 10**12)
-    walk = Propagation(packed, Path(folder), rows, (1, 2), plan.width, fill, norm)
-    walk.run()
-    walk.logits(
+    propagation = Propagation(packed, Path(folder), rows, (1, 2), plan.width, imputation, norm)
+    propagation.run()
+    propagation.logits(
         np.ones((packed.facts.features, 5), np.float32), np.zeros(5, np.float32), 2, Path(folder) / "out"
     )
     done.set()

@@ -1,4 +1,4 @@
-"""Walks over a packed graph are those of ``pairnorm.nn`` over the same graph in memory."""
+"""Propagations over a packed graph are those of ``pairnorm.nn`` over the same graph in memory."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ def packed(tmp_path_factory):
     return packed_graph(tmp_path_factory.mktemp("packed") / "graph", degree=16)
 
 
-def in_memory(packed, fill, norm, depth):
+def in_memory(packed, imputation, norm, depth):
     """Return the states of all depths in float64, step by step, with all columns at once."""
     facts = packed.facts
     x = torch.from_numpy(packed.features(slice(None), range(facts.features)))
@@ -75,16 +75,16 @@ def in_memory(packed, fill, norm, depth):
     x = torch.where(known, (x - torch.tensor(facts.mean)) / torch.tensor(facts.deviation), 0).double()
     adjacency = Graph.from_packed(packed).adjacency
     matrix, symmetric = (normalized_adjacency(adjacency, kind).to_dense().double() for kind in ("rw", "sym"))
-    if fill == "mass":
+    if imputation == "mass":
         known_share, result = known[:, :1].double(), [x]
         for _ in range(depth):
             x, known_share = matrix @ x, matrix @ known_share
             result.append(x / known_share.clamp(min=1e-300))
         return result
-    if fill == "fp":
+    if imputation == "fp":
         x = feature_propagation(x, ~known[:, 0], symmetric)
-    walk = sgc_iterates(x, matrix, None if norm == "none" else PairNorm(mode=norm))
-    return [next(walk) for _ in range(depth + 1)]
+    iterates = sgc_iterates(x, matrix, None if norm == "none" else PairNorm(mode=norm))
+    return [next(iterates) for _ in range(depth + 1)]
 
 
 METHODS = [
@@ -176,16 +176,16 @@ def test_states_on_a_gpu_are_in_half_precision_where_they_do_not_fit(raises):
         CudaPlan(**sizes, memory=10**10, entries=3_200_000_000).width
 
 
-def test_long_walks_do_not_underflow(tmp_path):
+def test_deep_propagations_do_not_underflow(tmp_path):
     graph = packed_graph(tmp_path / "graph", nodes=60, degree=40, weighted=False)
-    walk = Propagation(graph, tmp_path, np.arange(60), (150,), 16)
-    walk.run()
-    state = walk.state(150).astype(float)
+    propagation = Propagation(graph, tmp_path, np.arange(60), (150,), 16)
+    propagation.run()
+    state = propagation.state(150).astype(float)
     assert np.square(state).sum(1).mean() == pytest.approx(1, rel=1e-3)
 
 
 @pytest.mark.parametrize("norm", ["PN", "PN-SI"])
-def test_killed_walks_go_on(packed, tmp_path, norm):
+def test_a_killed_propagation_resumes(packed, tmp_path, norm):
     rows, depths = np.arange(50), (3, 6)
     whole = Propagation(packed, tmp_path / "whole", rows, depths, 5, norm=norm)
     whole.run()
@@ -201,16 +201,18 @@ def test_killed_walks_go_on(packed, tmp_path, norm):
     )
     command = [sys.executable, "-c", script, str(packed.folder), str(tmp_path / "killed"), norm]
     assert subprocess.run(command, env=os.environ).returncode == -signal.SIGKILL
-    told = []
-    again = Propagation(packed, tmp_path / "killed", rows, depths, 5, norm=norm, on_progress=told.append)
+    messages = []
+    again = Propagation(packed, tmp_path / "killed", rows, depths, 5, norm=norm, on_progress=messages.append)
     again.run()
-    assert 0 < len(told) < again.steps
+    assert 0 < len(messages) < again.steps
     for depth in depths:
         np.testing.assert_array_equal(again.state(depth), whole.state(depth))
-    other = Propagation(packed, tmp_path / "killed", rows + 1, depths, 5, norm=norm, on_progress=told.append)
-    told.clear()
+    other = Propagation(
+        packed, tmp_path / "killed", rows + 1, depths, 5, norm=norm, on_progress=messages.append
+    )
+    messages.clear()
     other.run()
-    assert len(told) == other.steps  # other rows are another walk
+    assert len(messages) == other.steps  # other rows are another propagation
 
 
 def test_label_propagation_is_that_of_torch(packed, tmp_path):
@@ -231,8 +233,8 @@ def test_what_cannot_fit_is_refused(raises):
     assert fits.peak(fits.width) <= 8 * 10**9 < fits.peak(128)
     with raises("too-large", value=fits.peak(1)) as caught:
         Plan(10_000_000, 128, 30_000, 8, 5 * 10**8).width
-    told = caught.value.options["memory"]
-    assert Plan(10_000_000, 128, 30_000, 8, parse_memory(told)).width >= 1
+    messages = caught.value.options["memory"]
+    assert Plan(10_000_000, 128, 30_000, 8, parse_memory(messages)).width >= 1
 
 
 @pytest.fixture(scope="module")
@@ -243,15 +245,15 @@ def large(tmp_path_factory):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what a process holds")
-@pytest.mark.parametrize(("norm", "fill"), [("PN", "fp"), ("PN-SI", "zero")])
-def test_memory_is_what_was_planned(large, tmp_path, norm, fill):
+@pytest.mark.parametrize(("norm", "imputation"), [("PN", "fp"), ("PN-SI", "zero")])
+def test_memory_is_what_was_planned(large, tmp_path, norm, imputation):
     command = [
         sys.executable,
         str(Path(__file__).with_name("peak.py")),
         str(large.folder),
         str(tmp_path),
         norm,
-        fill,
+        imputation,
     ]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     measured, planned = map(int, run.stdout.split())
@@ -259,7 +261,7 @@ def test_memory_is_what_was_planned(large, tmp_path, norm, fill):
     assert 0.85 < measured / planned < 1.15
 
 
-def test_fills_need_whole_vectors(tmp_path, raises):
+def test_imputations_need_whole_vectors(tmp_path, raises):
     graph = packed_graph(tmp_path / "graph", entries=True)
     with raises("entries-missing", value="fp"):
         Propagation(graph, tmp_path, np.arange(5), (1,), 4, "fp")

@@ -1,4 +1,4 @@
-"""Blocks that tasks of a real cluster have walked are those that are walked here."""
+"""Blocks that tasks of a real cluster compute are those that are computed here."""
 
 import os
 import signal
@@ -31,35 +31,35 @@ def packed(tmp_path: Path) -> PackedGraph:
     return packed_graph(tmp_path / "graph", degree=16)
 
 
-def assert_same(walks: list[Propagation], folder: Path) -> None:
-    for walk in walks:
-        assert walk.pending() == []
-        here = Propagation(walk.graph, folder, walk.rows, walk.depths, walk.width, walk.imputation, walk.norm)
+def assert_same(propagations: list[Propagation], folder: Path) -> None:
+    for propagation in propagations:
+        assert propagation.pending() == []
+        here = replace(propagation, folder=folder)
         here.run()
-        for depth in walk.depths:
-            np.testing.assert_array_equal(walk.state(depth), here.state(depth))
+        for depth in propagation.depths:
+            np.testing.assert_array_equal(propagation.state(depth), here.state(depth))
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["by path", "through the object store"])
-def test_a_cluster_walks_what_is_walked_here(
+def test_a_cluster_computes_the_blocks_that_are_computed_here(
     cluster: Any, packed: PackedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
-    walked, told = ray_backend._propagate_block, []
+    compute, messages = ray_backend._propagate_block, []
 
-    def elsewhere(walk: Propagation, *rest: Any) -> Iterator[BlockEvent]:
-        graph = PackedGraph(Path("nowhere"), walk.graph.facts)
-        yield from walked(replace(walk, graph=graph), *rest)
+    def elsewhere(propagation: Propagation, *rest: Any) -> Iterator[BlockEvent]:
+        graph = PackedGraph(Path("nowhere"), propagation.graph.facts)
+        yield from compute(replace(propagation, graph=graph), *rest)
 
     if not shared:
         monkeypatch.setattr(ray_backend, "_propagate_block", elsewhere)
-    walks = [
-        Propagation(packed, tmp_path / "kept", ROWS, DEPTHS, 5, fill, norm, told.append)
-        for fill, norm in (("zero", "PN"), ("fp", "PN"), ("mass", "none"), ("zero", "PN-SI"))
+    propagations = [
+        Propagation(packed, tmp_path / "kept", ROWS, DEPTHS, 5, imputation, norm, messages.append)
+        for imputation, norm in (("zero", "PN"), ("fp", "PN"), ("mass", "none"), ("zero", "PN-SI"))
     ]
-    RayBlocks().run(walks, NEED)
-    apart = walks[:3]
-    assert len(told) == sum(walk.steps for walk in apart)
-    assert walks[3].pending() == [0, 1, 2]  # which meet at every step
+    RayBlocks().run(propagations, NEED)
+    apart = propagations[:3]
+    assert len(messages) == sum(propagation.steps for propagation in apart)
+    assert propagations[3].pending() == [0, 1, 2]  # which meet at every step
     assert_same(apart, tmp_path / "here")
 
 
@@ -67,19 +67,19 @@ def test_a_cluster_walks_what_is_walked_here(
 def test_a_worker_that_is_killed_costs_its_block(
     cluster: Any, packed: PackedGraph, tmp_path: Path, kill_workers: Any
 ) -> None:
-    told: list[str] = []
-    walk = Propagation(packed, tmp_path / "kept", ROWS, (300,), 5, on_progress=told.append)
+    messages: list[str] = []
+    propagation = Propagation(packed, tmp_path / "kept", ROWS, (300,), 5, on_progress=messages.append)
     with kill_workers(2) as killed:
-        RayBlocks().run([walk], NEED)
+        RayBlocks().run([propagation], NEED)
     assert killed
-    assert len(told) == len(set(told)) == walk.steps
-    assert_same([walk], tmp_path / "here")
+    assert len(messages) == len(set(messages)) == propagation.steps
+    assert_same([propagation], tmp_path / "here")
 
 
 def test_a_block_that_kills_its_workers_ends_in_an_error(
     raises: Any, cluster: Any, packed: PackedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(walk: Propagation, number: int, *_: Any) -> Iterator[BlockEvent]:
+    def crash(propagation: Propagation, number: int, *_: Any) -> Iterator[BlockEvent]:
         yield "columns 1 to 5, depth 0"
         if number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -87,10 +87,10 @@ def test_a_block_that_kills_its_workers_ends_in_an_error(
 
     monkeypatch.setattr(ray_backend, "_propagate_block", crash)
     monkeypatch.setattr(ray_backend, "MAX_ATTEMPTS", 2)
-    walk = Propagation(packed, tmp_path / "kept", ROWS, (1,), 7)
+    propagation = Propagation(packed, tmp_path / "kept", ROWS, (1,), 7)
     with raises("worker-died", value=7):
-        RayBlocks().run([walk], NEED)
-    assert walk.pending() == [1]
+        RayBlocks().run([propagation], NEED)
+    assert propagation.pending() == [1]
 
 
 @pytest.mark.slow

@@ -7,11 +7,12 @@ from pairnorm.data import load
 from pairnorm.paper.case_study import measure_layers, read_layers, write_layers
 from pairnorm.paper.claims import requested_runs
 from pairnorm.paper.experiments import CASE_STUDY, CLAIMS_AGAIN
-from pairnorm.sweep.grid import Experiment, Pair
+from pairnorm.sweep.grid import Experiment
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.runner import Batch, OnProgress, Outcome, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, run
 from pairnorm.train.engine import find_device
+from pairnorm.train.jobs import Pair
 from pairnorm.train.schedule import Running
 
 

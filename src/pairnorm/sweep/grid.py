@@ -10,11 +10,10 @@ from statistics import fmean, stdev
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pairnorm.train import Spec, Trial
+from pairnorm.train.jobs import Pair
 
 Settings = Mapping[str, Any]
 """Fields of a ``Spec``. A tuple lists values among which validation accuracy selects."""
-Pair = tuple[Spec, int]
-"""A spec and a seed: one trial."""
 CellT = TypeVar("CellT", bound=Hashable)
 
 

@@ -6,9 +6,10 @@ from functools import partial
 from typing import Any
 
 from pairnorm.data import Graph
-from pairnorm.sweep.grid import Grid, Pair
+from pairnorm.sweep.grid import Grid
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Progress, Store, run
+from pairnorm.train.jobs import Pair
 from pairnorm.train.schedule import Running
 
 OnProgress = Callable[[str, Progress], None]

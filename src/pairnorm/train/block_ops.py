@@ -24,7 +24,7 @@ from pairnorm.nn.ops.kernels import find_kernels
 MIN_MEAN_SQUARE, MIN_MEAN_SQUARE_HALF = 2.0**-40, 2.0**-4
 # The largest number of a float16 state is not multiplied beyond this: the type ends at 65504.
 LARGEST_HALF = 2.0**14
-ROWS_PER_SLICE, ROWS_PER_DEGREE_SLICE = 2**14, 2**16
+ROWS_PER_SLICE, ROWS_PER_ENTRY_SLICE = 2**14, 2**16
 NUMBERS_PER_SLICE, ENTRIES_PER_COPY = 2**24, 2**25
 MAX_WIDTH, MAX_CUDA_WIDTH = 64, 128
 # A cache line holds 16 float32 columns: narrower blocks waste a part of it.
@@ -166,7 +166,7 @@ class BlockOps:
     def _roots(self) -> Tensor:
         """D̃^(-1/2) [n], with self-loops."""
         roots = torch.empty(len(self.crow) - 1, device=self.device)
-        for rows in slices(len(roots), ROWS_PER_DEGREE_SLICE):
+        for rows in slices(len(roots), ROWS_PER_ENTRY_SLICE):
             crow = self.crow[rows.start : rows.stop + 1]
             degree = crow.diff().double()
             if self.weight is not None:
@@ -266,15 +266,17 @@ def reference_propagate(
     crow: Tensor, column: Tensor, weight: Tensor | None, roots: Tensor | None, x: Tensor, y: Tensor
 ) -> None:
     """Write D̃⁻¹ Ã x, or with ``roots`` D̃^(-1/2) Ã D̃^(-1/2) x, to ``y``; sums are in float32."""
-    values = torch.ones(len(column), device=x.device) if weight is None else weight
-    nodes, state = len(x), x.float()
-    matrix = torch.sparse_csr_tensor(crow, column.long(), values, (nodes, nodes), check_invariants=False)
-    if roots is None:
-        degree = 1 + matrix @ torch.ones(nodes, 1, device=x.device)
-        y.copy_((state + matrix @ state) / degree)
-    else:
-        state = state * roots[:, None]
-        y.copy_((state + matrix @ state) * roots[:, None])
+    state = x.float() if roots is None else x.float() * roots[:, None]
+    ones = torch.ones(len(x), 1, device=x.device)
+    for rows in slices(len(x), ROWS_PER_ENTRY_SLICE):  # a copy of all entries may not fit memory
+        crow_part = crow[rows.start : rows.stop + 1]
+        entries = slice(int(crow_part[0]), int(crow_part[-1]))
+        indices = crow_part - crow_part[0], column[entries].long()
+        values = torch.ones_like(indices[1], dtype=torch.float32) if weight is None else weight[entries]
+        shape = (rows.stop - rows.start, len(x))
+        matrix = torch.sparse_csr_tensor(*indices, values, shape, check_invariants=False)
+        total = state[rows] + matrix @ state
+        y[rows] = total / (1 + matrix @ ones) if roots is None else total * roots[rows, None]
 
 
 def make_ops(graph: PackedGraph, plan: Plan, device: str = "cpu") -> BlockOps:

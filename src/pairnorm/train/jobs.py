@@ -49,11 +49,8 @@ class Job:
 
         The last variant of a trial is repeated if others have more.
         """
-        requested: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
-        for pair in self.pairs:
-            requested[_trial(pair)][_variant(pair)] = pair
-        most = max(map(len, requested.values()))
-        variants = [sorted(own.values(), key=_variant) for own in requested.values()]
+        variants = [sorted(own.values(), key=_variant) for own in _variants_by_trial(self.pairs).values()]
+        most = max(map(len, variants))
         return [own + own[-1:] * (most - len(own)) for own in variants]
 
     @property
@@ -91,7 +88,7 @@ def plan(
         groups[_architecture(spec, cuda)].append((spec, check_seed(seed)))
     jobs = []
     for shared, group in groups.items():
-        for variants, some in _by_variants(group).items() if cuda else [(1, group)]:
+        for variants, some in _by_number_of_variants(group).items() if cuda else [(1, group)]:
             size = len(some) if device is None else _trials_per_job(graph, shared, device, variants)
             if not cuda:  # no core should be idle while another has all trials
                 size = min(size, -(-len(Job(tuple(some)).trials) // (cores or os.cpu_count() or 1)))
@@ -99,11 +96,17 @@ def plan(
     return sorted(jobs, key=lambda job: -job.cost)
 
 
-def _by_variants(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
-    """Group pairs by the number of variants of their trial, so that none has to be repeated."""
-    variants: dict[Pair, set[tuple[float, ...]]] = defaultdict(set)
+def _variants_by_trial(pairs: Iterable[Pair]) -> dict[Pair, dict[tuple[float, ...], Pair]]:
+    """Return a pair of every variant of every trial."""
+    variants: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
     for pair in pairs:
-        variants[_trial(pair)].add(_variant(pair))
+        variants[_trial(pair)][_variant(pair)] = pair
+    return variants
+
+
+def _by_number_of_variants(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
+    """Group pairs by the number of variants of their trial, so that none has to be repeated."""
+    variants = _variants_by_trial(pairs)
     parts: dict[int, list[Pair]] = defaultdict(list)
     for pair in pairs:
         parts[len(variants[_trial(pair)])].append(pair)

@@ -218,12 +218,8 @@ def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, expect
         problem, cause = f"makes {shape} of 3 nodes, not {(3, width)}", None
     except Exception as error:  # whatever a user's module may raise
         problem, cause = f"does not work on {given[0].size(1)} features ({error!r})", error
-    raise PairNormError(
-        f"method {getattr(made.func, '__name__', made.func)} {problem}",
-        code="method-failed",
-        value=made.args,
-        expected=expected,
-    ) from cause
+    problem = f"method {getattr(made.func, '__name__', made.func)} {problem}"
+    raise PairNormError(problem, code="method-failed", value=made.args, expected=expected) from cause
 
 
 def stored_name(what: str, name: Any) -> str:
@@ -264,8 +260,7 @@ def import_method(name: str) -> str:
     if isinstance(name, str) and name not in METHODS and name not in _LATEST and "@" not in name:
         paths = [name] if ":" in name else [entry.value for entry in entry_points(group=GROUP, name=name)]
         if paths:
-            module, _, attribute = paths[0].partition(":")
-            register(name, _attribute(module, attribute))
+            register(name, _import_factory(paths[0]))
     return stored_name("method", name)
 
 
@@ -279,15 +274,14 @@ def _not_imported(name: str) -> PairNormError:
     )
 
 
-def _attribute(module: str, attribute: str) -> Callable[..., nn.Module]:
+def _import_factory(path: str) -> Callable[..., nn.Module]:
+    module, _, attribute = path.partition(":")
     try:
         factory: Callable[..., nn.Module] = attrgetter(attribute)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
-        problem = f"method {module}:{attribute} cannot be imported ({error})"
+        problem = f"method {path} cannot be imported ({error})"
         expected = "package.module:attribute of a factory of norms or models"
-        raise PairNormError(
-            problem, code="not-importable", value=f"{module}:{attribute}", expected=expected
-        ) from error
+        raise PairNormError(problem, code="not-importable", value=path, expected=expected) from error
     return factory
 
 

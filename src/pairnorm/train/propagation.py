@@ -123,14 +123,14 @@ class Propagation:
             self._run_together()
             return
         for number in self.pending():
-            for event in self.block(number):
+            for event in self.compute_block(number):
                 self.handle(number, event)
 
     def pending(self) -> list[int]:
         """Return the numbers of the blocks without a file. ``run`` computes those of PN-SI together."""
         return [number for number in range(len(self._blocks)) if not self._block_path(number).exists()]
 
-    def block(self, number: int) -> Iterator[BlockEvent]:
+    def compute_block(self, number: int) -> Iterator[BlockEvent]:
         """Compute a block, perhaps on another machine; ``handle`` its events where the files are."""
         columns = self.columns(number)
         stored: dict[str, Any] = {}

@@ -427,7 +427,7 @@ def _propagate_block(
     elif not _has_graph(graph):
         yield None
         return
-    yield from replace(propagation, graph=graph).block(number)
+    yield from replace(propagation, graph=graph).compute_block(number)
 
 
 def _has_graph(graph: PackedGraph) -> bool:

@@ -70,12 +70,8 @@ class Trial:
         check_seed(self.seed)
         whole_number("best_epoch", self.best_epoch, most=LARGEST)
         for name in self.measures.keys() & TYPES.keys():
-            raise PairNormError(
-                f"a measure is named {quoted(name)}, as is a column of the store",
-                code="name-taken",
-                value=name,
-                hint="Rename the measure.",
-            )
+            problem = f"a measure is named {quoted(name)}, as is a column of the store"
+            raise PairNormError(problem, code="name-taken", value=name, hint="Rename the measure.")
 
 
 _NUMBERS: dict[str, Any] = {
@@ -92,12 +88,8 @@ def check_seeds(seeds: Any) -> list[int]:
     """Validate a sequence of seeds. A single number is refused: it could mean a seed or a count."""
     if isinstance(seeds, Iterable) and not isinstance(seeds, str):
         return [check_seed(seed) for seed in seeds]
-    raise PairNormError(
-        f"seeds is {quoted(seeds)}",
-        code="wrong-type",
-        value=seeds,
-        expected="a list of seeds, such as [0, 1, 2] or range(3)",
-    )
+    problem, expected = f"seeds is {quoted(seeds)}", "a list of seeds, such as [0, 1, 2] or range(3)"
+    raise PairNormError(problem, code="wrong-type", value=seeds, expected=expected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,23 +122,15 @@ class Origin:
         real_number("seconds", self.seconds, least=0)
         whole_number("shared_by", self.shared_by, most=LARGEST)
         for name in _TEXTS:
-            if not isinstance(text := getattr(self, name), str) and not (
-                text is None and name == "git_commit"
-            ):
-                raise PairNormError(
-                    f"{name} is {quoted(text)}", code="wrong-value", value=text, expected="a text"
-                )
+            text = getattr(self, name)
+            if not isinstance(text, str) and (text is not None or name != "git_commit"):
+                raise _wrong_value(name, text, "a text")
         try:
-            known = datetime.fromisoformat(self.finished).tzinfo is not None and self.finished >= "1970-01-02"
+            is_time = datetime.fromisoformat(self.finished).tzinfo is not None
         except ValueError:
-            known = False
-        if not known:
-            raise PairNormError(
-                f"finished is {quoted(self.finished)}",
-                code="wrong-value",
-                value=self.finished,
-                expected="a time such as 2020-04-26T12:00:00Z",
-            )
+            is_time = False
+        if not is_time or self.finished < "1970-01-02":
+            raise _wrong_value("finished", self.finished, "a time such as 2020-04-26T12:00:00Z")
 
     @classmethod
     def here(cls, *, seconds: float, shared_by: int, device: torch.device | str) -> Self:
@@ -164,6 +148,10 @@ class Origin:
 
 
 _TEXTS = tuple(field.name for field in fields(Origin) if field.type in (str, str | None))
+
+
+def _wrong_value(name: str, value: Any, expected: str) -> PairNormError:
+    return PairNormError(f"{name} is {quoted(value)}", code="wrong-value", value=value, expected=expected)
 
 
 def device_name(device: torch.device | str) -> str:
@@ -192,17 +180,17 @@ def git_commit(file: Path) -> str | None:
 
     A package in an environment inside another repository has no commit.
     """
-    # Take no lock, so that the user's own git commands are not blocked.
-    git = ["git", "--no-optional-locks", "-C", str(file.parent)]
+
+    def git(*words: str) -> str:
+        # Take no lock, so that the user's own git commands are not blocked.
+        command = ["git", "--no-optional-locks", "-C", str(file.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
     try:
-        _output([*git, "ls-files", "--error-unmatch", file.name])
-        return _output([*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
+        git("ls-files", "--error-unmatch", file.name)
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 class Result(NamedTuple):
@@ -263,12 +251,8 @@ def write_parquet(results: Sequence[Result], path: Path) -> None:
     try:
         frame(results).to_parquet(path, index=False)
     except ImportError as error:
-        raise PairNormError(
-            "Parquet needs pyarrow",
-            code="library-missing",
-            value="pyarrow",
-            hint="Install it, or export as .csv.",
-        ) from error
+        problem, hint = "Parquet needs pyarrow", "Install it, or export as .csv."
+        raise PairNormError(problem, code="library-missing", value="pyarrow", hint=hint) from error
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
@@ -289,11 +273,9 @@ def read_csv(path: Path) -> list[Result]:
         reader = csv.DictReader(file, strict=True)
         try:
             given = {*(reader.fieldnames or ()), *_ADDED_COLUMNS}
-            absent = [name for name in _FIXED if name not in given]
-            if absent:
-                raise _no_export(f"there is no column {absent[0]!r}", "unknown-column", absent[0]).within(
-                    str(path)
-                )
+            for name in _FIXED:
+                if name not in given:
+                    raise _no_export(f"{path}: there is no column {name!r}", "unknown-column", name)
             return [_read_row(values, f"{path}, line {reader.line_num}") for values in reader]
         except (csv.Error, UnicodeDecodeError) as error:
             raise _no_export(f"{path} cannot be read as CSV ({error})", "file-damaged", path) from error
@@ -313,23 +295,17 @@ def _read_row(texts: dict[str, str], where: str) -> Result:
     try:
         if None in texts or None in texts.values():
             raise _no_export("more or fewer values than there are columns", "file-damaged", len(texts))
-        values = {
-            name: _read(name, text)
-            for name, text in ({**_ADDED_COLUMNS, **texts}).items()
-            if text or name in TYPES
-        }
+        given = {**_ADDED_COLUMNS, **texts}
+        values = {name: _read(name, text) for name, text in given.items() if text or name in TYPES}
         measures = {name: value for name, value in values.items() if name not in TYPES}
         result = Result(
             Spec(**{name: values[column] for column, name in SPEC.items()}),
             Trial(**{name: values[name] for name in TRIAL if name != "measures"}, measures=measures),
             Origin(**{name: values[name] for name in ORIGIN}),
         )
-        if values["hash"] != result.spec.hash:
-            raise _no_export(
-                f"hash is {quoted(values['hash'])}, but the spec's {result.spec.hash!r}",
-                "wrong-hash",
-                values["hash"],
-            )
+        if (stored := values["hash"]) != result.spec.hash:
+            problem = f"hash is {quoted(stored)}, but the spec's {result.spec.hash!r}"
+            raise _no_export(problem, "wrong-hash", stored)
     except PairNormError as error:
         raise error.within(where) from None
     except UNEXPECTED as error:

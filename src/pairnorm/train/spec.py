@@ -191,9 +191,7 @@ class Spec:
         It must never change for a given spec, or finished trials are not found. Therefore fields of
         ``ADDED_FIELDS`` are left out of the text if they have their default.
         """
-        names = [
-            name for name in _HINTS if name not in ADDED_FIELDS or getattr(self, name) != ADDED_FIELDS[name]
-        ]
+        names = [name for name in _HINTS if getattr(self, name) != ADDED_FIELDS.get(name)]
         return self._words({STORED_NAMES.get(name, name): name for name in names})
 
     @cached_property
@@ -209,12 +207,9 @@ class Spec:
 
     def _words(self, names: Mapping[str, str]) -> str:
         """Return ``name=value`` for each name and field, after dataset and model."""
-        options = [
-            f"{name}={getattr(self, field)}"
-            for name, field in names.items()
-            if field not in ("dataset", "model")
-        ]
-        return shlex.join([self.dataset, self.model, *options])
+        options = {name: field for name, field in names.items() if field not in ("dataset", "model")}
+        words = [f"{name}={getattr(self, field)}" for name, field in options.items()]
+        return shlex.join([self.dataset, self.model, *words])
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -228,9 +223,8 @@ class Spec:
             name, equals, value = option.partition("=")
             name = one_of("field", _FIELDS.get(name, name), tuple(_HINTS))
             if not equals or name in values:
-                raise _malformed(
-                    text, f"option {quoted(option)} of spec {quoted(text)} has no value, or {name} a second"
-                )
+                problem = f"option {quoted(option)} of spec {quoted(text)} has no value, or {name} a second"
+                raise _malformed(text, problem)
             try:
                 kind = _HINTS[name].__origin__
                 values[name] = kind(value) if kind in (int, float) else value
@@ -285,8 +279,6 @@ class Spec:
 _HINTS: dict[str, Any] = {
     field.name: get_type_hints(Spec, include_extras=True)[field.name] for field in fields(Spec)
 }
-
-
 _FIELDS = {stored: name for name, stored in STORED_NAMES.items()}
 _OTHERS = tuple(name for name in _HINTS if name != "depth")
 _values = attrgetter(*_HINTS)
@@ -330,13 +322,10 @@ def _apply_method(values: dict[str, Any]) -> dict[str, Any]:
     method, strength = METHODS.get(values["method"]), values["strength"]
     if method is None:
         return {}
-    if values["model"] not in method.models:
-        raise PairNormError(
-            f"method {values['method']!r} does not apply to {values['model']}",
-            code="not-together",
-            value=values["model"],
-            expected=f"one of {', '.join(method.models)}",
-        )
+    if (model := values["model"]) not in method.models:
+        problem = f"method {values['method']!r} does not apply to {model}"
+        expected = f"one of {', '.join(method.models)}"
+        raise PairNormError(problem, code="not-together", value=model, expected=expected)
     strength = (strength or method.grid[0]) if method.grid else 0.0
     changes: dict[str, Any] = {}
     if method.fields is not None:
@@ -353,11 +342,7 @@ def _apply_method(values: dict[str, Any]) -> dict[str, Any]:
 
 def _idle_fields(values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that cannot change the result for these values, with their fixed values."""
-    fixed: dict[str, Any] = {}
-    if values["model"] != "GAT":
-        fixed |= {"heads": 1}
-    else:
-        fixed |= {"adjacency": "rw"}
+    fixed: dict[str, Any] = {"adjacency": "rw"} if values["model"] == "GAT" else {"heads": 1}
     if values["model"] == "SGC":
         fixed |= {"hidden": 0, "skip": 0, "order": "after"}
     elif values["hidden"] == 0:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.nn.ops._numba.vectors import LANES, kernel, load, share_out, store
+from pairnorm.nn.ops._numba import vectors as vec
 
 DTYPES = (torch.float32,)
 ROWS_PER_TASK = 2**16
@@ -28,10 +28,10 @@ def propagate(
     """
     values, factors = (NO_VALUES if part is None else part.numpy() for part in (weight, roots))
     arrays = crow.numpy(), column.numpy(), values, factors, x.numpy(), y.numpy()
-    share_out(len(x), ROWS_PER_TASK, lambda start, stop: _propagate(*arrays, start, stop))
+    vec.share_out(len(x), ROWS_PER_TASK, lambda start, stop: _propagate(*arrays, start, stop))
 
 
-@kernel
+@vec.kernel
 def _propagate(
     crow: Any, column: Any, values: Any, factors: Any, x: Any, y: Any, start: int, stop: int
 ) -> None:
@@ -45,14 +45,14 @@ def _propagate(
             for entry in range(first, last):
                 degree += values[entry]
         factor = own if symmetric else np.float32(1) / degree
-        for first_lane in range(0, x.shape[1], LANES):
-            total = load(x, row, first_lane) * own
+        for first_lane in range(0, x.shape[1], vec.LANES):
+            total = vec.load(x, row, first_lane) * own
             for entry in range(first, last):
                 other = column[entry]
                 value = values[entry] if weighted else np.float32(1)
                 value *= factors[other] if symmetric else np.float32(1)
-                total = total + load(x, other, first_lane) * value
-            store(y, row, first_lane, total * factor)
+                total = total + vec.load(x, other, first_lane) * value
+            vec.store(y, row, first_lane, total * factor)
 
 
 def center(x: Tensor) -> float:
@@ -62,22 +62,24 @@ def center(x: Tensor) -> float:
     """
     rows, size, state = len(x), ROWS_PER_TASK, x.numpy()
     sums, squares = np.zeros((2, -(-rows // size), x.size(1)))
-    share_out(rows, size, lambda start, stop: _sum(state, sums[start // size], start, stop))
+    vec.share_out(rows, size, lambda start, stop: _sum(state, sums[start // size], start, stop))
     mean = sums.sum(0) / rows
     high = mean.astype(np.float32)
     low = (mean - high).astype(np.float32)
-    share_out(rows, size, lambda start, stop: _center(state, high, low, squares[start // size], start, stop))
+    vec.share_out(
+        rows, size, lambda start, stop: _center(state, high, low, squares[start // size], start, stop)
+    )
     return float(squares.sum(0).sum())
 
 
-@kernel
+@vec.kernel
 def _sum(x: Any, result: Any, start: int, stop: int) -> None:
     for row in range(start, stop):
         for position in range(x.shape[1]):
             result[position] += x[row, position]
 
 
-@kernel
+@vec.kernel
 def _center(x: Any, high: Any, low: Any, result: Any, start: int, stop: int) -> None:
     for row in range(start, stop):
         for position in range(x.shape[1]):
