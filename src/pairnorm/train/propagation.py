@@ -183,16 +183,14 @@ class Propagation:
         result = _new_file(out, self.graph.facts.nodes, weight.shape[1])
         for classes in blocks(weight.shape[1], self.width):
             part = slice(classes.start, classes.stop)
-            state = ops.empty(len(classes) + (self.imputation == "mass"), exact=True)
-            self._load(state, every, weight[:, part])
-            final, unit = state, 1.0
-            for k, (final, unit, _) in enumerate(self._steps(self._impute(state), depth)):  # noqa: B007
+            steps = self._steps(self._start(every, weight[:, part]), depth)
+            for k, (state, unit, _) in enumerate(steps):  # noqa: B007
                 self.on_progress(f"classes {classes.start + 1} to {classes.stop}, depth {k}")
             factor = np.float32(unit * self._scales[depth])
             for rows in ops.slices(len(classes)):
-                values = _divided(ops.read(final, rows), len(classes))
+                values = _divided(ops.read(state, rows), len(classes))
                 result[rows, part] = values * factor + bias[part]
-            del state, final
+            del state  # before the next one is allocated
         return result
 
     @cached_property
@@ -208,20 +206,20 @@ class Propagation:
                 scales[depth] = last = last / np.sqrt(last**2 * square + EPS)
         return scales
 
-    def _start(self, columns: range) -> Tensor:
-        """Return the imputed features of a block; for ``"mass"``, with a last column of known nodes."""
-        state = self._ops.empty(len(columns) + (self.imputation == "mass"))
-        self._load(state, columns)
-        return self._impute(state)
+    def _start(self, columns: range, weight: Array | None = None) -> Tensor:
+        """Return the imputed features of a block, or their product with ``weight``.
 
-    def _load(self, state: Tensor, columns: range, weight: Array | None = None) -> None:
-        """Write standardized features, or their product with ``weight``, to a state, in several threads."""
+        For ``"mass"``, the last column says which nodes are known.
+        """
+        width = len(columns) if weight is None else weight.shape[1]
+        state = self._ops.empty(width + (self.imputation == "mass"), exact=weight is not None)
 
         def load(rows: slice) -> None:
             self._ops.write(state, rows, self._standardized(rows, columns), weight)
 
         with ThreadPoolExecutor(self._ops.threads) as pool:
             list(pool.map(load, self._ops.slices(len(columns))))
+        return self._impute(state)
 
     def _standardized(self, rows: slice, columns: range) -> Array:
         """Return the features, each column standardized over its known values, zero where missing."""
