@@ -52,12 +52,12 @@ class Method:
     quadratic: bool = False
 
     @property
-    def alone(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Whether it excludes another norm or skip."""
         return self.norm is not None or self.model is not None
 
     @property
-    def ordered(self) -> bool:
+    def uses_order(self) -> bool:
         """Whether ``Spec.order`` applies to it."""
         return self.norm is not None and self.options is None
 

@@ -332,7 +332,7 @@ def _apply_method(values: dict[str, Any]) -> dict[str, Any]:
         changes = {"method": "none", "strength": 0.0, **method.fields(strength)}
         if not values["strength"]:
             changes.pop("scale", None)  # PairNorm's has a field of its own
-    others = {name: value for name, value in _NEITHER.items() if method.alone or name in changes}
+    others = {name: value for name, value in _NEITHER.items() if method.is_exclusive or name in changes}
     for name, without in others.items():
         if values[name] not in (without, changes.get(name)):
             problem = f"{name} is {values[name]!r} together with method {values['method']!r}"
@@ -352,7 +352,7 @@ def _idle_fields(values: dict[str, Any]) -> dict[str, Any]:
     if values["norm"] == "none":
         fixed |= {"scale": 1.0}
         method = METHODS.get(values["method"])
-        if method is not None and not method.ordered:
+        if method is not None and not method.uses_order:
             fixed |= {"order": "after"}
     if seeded := _SEEDED_SPLIT.fullmatch(values["split"]):
         name, seed = seeded.groups()
