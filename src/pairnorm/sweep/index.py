@@ -86,11 +86,8 @@ class ResultIndex:
     def __contains__(self, pair: Pair) -> bool:
         return pair[1] in self._trials.get(pair[0], {})
 
-    def summary(self, spec: Spec, seeds: Iterable[int]) -> Summary | None:
-        """Return the runs of a spec with these seeds, or None if one is pending."""
-        return self._summary([(spec, seed) for seed in seeds])
-
     def _summary(self, pairs: Sequence[Pair]) -> Summary | None:
+        """Return the runs of a candidate, or None if one is pending."""
         try:
             return Summary(pairs[0][0], tuple([self._trials[spec][seed] for spec, seed in pairs]))
         except KeyError:
