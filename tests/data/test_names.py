@@ -7,8 +7,8 @@ import pytest
 
 from pairnorm.data import tables
 from pairnorm.data.edges import EndpointColumns, read_edges
+from pairnorm.data.labels import near_duplicate_notes
 from pairnorm.data.nodes import node_names, read_rows
-from pairnorm.data.profile import near_duplicate_notes
 from pairnorm.data.tables import Table, open_table, read_blocks
 
 Write = Callable[[str, str], Path]

@@ -15,12 +15,12 @@ from torch import Tensor
 from pairnorm.base.errors import quoted
 from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.encoder import Column, ColumnOptions, Encoder, compare_categories, reject_dates
+from pairnorm.data.labels import near_duplicate_notes
 from pairnorm.data.profile import (
     EMPTY_NOTE,
     ID_NAME,
     MISSING_WORDS,
     decide_typed,
-    near_duplicate_notes,
     parse_dates,
     parse_numbers,
     unit_note,

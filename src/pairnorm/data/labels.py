@@ -1,8 +1,9 @@
-"""Labels: classes given as numbers, by name or in a column of a table; and the column of the split."""
+"""Labels: classes given as numbers, by name or in a column of a table; the split; names of one spelling."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,7 +17,6 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.encoder import EACH
 from pairnorm.data.features import as_array, as_tensor, is_null
 from pairnorm.data.files import quote_names
-from pairnorm.data.profile import plain_form
 from pairnorm.data.split import Split
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ WITHOUT_FRACTION = re.compile(r"-?\d+([.,]0+)?", re.ASCII)
 # More different texts than this, with fewer nodes each, are names.
 MAX_TEXT_CLASSES, MIN_NODES_PER_TEXT = 20, 2
 MAX_COMPARED_CLASSES = 300
+LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+# What becomes of whole numbers where a column of floats is written as text.
+FINAL_ZERO = re.compile(r"([+-]?\d+)\.0")
+SPELLING = "only in case, spaces, leading zeros, a final .0 or Unicode form"
 
 
 def read_labels(
@@ -373,3 +377,36 @@ def check_labels(labels: Tensor, classes: int) -> None:
         problem = f"labels[{node}] is {int(labels[node])}"
         expected = f"a class from 0 to {classes - 1}, or -1 where it is unknown"
         raise PairNormError(problem, code="out-of-range", value=int(labels[node]), expected=expected)
+
+
+def plain_form(name: object) -> str:
+    """Return what is left of a name without case, spaces, leading zeros, a final .0 and forms of Unicode.
+
+    >>> plain_form("Straße  7") == plain_form("STRASSE 07"), plain_form("7.0") == plain_form("7")
+    (True, True)
+    """
+    text = str(name)
+    if not text.isascii():  # most are, and names may be many
+        text = unicodedata.normalize("NFKC", text)
+    text = " ".join(text.casefold().split())
+    if "0" not in text:
+        return text
+    whole = FINAL_ZERO.fullmatch(text)
+    return LEADING_ZEROS.sub("", whole[1] if whole else text)
+
+
+def near_duplicate_notes(
+    names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "nodes"
+) -> list[str]:
+    """Return a note where different names have nearly the same spelling."""
+    if isinstance(names, np.ndarray) and names.dtype != object:
+        return []
+    seen: dict[str, str] = {}
+    pairs = [(other, name) for name in names if (other := seen.setdefault(plain_form(name), name)) != name]
+    if not pairs:
+        return []
+    first, second = map(quoted, pairs[0])
+    return [
+        f"{len(pairs):,} {what} differ from another {SPELLING}, as {first} and {second}; "
+        f"they are different {are}"
+    ]

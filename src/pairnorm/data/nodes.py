@@ -15,8 +15,17 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.columns import ColumnValues, assemble, encoder_notes, note_empty_columns, read_columns
 from pairnorm.data.encoder import EACH, Column, ColumnOptions, Encoder, compare_columns
 from pairnorm.data.files import quote_names
-from pairnorm.data.labels import bin_codes, bin_names, class_sort_key, find_bins, read_labels, read_split
-from pairnorm.data.profile import SPELLING, near_duplicate_notes, plain_form
+from pairnorm.data.labels import (
+    SPELLING,
+    bin_codes,
+    bin_names,
+    class_sort_key,
+    find_bins,
+    near_duplicate_notes,
+    plain_form,
+    read_labels,
+    read_split,
+)
 from pairnorm.data.tables import Table, read_blocks
 
 

@@ -22,6 +22,7 @@ from pairnorm.data.labels import (
     choose_classes,
     class_sort_key,
     cut_points,
+    near_duplicate_notes,
     reject_bins,
     reject_part,
 )
@@ -31,7 +32,6 @@ from pairnorm.data.profile import (
     ColumnProfile,
     Decision,
     decide_typed,
-    near_duplicate_notes,
 )
 from pairnorm.data.queries import (
     DURATION,

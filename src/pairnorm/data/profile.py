@@ -7,7 +7,6 @@ by ``GROUP BY``. ``decide`` returns how to encode the column, with the notes to 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,11 +46,6 @@ LETTER = re.compile(r"[^\W\d_]")
 WITH_UNIT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*\s?([^\w\s]|[^\W\d_]{1,3})?")
 # A column without a name is the index that pandas writes, which pandas names "Unnamed: 0" when it reads it.
 ID_NAME = re.compile(r"(^|_| )id$|^$|^Unnamed: \d+$", re.IGNORECASE)
-
-LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
-# What becomes of whole numbers where a column of floats is written as text.
-FINAL_ZERO = re.compile(r"([+-]?\d+)\.0")
-SPELLING = "only in case, spaces, leading zeros, a final .0 or Unicode form"
 
 ISO, MONTH_FIRST, DAY_FIRST = "ISO8601", "%m/%d/%Y", "%d/%m/%Y"
 DATE_PATTERNS = {
@@ -417,36 +411,3 @@ def unit_note(name: str, categories: Sequence[str]) -> list[str]:
         return []
     where = f"{len(categories):,} texts in column {quoted(name)} are read as categories"
     return [f"{where}, though they look like numbers, as {quoted(texts[0])}; write plain numbers if they are"]
-
-
-def plain_form(name: object) -> str:
-    """Return what is left of a name without case, spaces, leading zeros, a final .0 and forms of Unicode.
-
-    >>> plain_form("Straße  7") == plain_form("STRASSE 07"), plain_form("7.0") == plain_form("7")
-    (True, True)
-    """
-    text = str(name)
-    if not text.isascii():  # most are, and names may be many
-        text = unicodedata.normalize("NFKC", text)
-    text = " ".join(text.casefold().split())
-    if "0" not in text:
-        return text
-    whole = FINAL_ZERO.fullmatch(text)
-    return LEADING_ZEROS.sub("", whole[1] if whole else text)
-
-
-def near_duplicate_notes(
-    names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "nodes"
-) -> list[str]:
-    """Return a note where different names have nearly the same spelling."""
-    if isinstance(names, np.ndarray) and names.dtype != object:
-        return []
-    seen: dict[str, str] = {}
-    pairs = [(other, name) for name in names if (other := seen.setdefault(plain_form(name), name)) != name]
-    if not pairs:
-        return []
-    first, second = map(quoted, pairs[0])
-    return [
-        f"{len(pairs):,} {what} differ from another {SPELLING}, as {first} and {second}; "
-        f"they are different {are}"
-    ]
