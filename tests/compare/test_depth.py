@@ -120,12 +120,12 @@ def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_strengths_that_are_fields_of_their_own(tmp_path: Path) -> None:
-    wanted = DepthComparison(["cora"], ["GCN"], ["Skip", "PN", "GCNII"], depths=[4], missing=[0], runs=1)
+    comparison = DepthComparison(["cora"], ["GCN"], ["Skip", "PN", "GCNII"], depths=[4], missing=[0], runs=1)
     with Store(tmp_path / "s.sqlite") as store:
-        for cell in wanted.cells():
-            for number, spec in enumerate(wanted.candidates(cell)):
+        for cell in comparison.cells():
+            for number, spec in enumerate(comparison.candidates(cell)):
                 store.add(spec, [a_trial(0, number / 10)], seconds=1)
-        strengths = {row["method"]: row["strength"] for row in DepthTable.read(wanted, store).rows}
+        strengths = {row["method"]: row["strength"] for row in DepthTable.read(comparison, store).rows}
     assert strengths == {"Skip": 1, "PN": 1.0, "GCNII": 0.1}
 
 
@@ -147,8 +147,8 @@ def test_grid_points_are_those_of_the_table() -> None:
 @pytest.mark.parametrize("method", ["GCNII", "PN-SI", "Skip", "BatchNorm", "none"])
 def test_every_method_has_as_many_settings_and_each_value_meets_every_other(method: str) -> None:
     """A half of 2 x 2 x 2: of two settings all four pairs are there."""
-    wanted = DepthComparison(["cora"], ["GCN"], [method], depths=[4], missing=[0])
-    specs = wanted.candidates(DepthCell("cora", "GCN", method, 0, 4))
+    comparison = DepthComparison(["cora"], ["GCN"], [method], depths=[4], missing=[0])
+    specs = comparison.candidates(DepthCell("cora", "GCN", method, 0, 4))
     assert len({*specs}) == 4
     columns = [
         [spec.learning_rate for spec in specs],

@@ -81,9 +81,15 @@ def fill(path: Path, experiments: list[Experiment], contrary: bool = False) -> P
                 for spec in experiment.candidates(cell, seed):
                     cells.setdefault(spec, {})[seed] = trial(spec, seed, contrary)
     with Store(path) as store:
-        store.add_trials({spec: list(found.values()) for spec, found in cells.items()}, seconds=1.0)
+        store.add_trials({spec: list(trials.values()) for spec, trials in cells.items()}, seconds=1.0)
     return path
 
 
-def small_experiments() -> list[Experiment]:
-    return [found for experiment in EXPERIMENTS.values() if (found := SMALL.narrow(experiment))]
+def narrowed(selection: Selection, *names: str) -> list[Experiment]:
+    """Return the selected part of the named experiments, of all by default."""
+    parts = [selection.narrow(experiment) for experiment in EXPERIMENTS.values()]
+    return [part for part in parts if part is not None and (not names or part.name in names)]
+
+
+def small_experiments(*names: str) -> list[Experiment]:
+    return narrowed(SMALL, *names)

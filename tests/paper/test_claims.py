@@ -161,8 +161,7 @@ USED = ("table1", "table2", "table3", "figure1", "figure3", "bars", "ablation", 
 
 
 def decide(path: Path, contrary: bool) -> dict[str, str]:
-    wanted = [experiment for experiment in small_experiments() if experiment.name in USED]
-    fill(path, wanted, contrary)
+    fill(path, small_experiments(*USED), contrary)
     with Store(path, read_only=True) as store:
         evidence = Evidence(ResultIndex(store.trials_by_spec()), read_layers(store), SMALL)
     return {verdict.claim.text: verdict.status for verdict in verdicts(evidence)}

@@ -50,7 +50,7 @@ def test_evidence_is_what_was_run_completely(tmp_path: Path) -> None:
     curve = Evidence(results, {}, small).curve("table1", *cell)
     assert curve is not None
     assert [one.spec.depth for one in curve] == [2, 4]
-    assert Evidence(results, {}, wider).chosen("table1", *cell) is None  # depth 8 is lacking
+    assert Evidence(results, {}, wider).chosen("table1", *cell) is None  # depth 8 is missing
     assert Evidence(results, {}, wider).curve("table1", *cell) is None
     assert Evidence(results, {}, small).chosen("table1", "cora", "SGC", 100) is None  # not asked for
     assert Evidence(results, {}, small).chosen("table1", "pubmed", "SGC", 0) is None

@@ -191,8 +191,8 @@ def test_methods_are_what_their_names_say() -> None:
 
 def test_the_ablation_is_complete() -> None:
     specs = {(spec.adjacency, spec.order, spec.norm) for spec, _ in pairs("ablation") if spec.model == "GCN"}
-    wanted = set(product(("rw", "sym"), ("after", "before"), ("PN", "PN-SI", "PN-SCS")))
-    assert specs == wanted | {("rw", "after", "none"), ("sym", "after", "none")}
+    expected = set(product(("rw", "sym"), ("after", "before"), ("PN", "PN-SI", "PN-SCS")))
+    assert specs == expected | {("rw", "after", "none"), ("sym", "after", "none")}
     for method in ABLATION.methods:
         for spec in ABLATION.candidates(TableCell("cora", method, 0)):
             for word in method.split(" ")[1:]:

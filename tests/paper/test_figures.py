@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_hex
-from synthetic import SMALL, accuracy, fill, small_experiments
+from synthetic import SMALL, accuracy, fill, narrowed
 
 from pairnorm.base.plotting import GREEN
 from pairnorm.paper.experiments import BARS, FIGURE1, FIGURE3, FIGURE4, Selection
@@ -35,17 +36,14 @@ def test_the_figure_shows_them() -> None:
         assert torch.equal(torch.as_tensor(drawn[0].get_xdata()), plane[labels == 0][:, 0])
 
 
-CORA = [
-    found for experiment in small_experiments() if (found := Selection(datasets=["cora"]).narrow(experiment))
-]
+CORA = narrowed(replace(SMALL, datasets=["cora"]))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> ResultIndex:
-    wanted = [
-        experiment for experiment in CORA if experiment.name in ("figure1", "figure3", "figure4", "bars")
-    ]
-    return ResultIndex.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", wanted))
+    names = ("figure1", "figure3", "figure4", "bars")
+    experiments = [experiment for experiment in CORA if experiment.name in names]
+    return ResultIndex.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", experiments))
 
 
 def small(experiment: object):  # type: ignore[no-untyped-def]
@@ -61,13 +59,13 @@ def test_figure_4_shows_the_means_dashed_without_and_solid_with_pairnorm(results
         curves = [line for line in axis.lines if len(line.get_xdata()) > 1]
         assert [line.get_linestyle() for line in curves] == ["--", "-"]
         for style, method in (("--", model), ("-", f"{model}-PN")):
-            wanted = [
+            expected = [
                 found.mean("test_accuracy")
                 for found in results.by_depth(experiment, TableCell("cora", method, 100))
             ]
             drawn = [line for line in curves if line.get_linestyle() == style][-1]
             np.testing.assert_array_equal(drawn.get_xdata(), [2, 4, 8])
-            np.testing.assert_array_equal(drawn.get_ydata(), wanted)
+            np.testing.assert_array_equal(drawn.get_ydata(), expected)
 
 
 def test_figure_4_marks_the_depth_of_best_validation(results: ResultIndex) -> None:
@@ -75,9 +73,9 @@ def test_figure_4_marks_the_depth_of_best_validation(results: ResultIndex) -> No
     figure = against_depth(results, experiment, "cora", ("GCN",), 100, test_only=True)
     assert figure is not None
     diamonds = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
-    wanted = [results.chosen(experiment, TableCell("cora", name, 100)) for name in ("GCN", "GCN-PN")]
+    expected = [results.chosen(experiment, TableCell("cora", name, 100)) for name in ("GCN", "GCN-PN")]
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in diamonds] == [
-        (chosen.layers, chosen.accuracy) for chosen in wanted if chosen is not None
+        (chosen.layers, chosen.accuracy) for chosen in expected if chosen is not None
     ]
     assert [line.get_xdata()[0] for line in diamonds] == [2, 8]
     assert {to_hex(line.get_color()) for line in diamonds} == {GREEN.lower()}

@@ -182,13 +182,13 @@ print(json.dumps([name for name in heavy if name in sys.modules]))
 def test_claims_that_hang_on_noise_get_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Spec("cora", "SGC", 1, epochs=2)
 
-    def wanted(results: ResultIndex, experiment: Experiment) -> dict[Spec, range]:
+    def requested(results: ResultIndex, experiment: Experiment) -> dict[Spec, range]:
         assert results.every_run(spec).trials[0].seed == 0  # it sees what the store has
         return {spec: range(experiment.missing[0])}
 
     path = tmp_path / "s.sqlite"
     with Store(path) as store:
         run([(spec, 0)], store, device="cpu")
-    monkeypatch.setattr(module, "requested_runs", wanted)
+    monkeypatch.setattr(module, "requested_runs", requested)
     [asked] = Selection(("claims",), runs=3).experiments()
     assert train(path, asked, workers=1) == Outcome(trained=2, left=0)

@@ -71,14 +71,14 @@ def test_what_was_not_run_is_said() -> None:
 
 
 def test_published_numbers_stand_beside_the_same_protocol_only() -> None:
-    wanted = DepthComparison(["cora"], ["GCN"], ["GCNII"], depths=[32], missing=[0], runs=1)
+    comparison = DepthComparison(["cora"], ["GCN"], ["GCNII"], depths=[32], missing=[0], runs=1)
 
-    def written(wanted: DepthComparison) -> str:
-        (cell,) = wanted.cells()
-        results = [Result(spec, a_trial(0, 0.8364), ORIGIN) for spec in wanted.candidates(cell)]
-        return report(DepthTable(wanted, results), "x")
+    def written(comparison: DepthComparison) -> str:
+        (cell,) = comparison.cells()
+        results = [Result(spec, a_trial(0, 0.8364), ORIGIN) for spec in comparison.candidates(cell)]
+        return report(DepthTable(comparison, results), "x")
 
-    text = written(wanted)
+    text = written(comparison)
     assert line(text, "| GCNII, 32 ")[1:] == ["0.853", "0.836"]
     assert line(text, "| GCNII, 64 ")[1:] == ["0.855", "not run"]
     shorter = DepthComparison(["cora"], ["GCN"], ["GCNII"], depths=[32], missing=[0], runs=1, epochs=9)
@@ -139,10 +139,10 @@ def test_figures_have_accuracy_and_rank_of_all(
 
 def test_a_users_graph_keeps_its_name() -> None:
     graph = csbm(100, classes=2, seed=0).replace(name="my|graph")
-    wanted = DepthComparison(
+    comparison = DepthComparison(
         ["graph@1"], ["SGC"], ["none"], depths=[2], missing=[0], graphs={"graph@1": graph}
     )
-    assert "my\\|graph, SGC" in report(DepthTable(wanted, []), "compare")
+    assert "my\\|graph, SGC" in report(DepthTable(comparison, []), "compare")
 
 
 def test_a_depth_of_which_little_was_run_is_not_advised() -> None:

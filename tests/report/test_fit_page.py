@@ -210,9 +210,9 @@ def test_thresholds_and_rates_reach_the_table_in_a_browser(findings: Findings, v
             "slider.value = value; slider.dispatchEvent(new Event('input')); }",
             percent,
         )
-        wanted = int((unknown & (findings.probabilities.max(1) < percent / 100)).sum())
-        assert view.text_content(".nodes .note") == f"{wanted} of {NODES} nodes"
-        assert f"{wanted} to review" in view.text_content(".answer")
+        expected = int((unknown & (findings.probabilities.max(1) < percent / 100)).sum())
+        assert view.text_content(".nodes .note") == f"{expected} of {NODES} nodes"
+        assert f"{expected} to review" in view.text_content(".answer")
     view.select_option(".filters select >> nth=0", label="prediction set: one label")
     counts = []
     for rate in ("1%", "30%"):

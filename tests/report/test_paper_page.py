@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import fill
+from synthetic import fill, narrowed
 
-from pairnorm.paper.experiments import EXPERIMENTS, Selection
+from pairnorm.paper.experiments import Selection
 from pairnorm.report.paper_report import write_report
 
 SELECTION = Selection(datasets=("cora",), runs=2, epochs=3, depths=(2, 4), missing=(0, 100))
@@ -15,8 +15,7 @@ SELECTION = Selection(datasets=("cora",), runs=2, epochs=3, depths=(2, 4), missi
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paper")
-    wanted = [found for experiment in EXPERIMENTS.values() if (found := SELECTION.narrow(experiment))]
-    store = fill(folder / "paper.sqlite", wanted)
+    store = fill(folder / "paper.sqlite", narrowed(SELECTION))
     (folder / "out").mkdir()
     (folder / "out" / "notes.md").write_text("## Explained\n\nSee [scaling](#how-features-are-scaled).\n")
     write_report(store, folder / "out", SELECTION)
@@ -35,13 +34,13 @@ def test_the_page_in_a_browser(written: Path, open_page: Callable[..., Any]) -> 
     assert titles[0] == "Does PairNorm help?"
     table = view.locator("main > section").nth(1)
     with (written / "table1.csv").open() as file:
-        wanted = {(row["method"], row["missing_percent"]): row for row in csv.DictReader(file)}
+        expected = {(row["method"], row["missing_percent"]): row for row in csv.DictReader(file)}
     cells = table.locator("tbody tr").evaluate_all(
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     )
-    assert len(cells) == len(wanted)
+    assert len(cells) == len(expected)
     for _, method, percent, ours, _, layers, paper, _, difference in cells:
-        row = wanted[method, percent.rstrip("%")]
+        row = expected[method, percent.rstrip("%")]
         assert float(ours) == pytest.approx(float(row["accuracy"]), abs=6e-4)
         assert (layers, float(paper)) == (row["layers"], float(row["paper_accuracy"]))
         assert float(difference) == pytest.approx(float(row["accuracy"]) - float(paper), abs=6e-4)

@@ -3,11 +3,11 @@ import gzip
 from pathlib import Path
 
 import pytest
-from synthetic import fill
+from synthetic import fill, narrowed
 
 from pairnorm.base import plotting
 from pairnorm.paper.claims import CLAIMS
-from pairnorm.paper.experiments import EXPERIMENTS, TABLE1, TUNED, Selection
+from pairnorm.paper.experiments import TABLE1, Selection
 from pairnorm.report import paper_report as report
 from pairnorm.report.paper_report import write_outputs, write_report
 from pairnorm.sweep.index import ResultIndex
@@ -20,8 +20,8 @@ SELECTION = Selection(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> ResultIndex:
-    wanted = [found for experiment in (TABLE1, TUNED) if (found := SELECTION.narrow(experiment))]
-    return ResultIndex.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", wanted))
+    experiments = narrowed(SELECTION, "table1", "tuned")
+    return ResultIndex.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", experiments))
 
 
 def test_the_tuned_rows_stand_below_those_of_table_1(results: ResultIndex, tmp_path: Path) -> None:
@@ -66,13 +66,12 @@ def test_figure_2_is_there_without_results(tmp_path: Path) -> None:
 
 
 RESULTS = Path(__file__).parents[2] / "results"
-SELECTION_report = Selection(datasets=("cora",), runs=2, epochs=3, depths=(2, 4))
+REPORT_SELECTION = Selection(datasets=("cora",), runs=2, epochs=3, depths=(2, 4))
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    wanted = [found for experiment in EXPERIMENTS.values() if (found := SELECTION_report.narrow(experiment))]
-    return fill(tmp_path_factory.mktemp("store") / "paper.sqlite", wanted)
+    return fill(tmp_path_factory.mktemp("store") / "paper.sqlite", narrowed(REPORT_SELECTION))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def written(store: Path) -> Path:
     out = store.parent / "out"
     out.mkdir()
     (out / "notes.md").write_text("## Explained\n\nThe adjacency did it.\n")
-    write_report(store, out, SELECTION_report)
+    write_report(store, out, REPORT_SELECTION)
     return out
 
 
@@ -91,7 +90,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_same_store_gives_the_same_files_bit_for_bit(store: Path, written: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_bytes((written / "notes.md").read_bytes())
-    write_report(store, tmp_path, SELECTION_report)
+    write_report(store, tmp_path, REPORT_SELECTION)
     first, second = contents(written), contents(tmp_path)
     assert first.keys() == second.keys()
     assert len(first) > 20

@@ -277,7 +277,7 @@ class DepthTable:
         return list(self._origins.values())
 
     def is_pending(self, cell: DepthCell) -> bool:
-        """Tell whether trials of a cell are still to be trained."""
+        """Return whether trials of a cell are still to be trained."""
         return bool(self.index.pending(self.comparison, [cell]))
 
     @cached_property
