@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+import pairnorm.classify.search as search_functions
 from pairnorm.classify import Candidate, NodeClassifier, Scores
-from pairnorm.classify import findings as findings_module
 from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.sgc import FittedSGC
-from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Baseline, Findings, verdict
+from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Findings, verdict
 from pairnorm.classify.holdout import without_nodes
+from pairnorm.classify.search import Baseline
 from pairnorm.classify.search_space import baselines
 from pairnorm.data import Graph, csbm
 from pairnorm.report.fit_report import write_report
@@ -329,8 +330,8 @@ def test_what_fit_tried_is_not_tried_again(small: Graph, monkeypatch) -> None:
         searched.extend(family.name for family in families)
         return original(task, families, tick)
 
-    original = findings_module.search
-    monkeypatch.setattr(findings_module, "search", search)
+    original = search_functions.search
+    monkeypatch.setattr(search_functions, "search", search)
     found = {baseline.name: baseline for baseline in Findings.of(classifier, small).baselines}
     assert searched == ["most frequent class", "GCN, 2 layers"]
     (alone,) = [one for one in baselines(small) if one.name == "label propagation"]

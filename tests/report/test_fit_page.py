@@ -13,8 +13,9 @@ import torch
 from pairnorm.classify import Candidate, suggest_depth
 from pairnorm.classify.calibration import Calibration
 from pairnorm.classify.explanation import Explanation, Smoothing
-from pairnorm.classify.findings import Baseline, Findings
+from pairnorm.classify.findings import Findings
 from pairnorm.classify.holdout import lacks_most
+from pairnorm.classify.search import Baseline
 from pairnorm.data import csbm
 from pairnorm.report import Document, Nodes, Threshold, render_html, render_markdown
 from pairnorm.report import fit_tables as module

@@ -55,6 +55,9 @@ from pairnorm.train.engine import find_device
 if TYPE_CHECKING:
     import pandas
 
+Floats = NDArray[np.float32]
+Booleans = NDArray[np.bool_]
+
 
 class UnfittedError(PairNormError, NotFittedError):  # type: ignore[misc]
     """A classifier that is not fitted was used to predict; scikit-learn's ``NotFittedError``."""
@@ -163,15 +166,15 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     model_: Average
     scaling_: Scaling
     temperature_: float
+    tilt_: float
     split_: Split
     graph_: Graph
     target_: Target | None
     task_: Task
     choice_: Choice
-    prior_: NDArray[np.float32]
-    tilt_: float
-    probabilities_: NDArray[np.float32]
-    evaluation_probabilities_: NDArray[np.float32]
+    prior_: Floats
+    probabilities_: Floats
+    evaluation_probabilities_: Floats
     held_out_: Scores | None
     cross_fitted_: Scores | None
     calibration_: Calibration | None
@@ -280,7 +283,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The names of the features, in order, where they have names."""
         return None if self.encoder_ is None else self.encoder_.feature_names
 
-    def predict_proba(self, graph: Graph) -> NDArray[np.float32]:
+    def predict_proba(self, graph: Graph) -> Floats:
         """Return the probability of every class for every node, [n, classes]; seeds are averaged.
 
         Args:
@@ -288,11 +291,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         graph = self._aligned(graph)
         if graph.directed is None and any(one.directed for _, one in self.parts_):
-            warnings.warn(
-                f"the model distinguishes in- from out-neighbors; graph {graph.name!r} has no directions.",
-                ClassifierWarning,
-                stacklevel=2,
-            )
+            text = f"the model distinguishes in- from out-neighbors; graph {graph.name!r} has no directions."
+            warnings.warn(text, ClassifierWarning, stacklevel=2)
         return self._probabilities(PreparedGraph(graph, self.scaling_(graph), find_device(self.device)))
 
     def predict(self, graph: Graph) -> NDArray[Any]:
@@ -304,7 +304,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         probabilities = self.predict_proba(graph)
         return np.asarray(self.classes_[self.decide(probabilities)])
 
-    def predict_set(self, graph: Graph, coverage: float = 0.9) -> NDArray[np.bool_]:
+    def predict_set(self, graph: Graph, coverage: float = 0.9) -> Booleans:
         """Return the prediction set of every node, bool [n, classes]: the classes that cannot be excluded.
 
         Conformal prediction guarantees the coverage on average over nodes like the held-out ones. A set holds
@@ -316,9 +316,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         return self.prediction_sets(graph, self.predict_proba(graph), coverage)
 
-    def prediction_sets(
-        self, graph: Graph, probabilities: NDArray[np.float32], coverage: float
-    ) -> NDArray[np.bool_]:
+    def prediction_sets(self, graph: Graph, probabilities: Floats, coverage: float) -> Booleans:
         """Return the prediction sets that belong to some probabilities; see ``predict_set``."""
         real_number("coverage", coverage, least=0, below=1)
         if self.calibration_ is None:
@@ -356,7 +354,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes = self.classes_.astype(str).tolist()
         return explain_predictions(self.model_, prepared, predicted, classes, nodes, top)
 
-    def decide(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
+    def decide(self, probabilities: Floats) -> NDArray[np.int64]:
         """Return the number of the predicted class: the most probable one, after weighting by the tilt.
 
         Args:
@@ -369,7 +367,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weights = self.prior_**self.tilt_
         return float(weights[number] / weights.sum())
 
-    def unseen(self, graph: Graph) -> NDArray[np.bool_]:
+    def unseen(self, graph: Graph) -> Booleans:
         """Return bool [n]: the labeled nodes that neither trained nor selected the model, by their names.
 
         Args:
@@ -396,16 +394,15 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not evaluated.any() and were_tested and self.held_out_ is not None:
             return self.held_out_.accuracy
         if not evaluated.any():
-            raise PairNormError(
-                f"graph {graph.name!r}: each of its {int(graph.labeled.sum())} labeled nodes has the name "
-                "of one that took part in fitting",
-                code="nothing-to-evaluate",
-                value=graph.name,
-                hint="Label others, or put those to evaluate in the test part.",
+            count, hint = int(graph.labeled.sum()), "Label others, or put those to evaluate in the test part."
+            problem = (
+                f"graph {graph.name!r}: each of its {count} labeled nodes has the name of one that took part "
+                "in fitting"
             )
+            raise PairNormError(problem, code="nothing-to-evaluate", value=graph.name, hint=hint)
         return self.evaluate(graph, evaluated, self.predict_proba(graph)).accuracy
 
-    def evaluate(self, graph: Graph, nodes: NDArray[np.bool_], probabilities: NDArray[np.float32]) -> Scores:
+    def evaluate(self, graph: Graph, nodes: Booleans, probabilities: Floats) -> Scores:
         """Return the scores of probabilities of all nodes, [n, classes], on some labeled nodes, bool [n]."""
         labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()
         probabilities = probabilities[nodes]
@@ -416,7 +413,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_graph(graph)
         return without_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
 
-    def _probabilities(self, prepared: PreparedGraph) -> NDArray[np.float32]:
+    def _probabilities(self, prepared: PreparedGraph) -> Floats:
         logits = self.model_.logits(prepared)
         return np.asarray(mean_probabilities(logits, self.temperature_).cpu().numpy())
 

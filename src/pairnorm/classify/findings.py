@@ -14,21 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify.calibration import (
     ALL,
     COMPLETE,
     INCOMPLETE,
     PredictionSets,
-    decide,
     mean_probabilities,
-    tilted,
 )
-from pairnorm.classify.candidates.candidate import Candidate, Family, Tick
-from pairnorm.classify.candidates.networks import GNNFamily
+from pairnorm.classify.candidates.candidate import Candidate, Tick
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
-from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.evaluation import (
     RANKING_METRICS,
@@ -56,7 +51,7 @@ from pairnorm.classify.holdout import (
 )
 from pairnorm.classify.regression import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.scaling import is_large
-from pairnorm.classify.search import SEARCH_SHARE, search
+from pairnorm.classify.search import SEARCH_SHARE, Baseline, evaluate_baseline
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
 from pairnorm.data import Graph, Split
 from pairnorm.data.split import Stream
@@ -78,25 +73,6 @@ LARGE_LOSS = 0.05
 BASELINE_SHARE = 0.25
 # Calls of ``tick`` by ``Findings.of``.
 STEPS = 3 + len(BASELINE_RATES) * len(BASELINE_DROPOUTS) + len(DEPTHS)
-
-
-@dataclass(frozen=True, eq=False)
-class Baseline:
-    """A baseline, tuned by validation on the same masked nodes.
-
-    Args:
-        name: of the method.
-        best: its best candidate.
-        num_candidates: number of candidates it was chosen from.
-        predicted: int64 [n], the class it predicts for every node.
-        probabilities: [n, classes].
-    """
-
-    name: str
-    best: Candidate
-    num_candidates: int
-    predicted: NDArray[np.int64]
-    probabilities: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +133,7 @@ class Findings:
         seconds = BASELINE_SHARE * task.time_limit
         timed = replace(task, began=time.perf_counter(), time_limit=seconds / SEARCH_SHARE)
         families = baselines(graph, classifier.random_state, large, seconds) if compare else []
-        others = [_evaluate_baseline(classifier, timed, family, tick) for family in families]
+        others = [evaluate_baseline(classifier, timed, family, tick) for family in families]
         checks = dict(_other_scores(classifier))
         tick("nodes held out in other ways")
         return cls(
@@ -276,34 +252,6 @@ class Findings:
             strata(all_folds, all_folds.train)[test],
             strata(self.graph, self.graph.labeled & ~target.nodes)[target.nodes.cpu().numpy()],
         )
-
-
-def _evaluate_baseline(classifier: NodeClassifier, task: Task, family: Family, tick: Tick) -> Baseline:
-    name = family.name
-    encoder = task.graph.encoder
-    if isinstance(family, GNNFamily) and encoder is not None and encoder.named("structure"):
-        task, name = _with_one_hot_ids(task), f"{name}, one-hot ids"
-    choice = classifier.choice_.of(family)
-    if choice is None:
-        choice = search(task, [family], tick)
-    else:
-        for _ in range(family.steps):
-            tick(family.name)
-    probabilities = mean_probabilities(choice.fit(task.with_all_folds).logits(task.prepared)).cpu().numpy()
-    tilt = classifier.tilt_
-    if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
-        tilt = decide(classifier.metric, task.held_out_labels, choice.probabilities, task.prior)[1]
-    predicted = tilted(probabilities, classifier.prior_, tilt).argmax(1)
-    return Baseline(name, choice.best, len(choice.results), predicted, probabilities)
-
-
-def _with_one_hot_ids(task: Task) -> Task:
-    """Return the task with a column per node as features, for a GCN on a graph without features."""
-    count = task.graph.num_nodes
-    rows = torch.arange(count + 1)
-    ids = sparse_csr(rows, rows[:-1], torch.ones(count), (count, count)).to(task.features.device)
-    graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
-    return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), hidden=None)
 
 
 def _other_scores(classifier: NodeClassifier) -> Iterator[tuple[str, Scores]]:

@@ -6,17 +6,19 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf, isinf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.base import clone
 from torch import Tensor
 
-from pairnorm.classify.calibration import mean_probabilities
+from pairnorm.base.csr import sparse_csr
+from pairnorm.classify.calibration import decide, mean_probabilities, tilted
 from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Family, Tick
 from pairnorm.classify.candidates.ensemble import (
     Average,
@@ -294,6 +296,54 @@ def _refine(task: Task, choice: Choice) -> Choice:
     if not improves(task, probabilities, choice.probabilities):
         return choice
     return choice._replace(smooths=(smooth, later), probabilities=probabilities)
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """A baseline, tuned by validation on the same masked nodes.
+
+    Args:
+        name: of the method.
+        best: its best candidate.
+        num_candidates: number of candidates it was chosen from.
+        predicted: int64 [n], the class it predicts for every node.
+        probabilities: [n, classes].
+    """
+
+    name: str
+    best: Candidate
+    num_candidates: int
+    predicted: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+
+
+def evaluate_baseline(classifier: NodeClassifier, task: Task, family: Family, tick: Tick) -> Baseline:
+    """Select the settings of a baseline on the same nodes as the model's, and predict all nodes."""
+    name = family.name
+    encoder = task.graph.encoder
+    if isinstance(family, GNNFamily) and encoder is not None and encoder.named("structure"):
+        task, name = _with_one_hot_ids(task), f"{name}, one-hot ids"
+    choice = classifier.choice_.of(family)
+    if choice is None:
+        choice = search(task, [family], tick)
+    else:
+        for _ in range(family.steps):
+            tick(family.name)
+    probabilities = mean_probabilities(choice.fit(task.with_all_folds).logits(task.prepared)).cpu().numpy()
+    tilt = classifier.tilt_
+    if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
+        tilt = decide(classifier.metric, task.held_out_labels, choice.probabilities, task.prior)[1]
+    predicted = tilted(probabilities, classifier.prior_, tilt).argmax(1)
+    return Baseline(name, choice.best, len(choice.results), predicted, probabilities)
+
+
+def _with_one_hot_ids(task: Task) -> Task:
+    """Return the task with a column per node as features, for a GCN on a graph without features."""
+    count = task.graph.num_nodes
+    rows = torch.arange(count + 1)
+    ids = sparse_csr(rows, rows[:-1], torch.ones(count), (count, count)).to(task.features.device)
+    graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
+    return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), hidden=None)
 
 
 def needs_cross_fitting(graph: Graph, given: Split, metric: str) -> bool:

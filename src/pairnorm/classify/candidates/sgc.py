@@ -20,6 +20,7 @@ from pairnorm.classify.candidates.task import Task, limit_training_nodes
 from pairnorm.classify.regression import (
     DRAFT_TOLERANCE,
     LOOSE_TOLERANCE,
+    MAX_AXES,
     MAX_SELECTION_ROWS,
     MAX_TRAINING_ROWS,
     MIN_PARALLEL_SIZE,
@@ -198,6 +199,9 @@ def _fold_weights(task: Task, state: Tensor, scales: Sequence[float], key: Hasha
     if task.pseudo_labels is not None:
         rows, target, counts = task.pseudo_labels.training_rows(state)
         tolerance = max(tolerance, LOOSE_TOLERANCE)
+        if axes is None and len(rows) > rows.shape[1] > MAX_AXES:
+            # More rows than columns determine the leading axes well, also those of the delivered model.
+            tolerance, axes = DRAFT_TOLERANCE, leading_axes(rows - rows.mean(0))
         return fold_regressions(rows, target, scales, counts.unsqueeze(0), tolerance, axes)
     folds = torch.stack([fold.graph.train.to(state.device)[train] for fold in task.folds])
     target = one_hot(task.graph.labels.to(state.device)[train], task.classes)
