@@ -48,6 +48,7 @@ TEXT = {
 CLEAN_CODE = [
     "src/pairnorm/__main__.py",
     "src/pairnorm/base",
+    "src/pairnorm/classify",
     "src/pairnorm/cli.py",
     "src/pairnorm/commands",
     "src/pairnorm/compare",

@@ -98,7 +98,7 @@ def test_where_depth_brings_ever_more_the_largest_is_suggested() -> None:
     line = torch.stack([torch.arange(59), torch.arange(1, 60)])
     found = suggest_depth(Graph.from_edges(line, torch.ones(60, 1)), deepest=5)
     assert (found.depth, found.deepest) == (5, 5)
-    assert "deeper was not tried" in found.reason
+    assert "deeper was not measured" in found.reason
 
 
 def test_a_graph_that_nothing_reaches_gets_the_least_depth() -> None:

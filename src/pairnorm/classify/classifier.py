@@ -1,4 +1,4 @@
-"""``NodeClassifier``: the estimator of node classes, in the manner of scikit-learn."""
+"""``NodeClassifier``: a scikit-learn estimator of node classes."""
 
 from __future__ import annotations
 
@@ -226,15 +226,15 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.scaling_ = scaling if task.graph is graph else scaling.fitted_to(task.graph)
         self._evaluate(task)
         tracker.tick("evaluated")
-        learned = graph.train | graph.validation
+        training = graph.train | graph.validation
         if self.refit:
-            learned = graph.labeled & ~given.test
-            self._refit(task, choice, scaling, learned, given.test)
+            training = graph.labeled & ~given.test
+            self._refit(task, choice, scaling, training, given.test)
             tracker.tick("fitted to all labels")
         self.cross_fitted_ = cross_fit(self, graph, folds, tracker.tick) if folds else None
         names = task.prepared.node_fingerprints
-        self._seen = names[learned.cpu().numpy()]
-        self._tested = names[(graph.test & learned).cpu().numpy()]
+        self._seen = names[training.cpu().numpy()]
+        self._tested = names[(graph.test & training).cpu().numpy()]
         return self
 
     def _store_choice(self, graph: Graph, task: Task, choice: Choice) -> None:
@@ -269,12 +269,12 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.probabilities_ = self._probabilities(prepared)
             self.unmasked_ = self.evaluate(graph, test, self.probabilities_)
 
-    def _refit(self, task: Task, choice: Choice, scaling: Scaling, learned: Tensor, test: Tensor) -> None:
+    def _refit(self, task: Task, choice: Choice, scaling: Scaling, training: Tensor, test: Tensor) -> None:
         """Fit the selected model to all labels except those of given test nodes, without masks."""
         graph, prepared, self.scaling_ = self.graph_, task.prepared, scaling
         if task.graph is not graph:
             prepared = PreparedGraph(graph, scaling(graph), task.device, task.prepared)
-        every = graph.replace(train=learned, validation=torch.zeros_like(learned), test=test)
+        every = graph.replace(train=training, validation=torch.zeros_like(training), test=test)
         self.model_ = choice.fit(replace(task, graph=every, prepared=prepared, fold_masks=(), hidden=None))
         self.probabilities_ = self._probabilities(prepared)
 

@@ -403,7 +403,7 @@ class Suggestion:
         whom = "with some" if missing else "including themselves"
         text = f"At depth {self.depth} {who} {count} node{'' if count == 1 else 's'} {whom}"
         if self.sources < MIN_SOURCES:
-            deeper = "was not tried" if self.depth == self.deepest else "brings hardly more"
+            deeper = "was not measured" if self.depth == self.deepest else "brings hardly more"
             return f"{text}, fewer than the {MIN_SOURCES} aimed at; deeper {deeper}."
         return f"{text}: enough for their average to mean something."
 

@@ -124,7 +124,7 @@ class Findings:
         if has_many_nodes(graph):
             warnings.warn(
                 f"there are {graph.num_nodes:,} nodes: SGC stopped after {PATIENCE} depths in a row without "
-                f"a gain, without PN-SI; models learned from at most {MAX_TRAINING_ROWS:,} nodes; depths "
+                f"a gain, without PN-SI; models were fitted to at most {MAX_TRAINING_ROWS:,} nodes; depths "
                 f"are shown up to {MAX_DEPTH_MANY_NODES}; and there is no GCN among the baselines.",
                 ClassifierWarning,
                 stacklevel=2,
@@ -162,8 +162,8 @@ class Findings:
         chosen = any(one.directed for _, one in self.classifier.parts_)
         return (
             f"{one_way:,} of {self.graph.num_edges:,} edges go one way only. All models propagate over the "
-            "undirected edges; boosted trees with separate columns for in- and out-neighbors were tried, and "
-            f"{'selected' if chosen else 'not selected'}"
+            "undirected edges; boosted trees with separate columns for in- and out-neighbors were evaluated, "
+            f"{'and selected' if chosen else 'but not selected'}"
         )
 
     @cached_property

@@ -282,7 +282,7 @@ class SearchLimits:
     """Early stopping along paths of scales and depths, for graphs in memory and packed graphs.
 
     Args:
-        many_nodes: whether there are so many nodes that a propagation step is expensive.
+        many_nodes: whether a propagation step is expensive, because there are many nodes.
         numbers: size of a regression: training nodes times columns, in every fold.
         metric: that compares candidates; other metrics than the loss may prefer overconfident ones.
         exhaustive: whether to evaluate every scale.

@@ -320,7 +320,9 @@ class Streaming:
         methods = _choose_methods(graph, imputations, norms, norms or default_norms("rw", many))
         self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
-            self.left_out += ("imputation by mass and feature propagation, as single features are missing",)
+            self.left_out += (
+                "imputation by neighbor means and feature propagation, as single features are missing",
+            )
         if many and norms is None:
             self.left_out += ("PN-SI, whose states lie on disk: there are many nodes",)
         self.propagations = [

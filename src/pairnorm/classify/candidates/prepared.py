@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 def has_many_nodes(graph: Graph) -> bool:
-    """Return whether a graph has so many nodes that ``fit`` evaluates fewer candidates."""
+    """Return whether a graph has enough nodes that ``fit`` evaluates fewer candidates."""
     return graph.num_nodes >= MANY_NODES
 
 
