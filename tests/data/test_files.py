@@ -4,6 +4,7 @@ import sqlite3
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import networkx
@@ -603,6 +604,16 @@ def test_binned_labels_are_binned_alike_the_second_time(write: Write) -> None:
 
 PEOPLE = {"id": ["a", "b", "c"], "age": [31.0, None, 25.0], "risk": ["low", None, "high"]}
 PAYMENTS = {"from": ["a", "b", "b", "c"], "to": ["b", "a", "c", "b"], "amount": [1.0, 1.0, 2.0, 2.0]}
+
+
+def test_a_database_whose_column_names_are_not_text_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "bank.db")) as connection:
+        connection.executescript("CREATE TABLE nodes (aaaa, b); INSERT INTO nodes VALUES (1, 2)")
+    file = tmp_path / "bank.db"
+    file.write_bytes(file.read_bytes().replace(b"aaaa", b"\x8aaaa"))
+    with pytest.raises(PairNormError, match="can't decode byte") as refused:
+        Graph.from_files("nodes", "nodes", database=f"sqlite:///{file}")
+    assert refused.value.code == "database-error"
 
 
 def test_a_database_is_a_graph(tmp_path: Path) -> None:

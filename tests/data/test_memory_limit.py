@@ -137,6 +137,13 @@ def test_a_far_cell_does_not_make_a_sheet_large(tmp_path: Path) -> None:
         read(path, 10 * MEGABYTE)
 
 
+def test_a_row_number_over_the_limit_of_excel_is_refused(tmp_path: Path) -> None:
+    far = '<row r="99999999999"><c r="A99999999999"><v>1</v></c></row>'
+    path = workbook(tmp_path, lambda xml: xml.replace("</sheetData>", far + "</sheetData>"))
+    with pytest.raises(PairNormError, match="a row has a number over 1,048,576"):
+        read(path, 10 * MEGABYTE)
+
+
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("name", ["nodes.csv", "nodes.csv.gz", "nodes.parquet", "nodes.xlsx", "nodes.jsonl"])
 def test_small_files_are_read_within_a_small_limit(name: str, tmp_path: Path) -> None:

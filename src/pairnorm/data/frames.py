@@ -25,6 +25,7 @@ from pairnorm.data.files import (
     quote_names,
 )
 
+MAX_EXCEL_ROWS = 2**20
 CONNECT_SECONDS = 10
 ROWS_AT_ONCE = 10_000
 
@@ -122,7 +123,10 @@ def _sheet_rows(given: _Reading, sheet: Any) -> list[dict[int, Any]]:
     """Return the filled cells of each row that has some, by column: a sheet may have one far cell."""
     rows, filled = [], 0
     sheet.reset_dimensions()  # what the file says of them may be anything
-    for cells in sheet.iter_rows():
+    for number, cells in enumerate(sheet.iter_rows(), 1):
+        if number > MAX_EXCEL_ROWS:  # openpyxl yields an empty row for each number that is skipped
+            problem = f"a row has a number over {MAX_EXCEL_ROWS:,}, the limit of Excel"
+            raise PairNormError(problem, code="file-damaged", value=number)
         row = {cell.column: _excel_value(cell) for cell in cells if cell.value not in (None, "")}
         if row:
             rows.append(row)
@@ -225,7 +229,7 @@ def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pand
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:
         raise missing_library("this database", error.name) from error
-    except sqlalchemy.exc.SQLAlchemyError as error:
+    except (sqlalchemy.exc.SQLAlchemyError, UnicodeDecodeError) as error:
         raise _no_database(f"{name}: {getattr(error, 'orig', None) or error}", error) from error
 
 
