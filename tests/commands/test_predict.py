@@ -344,3 +344,14 @@ def test_a_graph_without_features_is_labeled_by_its_structure(tmp_path: Path) ->
     assert cli.main(["fit", *files.options, *model, "--out", str(tmp_path / "run")]) == 0
     assert predict((files, tmp_path / "run"), files.nodes, tmp_path / "p.csv") == 0
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
+
+
+def test_notes_are_kept_by_quiet_and_json(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = changed(run, tmp_path, height="180")
+    assert predict(run, nodes, tmp_path / "p.csv", "--quiet", "--json") == 0
+    output = capsys.readouterr()
+    notes = json.loads(output.out)["notes"]
+    assert any("height" in note for note in notes)
+    assert all(f"Note: {note}" in output.err for note in notes)

@@ -690,3 +690,47 @@ def test_a_frame_has_no_line_that_could_be_a_node(raises: Callable) -> None:
     for options in ({}, {"id": "a"}):
         with raises("unknown-node", value="a"):
             Graph.from_frames(nodes, edges, **options)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize(
+    ("nodes_name", "nodes", "edges_name", "edges", "label"),
+    [
+        ("n.txt", "0 1\n1 1\n2 0\n", "e.txt", "0 1\n1 2\n", "1"),  # SNAP
+        ("n.txt", "0 1\n1 1\n2 0\n", "e.txt", "# a\n# From\tTo\n0\t1\n1\t2\n", "column 2"),
+        ("n.content", "2\t0\t1\tx\n0\t1\t0\ty\n1\t1\t1\tx\n", "e.cites", "1\t0\n1\t2\n", "column 4"),
+        ("n.dat", "7,Ann,x\n0,Bob,y\n1,Cy,x\n2,Di,y\n", "e.edgelist", "0 1\n1 2\n", "column 3"),
+        ("n.csv", "id,2019,2020\n0,1,a\n1,2,b\n2,2,a\n", "e.tsv", "# a\n0\t1\n1\t2\n", "2020"),
+    ],
+)
+def test_no_row_of_a_file_without_a_header_is_lost(
+    tmp_path: Path, nodes_name: str, nodes: str, edges_name: str, edges: str, label: str
+) -> None:
+    (tmp_path / nodes_name).write_text(nodes)
+    (tmp_path / edges_name).write_text(edges)
+    graph = Graph.from_files(tmp_path / nodes_name, tmp_path / edges_name, label=label)
+    assert graph.num_nodes == nodes.count("\n") - nodes.startswith("id")
+    assert (graph.num_edges, graph.num_classes) == (2, 2)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_naming_the_columns_of_a_list_separated_by_spaces_keeps_its_first_edge(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("id,x\n0,1\n1,2\n2,3\n")
+    (tmp_path / "e.txt").write_text("0 1\n1 2\n")
+    graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.txt", source="0", target="1")
+    assert graph.num_edges == 2
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_the_null_of_databases_is_missing_in_every_column(tmp_path: Path, raises: Callable) -> None:
+    (tmp_path / "n.csv").write_text("id,zone,risk\na,1,low\nb,\\N,high\nc,3,\\N\n")
+    (tmp_path / "e.csv").write_text("source,target\na,b\nb,\\N\n")
+    files = tmp_path / "n.csv", tmp_path / "e.csv"
+    graph = Graph.from_files(*files, label="risk", unknown_edges="drop")
+    assert graph.class_names == ("high", "low")
+    assert graph.feature_names == ("zone",)
+    assert graph.missing.tolist() == [False, True, False]
+    assert any(r"\N is read as an empty cell" in note for note in graph.notes)
+    assert any("an end is not a node, such as an empty cell" in note for note in graph.notes)
+    with raises("empty-cell", "e.csv, line 3"):
+        Graph.from_files(*files, label="risk")

@@ -97,7 +97,7 @@ class PairNormError(ValueError):
 
 
 def _as_argument(name: str, value: Any) -> str:
-    return f"{name}=..." if value is ... else f"{name}={quoted(value, MAX_VALUE_LENGTH)}"
+    return f"{name}=..." if value is ... else f"{name}={repr(value)[:MAX_VALUE_LENGTH]}"
 
 
 def _as_option(name: str, value: Any) -> str:
@@ -109,13 +109,16 @@ def _as_option(name: str, value: Any) -> str:
 
 
 def quoted(value: object, most: int = 80) -> str:
-    """Return a value as Python writes it, cut to ``most`` characters.
+    r"""Return a value as Python writes it, but backslashes as they are, cut to ``most`` characters.
 
     >>> quoted("abcdefghijklmnop", most=8)
     "'abcdef…"
+    >>> print(quoted(r"C:\temp"))
+    'C:\temp'
     """
     long = isinstance(value, str | bytes) and len(value) > most
     text = repr(value[:most]) if isinstance(value, str | bytes) else repr(value)
+    text = text.replace(r"\\", "\\") if isinstance(value, str) else text
     return text[: most - 1] + "…" if long or len(text) > most else text
 
 

@@ -63,6 +63,11 @@ def show(text: str = "", *, error: bool = False) -> None:
             raise OutputClosed(why) from None
 
 
+def is_quiet() -> bool:
+    """Return whether only notes and errors are printed."""
+    return _quiet
+
+
 def flush() -> None:
     """Flush standard output, or raise ``OutputClosed``."""
     try:

@@ -191,7 +191,8 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
                 return None
             _write_model(classifier, folder, options.spreadsheet_safe)
         try:
-            with console.stage("Comparing with baselines", STEPS) as advance:
+            stage = "Evaluating" if options.no_baselines else "Comparing with baselines"
+            with console.stage(stage, STEPS) as advance:
                 findings = Findings.of(classifier, graph, advance, compare=not options.no_baselines)
         except KeyboardInterrupt:
             console.show(f"\nStopped. The labels and the model are in {safe(out)}/, without a report.")
@@ -216,7 +217,7 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
         "nodes": graph.num_nodes,
         "labeled": int(graph.labeled.sum()),
         "predicted": dict(Counter(predicted.tolist())),
-        "notes": notes,
+        "notes": [*graph.notes, *notes],
     }
 
 

@@ -125,7 +125,8 @@ def _predict(
         "accuracy_at_fit_interval": held_out and list(held_out.interval),
         "seconds": round(time.monotonic() - start, 1),
         "peak_memory_bytes": peak_memory(),
-        "files": [safe(options.out)],
+        "notes": list(graph.notes),
+        "files": [safe(name) for name in (options.out, options.explain) if name],
     }
 
 

@@ -140,6 +140,9 @@ def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
         console.facts([("files", ", ".join(map(str, files)))])
     split = any(mask.any() for mask in graph.split)
     console.facts((what, text) for what, text in graph.describe() if what != "split" or split)
+    if console.is_quiet():
+        for note in graph.notes:
+            console.note(note)
     return graph
 
 

@@ -40,7 +40,8 @@ def find_endpoint_columns(
     """Return the columns that are named, else ``source`` and ``target``, else the first two."""
     if len(edges.columns) < 2:
         problem = f"{edges.name}: it has one column only, {quoted(edges.columns[0])}"
-        raise PairNormError(problem, code="too-few-columns", expected="the two ends of an edge")
+        hint = "Pass --edge-delimiter ' ' if spaces separate its cells." if " " in edges.columns[0] else ""
+        raise PairNormError(problem, code="too-few-columns", expected="the two ends of an edge", hint=hint)
     titled = {"source", "target"} <= set(edges.columns)
     defaults = ("source", "target") if titled else edges.columns[:2]
     first = defaults[0] if source is None else edges.column("source", source)
@@ -68,13 +69,17 @@ def note_unused_columns(
 
 def header_is_edge(edges: Table, ends: EndpointColumns) -> bool:
     """Return whether the header of a table of edges, whose two titles are nodes, is an edge itself."""
+    if edges.text is not None and edges.text.is_converted:  # pandas writes neither spaces nor comments
+        return True
     if edges.text is None or (ends.guessed and ends[:2] == PANDAS_DEFAULT):
+        sign = "," if edges.text is None else edges.text.delimiter
         raise PairNormError(
             f"{edges.name}: line 1 may be a header or an edge between the nodes {quoted(ends.source)} and "
             f"{quoted(ends.target)}",
             code="header-missing",
             value=ends[:2],
-            hint="Put a first line such as 'source,target' above it, or name the columns.",
+            hint="If it is an edge, put a first line such as "
+            f"{quoted(sign.join(('source', 'target')))} above it; if it is a header, name its columns.",
         )
     return ends.guessed or ends[:2] != PANDAS_DEFAULT
 
@@ -152,6 +157,14 @@ def read_tables(
 ) -> dict[str, Any]:
     """Return the parts of a graph in tables of nodes, of edges, and of features."""
     nodes, edges, features = tables
+    if known is not None and any(column.name.startswith("column ") for column in known.columns):
+        has_number = {f"column {n + 1}" for n in range(len(known.columns))}.__contains__
+        nodes = [
+            without_header(one, "a node", [])
+            if one.text is not None and one.has_header and not any(map(has_number, one.columns))
+            else one
+            for one in nodes
+        ]
     ends = [find_endpoint_columns(table, options.source, options.target) for table in edges]
     for table, two in zip(edges, ends, strict=True):
         columns = choose_edge_columns(table, two, options.weight, options, known)

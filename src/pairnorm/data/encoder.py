@@ -56,6 +56,11 @@ class ReadingOptions:
         """Return what separates the cells of tables of nodes, edges or features, where the user named it."""
         return (self.edge_delimiter if role == "edges" else None) or self.delimiter
 
+    def columns_of(self, role: str) -> list[str]:
+        """Return the columns of tables of nodes, edges or features that the user named."""
+        options = {"edges": ("source", "target", "weight"), "nodes": ("id", "label", "split")}.get(role, ())
+        return [name for option in options if (name := getattr(self, option, None)) is not None]
+
     def reading_options(self) -> dict[str, Any]:
         """Return the options that apply to later files, by name."""
         return {one.name: getattr(self, one.name) for one in fields(ReadingOptions)}

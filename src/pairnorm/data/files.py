@@ -329,26 +329,28 @@ def _decodes(opened: Open, encoding: str) -> bool:
     return True
 
 
-def is_edge_list(opened: Open, encoding: str) -> bool:
-    """Return whether a text begins with comments, or separates the cells of its first line by spaces."""
+def find_comments_and_spaces(opened: Open, encoding: str, max_cells: float) -> tuple[bool, bool]:
+    """Return whether a text begins with comments, and whether spaces separate the cells of its first line."""
+    has_comments = False
     with opened() as file, TextIOWrapper(file, encoding, errors="replace") as text:
         for line in islice(text, MAX_COMMENT_LINES):
             if line.startswith(COMMENT):
-                continue
-            if line.strip():
-                cells = line.split()
-                return len(cells) in (2, 3, 4) and not any(sign in line for sign in ',;|\t"')
-    return False
+                has_comments = True
+            elif line.strip():
+                has_spaces = 2 <= len(line.split()) <= max_cells
+                return has_comments, has_spaces and not any(sign in line for sign in ',;|\t"')
+    return False, False
 
 
-def open_edge_list(opened: Open, encoding: str) -> IO[bytes]:
-    """Open an edge list as UTF-8 with a tab between cells, and empty lines for comments."""
-    return BufferedReader(_SpacesAsTabs(opened, encoding))
+def open_converted(opened: Open, encoding: str, has_spaces: bool) -> IO[bytes]:
+    """Open a text as UTF-8 with empty lines for comments and, if it ``has_spaces``, a tab between cells."""
+    return BufferedReader(_Converted(opened, encoding, has_spaces))
 
 
-class _SpacesAsTabs(RawIOBase):
-    def __init__(self, opened: Open, encoding: str) -> None:
+class _Converted(RawIOBase):
+    def __init__(self, opened: Open, encoding: str, has_spaces: bool) -> None:
         self._text = TextIOWrapper(opened(), encoding)
+        self._has_spaces = has_spaces
         self._rest = b""
 
     def readable(self) -> bool:
@@ -356,8 +358,10 @@ class _SpacesAsTabs(RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while len(self._rest) < len(buffer) and (lines := self._text.readlines(2**16)):
-            cells = ("" if line.startswith(COMMENT) else "\t".join(line.split()) for line in lines)
-            self._rest += ("\n".join(cells) + "\n").encode()
+            rows = ("" if line.startswith(COMMENT) else line.rstrip("\r\n") for line in lines)
+            if self._has_spaces:
+                rows = ("\t".join(row.split()) for row in rows)
+            self._rest += ("\n".join(rows) + "\n").encode()
         part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
         buffer[: len(part)] = part
         return len(part)

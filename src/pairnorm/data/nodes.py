@@ -314,7 +314,8 @@ class NodeIndex:
             cell = cells.iloc[row].item() if cells is column else cells[row]
             if not self._drop:
                 self._refuse(table, name, cell, first + row, int(unknown.sum()), len(unknown))
-            self.unknown_example = self.unknown_example or quoted(cell) + self._hint(cell)
+            example = "an empty cell" if cell is None else quoted(cell) + self._hint(cell)
+            self.unknown_example = self.unknown_example or example
         return places
 
     def _refuse(self, table: Table, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:

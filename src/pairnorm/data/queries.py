@@ -16,7 +16,7 @@ from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
 from pairnorm.data.encoder import ReadingOptions
 from pairnorm.data.files import explain_read_errors, file_type
 from pairnorm.data.frames import FRAMES
-from pairnorm.data.profile import DASHES, MISSING_WORDS
+from pairnorm.data.profile import DASHES, MISSING_WORDS, NULLS
 from pairnorm.data.tables import DEFAULT_OPTIONS, Table, open_table
 
 SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
@@ -202,7 +202,7 @@ def as_text(column: str, kind: str) -> str:
         return f"CASE WHEN NOT isnan({cell}) THEN {text} END"
     if kind == "BOOLEAN":  # as Python writes them
         return f"CASE WHEN {cell} THEN 'True' WHEN NOT {cell} THEN 'False' END"
-    return f"nullif(trim({cell}::VARCHAR), '')"
+    return f"CASE WHEN trim({cell}::VARCHAR) NOT IN {sql_row(('', *NULLS))} THEN trim({cell}::VARCHAR) END"
 
 
 def as_id(column: str, kind: str, whole: bool) -> str:
@@ -220,7 +220,7 @@ def as_id(column: str, kind: str, whole: bool) -> str:
 def filled_cell(column: str) -> str:
     """Return the SQL of a text that may be a number: NULL where it is empty or says so."""
     cell = f"trim({sql_name(column)})"
-    return f"CASE WHEN {cell} NOT IN {sql_row(MISSING_WORDS)} THEN {cell} END"
+    return f"CASE WHEN {cell} NOT IN {sql_row(MISSING_WORDS + NULLS)} THEN {cell} END"
 
 
 def as_number(column: str) -> str:
@@ -235,9 +235,8 @@ def has_other_text(column: str) -> str:
     """
     cell = f"trim({sql_name(column)})"
     odd = f"regexp_matches({cell}, '^(0[0-9]|[{''.join(DASHES)}]$)')"
-    return (
-        f"bool_or({odd} OR (try_cast({cell} AS DOUBLE) IS NULL AND {cell} NOT IN {sql_row(MISSING_WORDS)}))"
-    )
+    missing = sql_row(MISSING_WORDS + NULLS)
+    return f"bool_or({odd} OR (try_cast({cell} AS DOUBLE) IS NULL AND {cell} NOT IN {missing}))"
 
 
 def sql_text(value: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import codecs
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from io import BytesIO
+from itertools import islice
+from math import inf
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -31,22 +32,23 @@ from pairnorm.data.files import (
     empty_file,
     explain_read_errors,
     file_type,
+    find_comments_and_spaces,
     find_encoding,
     find_files,
-    is_edge_list,
     load_library,
-    open_edge_list,
+    open_converted,
     open_plain,
     quote_names,
     read_stdin,
 )
 from pairnorm.data.frames import FRAMES, as_seekable, check_column_names, read_frame, run_query
 from pairnorm.data.profile import (
+    NULLS,
     ColumnProfile,
     Decision,
     decide,
     decide_typed,
-    is_number,
+    first_line_is_data,
     parse_numbers,
     to_days,
 )
@@ -56,7 +58,10 @@ DEFAULT_OPTIONS = ReadingOptions()
 NOT_A_CELL = (bytes, list, dict, set, np.ndarray)
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
-TABLES = (*DELIMITERS, *FRAMES)
+# Text files whose delimiter is detected, white space included.
+TEXT_FILES = (".txt", ".dat", ".data", ".edgelist", ".edges", ".content", ".cites")
+TABLES = (*DELIMITERS, *TEXT_FILES, *FRAMES)
+ROWS_TO_COMPARE = 200
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class Table:
             return name
         problem = f"{self.name}: there is no column {quoted(name)} ({option}); it has "
         problem += quote_names(self.columns, 10)
+        problem += "" if self.has_header else ", because line 1 is data, not a header"
         raise PairNormError(problem, code="unknown-column", value=name, hint=closest(name, self.columns))
 
     def line(self, row: int) -> str:
@@ -154,6 +160,10 @@ class Table:
             values[~empty] = [_cell_text(value).strip() for value in values[~empty]]
         values[empty] = None
         values[values == ""] = None
+        for word in NULLS:
+            if (is_null := values == word).any():
+                self.add_column_note(f"{word} is read as an empty cell", name)
+                values[is_null] = None
         return values
 
     def typed(
@@ -327,10 +337,11 @@ def _open(
         problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
         raise PairNormError(problem, code="out-of-range", value=sign, expected=expected)
     limited = partial(_limited, name, opened, memory, sign)
-    text, notes = _open_text(name, limited, sign, options.encoding, role == "edges" and given is None)
-    with explain_read_errors(name), text.rows() as rows:
-        titles = ([cell.strip() for cell in cells] for cells in rows)
-        header: list[str] = next(filter(any, titles), [])
+    max_cells = (4.0 if kind in DELIMITERS else inf) if role == "edges" or kind not in DELIMITERS else 0.0
+    text, notes = _open_text(name, limited, sign, options.encoding, max_cells, given is None)
+    with explain_read_errors(name), text.rows(errors="replace") as reader:
+        stripped = ([cell.strip() for cell in cells] for cells in reader)
+        header, *rows = list(islice(filter(any, stripped), ROWS_TO_COMPARE + 1)) or [[]]
     if not header:
         raise empty_file(name)
     other = next((one for one in (",", ";", "\t", "|") if one != text.delimiter and one in header[0]), None)
@@ -343,10 +354,10 @@ def _open(
         problem = f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not {sign!r}?"
         hint = "Pass {delimiter}."
         raise PairNormError(problem, code="wrong-delimiter", value=sign, hint=hint, delimiter=other)
-    repeated = [title for title, times in Counter(header).items() if times > 1]
-    if any(role == "edges" or is_number(title) for title in repeated):
+    named = options.columns_of(role)
+    if first_line_is_data(header, rows, role == "edges", named, may_be_numbered=not text.is_converted):
         table = Table(name, tuple(header), text=text, decimal=decimal, notes=notes)
-        return without_header(table, "an edge" if role == "edges" else "a node", [])
+        return without_header(table, {"edges": "an edge", "nodes": "a node"}.get(role, "a row"), named)
     return Table(name, check_column_names(name, header), text=text, decimal=decimal, notes=notes)
 
 
@@ -354,7 +365,10 @@ def without_header(source: Table, what: str, named: Sequence[str | None]) -> Tab
     """Return a text table whose first line is a row; its columns are numbered, unless the user names them."""
     assert source.text is not None
     source.notes.append(f"line 1 of {source.name} is {what}, not a header")
-    columns = (title if title in named else f"column {n + 1}" for n, title in enumerate(source.columns))
+    columns = (
+        title if title in named and source.columns.count(title) == 1 else f"column {n + 1}"
+        for n, title in enumerate(source.columns)
+    )
     return replace(source, columns=tuple(columns), text=replace(source.text, has_header=False))
 
 
@@ -363,19 +377,25 @@ def _limited(name: str, opened: Open, memory: MemoryLimit, delimiter: str) -> An
 
 
 def _open_text(
-    name: str, opened: Open, delimiter: str, encoding: str | None, may_be_list: bool
+    name: str, opened: Open, delimiter: str, encoding: str | None, max_cells: float, may_have_spaces: bool
 ) -> tuple[TextFile, list[str]]:
-    """Find the encoding of a text, and whether it is an edge list separated by spaces."""
+    """Find the encoding of a text and, unless ``max_cells`` is 0, comments and cells separated by spaces."""
     with explain_read_errors(name):
         if encoding is None:
             encoding, notes = find_encoding(name, opened)
         else:  # with or without a byte order mark
             is_utf8, notes = codecs.lookup(encoding).name == "utf-8", []
             encoding = "utf-8-sig" if is_utf8 else encoding
-        if not (may_be_list and is_edge_list(opened, encoding)):
-            return TextFile(opened, delimiter, encoding), notes
-    notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
-    return TextFile(partial(open_edge_list, opened, encoding), "\t", is_converted=True), notes
+        has_comments, has_spaces = (
+            find_comments_and_spaces(opened, encoding, max_cells) if max_cells else (False, False)
+        )
+    has_spaces &= may_have_spaces
+    if not has_comments and not has_spaces:
+        return TextFile(opened, delimiter, encoding), notes
+    if has_spaces:
+        notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
+    converted = partial(open_converted, opened, encoding, has_spaces)
+    return TextFile(converted, "\t" if has_spaces else delimiter, is_converted=True), notes
 
 
 def read_blocks(
