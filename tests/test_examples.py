@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
+from pairnorm.classify.candidates.estimators import FACTORIES
 from pairnorm.train import METHODS, methods
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -126,3 +127,11 @@ def test_calibrated_batches_give_what_the_whole_graph_gives(run: Run) -> None:
 
 def test_a_model_of_ones_own_learns(run: Run) -> None:
     assert min(accuracies(run("own_model.py", "30"))) > 50
+
+
+def test_a_registered_classifier_competes_in_fit(run: Run) -> None:
+    with mock.patch.dict(FACTORIES):
+        text = run("own_candidate.py")
+    share = re.search(r"Test accuracy: ([\d.]+)", text)
+    assert share is not None
+    assert float(share[1]) > 0.7

@@ -1,6 +1,7 @@
 """A user's own graph: labels in, labels out, and a reason to believe them."""
 
 from pairnorm.classify.candidates import Candidate, Family, Task
+from pairnorm.classify.candidates.estimators import register_candidate
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.explanation import smoothing, suggest_depth
@@ -16,6 +17,7 @@ __all__ = [
     "Scores",
     "Task",
     "complete_split",
+    "register_candidate",
     "smoothing",
     "suggest_depth",
 ]

@@ -80,7 +80,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model: ``"SGC"``, ``"label propagation"``, ``"logistic regression"``, ``"boosted trees"``, ``"most
             frequent class"``, ``"residual GCN"``, ``"GCN"``, ``"GAT"``, ``"GCNII"``, ``"APPNP"``, several, or
             ``"auto"``: all but the last four, which need a time limit (only SGC where a depth, norm, scale or
-            imputation is given).
+            imputation is given). Also a name given to ``register_candidate``, or that of an entry point in
+            the group ``pairnorm.candidates``.
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: PN and
             PN-SI for SGC (which without a norm is one of another scale), none and PN-SI for GCN and GAT.

@@ -26,6 +26,7 @@ from pairnorm.classify.calibration import Calibration
 from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
 from pairnorm.classify.candidates.candidate import SavedState
 from pairnorm.classify.candidates.ensemble import Smoothing
+from pairnorm.classify.candidates.estimators import FittedEstimator, check_registered
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.scaling import Scaling
@@ -211,6 +212,9 @@ def load(cls: type[Classifier], folder: str | PathLike[str]) -> Classifier:
 
 def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[str, Tensor]) -> Classifier:
     """Build a classifier from the contents of its files."""
+    for part in facts.parts:
+        if "estimator" in part.settings:
+            check_registered(part.candidate.model)
     try:
         _check_tensors(facts, tensors)
         parameters = {OLD_PARAMETERS.get(name, name): value for name, value in facts.parameters.items()}
@@ -244,7 +248,8 @@ def _restore_part(
     prefix = f"model.{number}."
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     saved = SavedState(part.candidate, part.settings, own, facts.features, len(facts.classes))
-    return part.weight, part.candidate, KINDS[part.candidate.model].restore(saved)
+    kind = FittedEstimator if "estimator" in part.settings else KINDS[part.candidate.model]
+    return part.weight, part.candidate, kind.restore(saved)
 
 
 def _restore_calibration(tensors: dict[str, Tensor]) -> Calibration | None:

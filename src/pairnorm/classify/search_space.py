@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pairnorm.base.errors import PairNormError, one_of, parse_duration, real_number, whole_number
-from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
+from pairnorm.classify.candidates.boosted_trees import EXTRAS, HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.candidate import Family
+from pairnorm.classify.candidates.estimators import FACTORIES, EstimatorFamily, find_candidate
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation, MostFrequent
 from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.prepared import has_many_nodes
@@ -117,7 +118,9 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
     simple: dict[str, Family] = {
         "label propagation": LabelPropagation(ALPHAS[:first]),
         "logistic regression": LogisticRegression(scales or SCALES),
-        "boosted trees": BoostedTrees(HOPS[:first], LEAVES[:first], directions[:first]),
+        "boosted trees": BoostedTrees(
+            HOPS[:first], LEAVES[:first], directions[:first], EXTRAS if selectable else ()
+        ),
         "most frequent class": MostFrequent(),
     }
     families: list[Family] = []
@@ -125,6 +128,7 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
         names = tuple(imputations or IMPUTATIONS) if graph.missing.any() else ("zero",)
         families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, names))
     families += [family for name, family in simple.items() if name in models]
+    families += [EstimatorFamily(name) for name in models if name in FACTORIES]
     if RESIDUAL in networks:
         networks.remove(RESIDUAL)
         families.append(ResidualGCNs.of(depths, classifier.hidden, on_gpu, classifier.random_state))
@@ -238,7 +242,10 @@ def parse_imputation(name: str, value: Any) -> str:
 
 def _parse_model(name: str, value: Any) -> str:
     """Accept a model's name also with hyphens, as on the command line."""
-    return _parse_choice(MODELS, name, value.replace("-", " ") if isinstance(value, str) else value)
+    if isinstance(value, str) and find_candidate(value) is not None:
+        return value
+    choices = (*MODELS, *FACTORIES)
+    return _parse_choice(choices, name, value.replace("-", " ") if isinstance(value, str) else value)
 
 
 def _parse_several(name: str, value: Any, parse: Callable[[str, Any], Any]) -> list[Any] | None:

@@ -135,3 +135,39 @@ def test_undirected_graphs_have_the_candidates_they_had(table: Task) -> None:
     assert [one.candidate for one in first] == [one.candidate for one in second]
     settings, _ = first[0].fit(table).state()
     assert settings == {"hops": 1}
+
+
+def test_extra_columns_are_used_where_they_improve_held_out_nodes(table: Task, monkeypatch) -> None:
+    steps: list[str] = []
+    family = BoostedTrees((1,), (4,), extras=module.EXTRAS)
+    monkeypatch.setattr(module, "improves", lambda *_: False)
+    assert len(list(family.fit(table, steps.append))) == 1
+    assert len(steps) == family.steps
+    monkeypatch.setattr(module, "improves", lambda *_: True)
+    results = list(family.fit(table, lambda done: None))
+    assert results[-1].candidate.setting.endswith(", " + ", ".join(module.EXTRAS))
+
+
+def test_trees_with_extra_columns_are_saved_and_damage_is_refused(table: Task, monkeypatch) -> None:
+    monkeypatch.setattr(module, "improves", lambda *_: True)
+    *_, (candidate, probabilities, _, fit) = BoostedTrees((1,), (4,), extras=module.EXTRAS).fit(
+        table, lambda done: None
+    )
+    fitted = fit(table)
+    logits = fitted.logits(table.prepared)
+    torch.testing.assert_close(
+        logits[table.graph.validation, 0].softmax(-1), probabilities, atol=1e-4, rtol=0
+    )
+    saved = SavedState(candidate, *fitted.state(), 3, 3)
+    assert torch.equal(module.Trees.restore(saved).logits(table.prepared), logits)
+    keys = fitted.columns.keys("abc", "xyz")
+    assert len(keys) == fitted.columns.table(table.prepared).rows().shape[1]
+    wrong = [
+        {"settings": {**saved.settings, "extras": ["unknown"]}},
+        {"settings": {**saved.settings, "sgc": {**saved.settings["sgc"], "depth": 1000}}},
+        {"tensors": {**saved.tensors, "SGC.values": saved.tensors["SGC.values"][:, :2]}},
+        {"tensors": {**saved.tensors, "eigenvectors.names": saved.tensors["eigenvectors.names"].float()}},
+    ]
+    for changes in wrong:
+        with pytest.raises((ValueError, LookupError)):
+            module.Trees.restore(saved._replace(**changes))

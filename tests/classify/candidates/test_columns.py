@@ -3,7 +3,12 @@ import pytest
 import torch
 
 from pairnorm.classify.candidates import PreparedGraph, Task
-from pairnorm.classify.candidates.columns import direction_columns, feature_columns, label_columns
+from pairnorm.classify.candidates.columns import (
+    NodeColumns,
+    direction_columns,
+    feature_columns,
+    label_columns,
+)
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.data import Graph
 
@@ -105,3 +110,76 @@ def test_where_all_edges_go_both_ways_directions_tell_nothing_new(holed: Graph) 
     assert torch.equal(along.nan_to_num(), against.nan_to_num())
     around = feature_columns(on(holed), 1)[1]
     torch.testing.assert_close(along[:, :4], around, equal_nan=True, atol=0, rtol=0)
+
+
+def test_extreme_and_missing_columns_are_those_of_known_neighbors(holed: Graph) -> None:
+    prepared, nodes = on(holed), range(0, 300, 7)
+    columns = NodeColumns.of(Task(holed, prepared), 1, extras=("extremes", "missing"))
+    table = columns.table(prepared).blocks
+    known = torch.where(holed.missing, torch.nan, holed.features)
+    for node in nodes:
+        near = known[holed.adjacency.to_dense()[node] > 0].numpy()
+        for number in range(4):
+            values = near[~np.isnan(near[:, number]), number]
+            least, largest = table["extremes"][node, [number, 4 + number]].tolist()
+            if len(values):
+                assert (least, largest) == (pytest.approx(values.min()), pytest.approx(values.max()))
+            else:
+                assert np.isnan(least)
+                assert np.isnan(largest)
+            if len(near):
+                assert float(table["missing"][node, 4 + number]) == pytest.approx(len(values) / len(near))
+    assert torch.equal(table["missing"][:, :4], holed.missing.float())
+
+
+def test_structure_columns_are_those_of_networkx(small: Graph) -> None:
+    networkx = pytest.importorskip("networkx")
+    found = NodeColumns.of(Task(small, on(small)), 1, extras=("structure",)).table(on(small))
+    rank, core, *returns = found.blocks["structure"].double().T
+    graph = networkx.from_edgelist(small.edge_index.T.tolist())
+    graph.add_nodes_from(range(300))
+    expected = networkx.core_number(graph)
+    assert core.tolist() == [expected[node] for node in range(300)]
+    if small.adjacency.to_dense().sum(1).min() > 0:
+        ranks = networkx.pagerank(graph, tol=1e-12)
+        torch.testing.assert_close(
+            rank, torch.tensor([300 * ranks[node] for node in range(300)]).log().double()
+        )
+    walk = small.adjacency.to_dense().double()
+    walk /= walk.sum(1, keepdim=True).clamp(min=1)
+    for steps, column in zip((2, 3, 4), returns, strict=True):
+        torch.testing.assert_close(
+            column, torch.linalg.matrix_power(walk, steps).diag(), atol=1e-6, rtol=1e-5
+        )
+
+
+def test_eigenvectors_belong_to_the_fitted_nodes(small: Graph) -> None:
+    columns = NodeColumns.of(Task(small, on(small)), 1, extras=("eigenvectors",))
+    vectors = columns.table(on(small)).blocks["eigenvectors"].double()
+    degree = small.adjacency.to_dense().double().sum(1)
+    matrix = small.adjacency.to_dense().double() / (degree[:, None] * degree).sqrt().clamp(min=1e-9)
+    values = (vectors * (matrix @ vectors)).sum(0) / vectors.square().sum(0)
+    expected = torch.linalg.eigvalsh(matrix).flip(0)[:16]
+    torch.testing.assert_close(values, expected, atol=2e-2, rtol=0)
+    names = np.append(small.node_names.astype(str), "new")
+    named = small.replace(node_names=names[:300])
+    columns = NodeColumns.of(Task(named, on(named)), 1, extras=("eigenvectors",))
+    grown = Graph.from_edges(small.edge_index, torch.ones(301, 500), num_nodes=301, node_names=names)
+    after = columns.table(on(grown)).blocks["eigenvectors"]
+    assert after[300].isnan().all()
+    assert torch.equal(after[:300], columns.table(on(named)).blocks["eigenvectors"])
+
+
+def test_a_nodes_own_label_does_not_change_its_sgc_columns(small: Graph) -> None:
+    node = int(small.train.nonzero()[0])
+    labels = small.labels.clone()
+    labels[node] = 1 - labels[node]
+    tables = []
+    for graph in (small, small.replace(labels=labels)):
+        columns = NodeColumns.of(Task(graph, on(graph)), 1, extras=("SGC",))
+        tables.append(columns.table(on(graph)).blocks["SGC"])
+    assert not tables[0].isnan().any()
+    # The setting of the SGC may change with the label, by a little.
+    torch.testing.assert_close(tables[0][node], tables[1][node], atol=0.1, rtol=0)
+    correct = (tables[0].argmax(1) == small.labels)[small.test].double().mean()
+    assert correct > 0.8

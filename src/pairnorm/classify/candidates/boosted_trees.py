@@ -14,15 +14,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.base.errors import whole_number
-from pairnorm.classify.candidates.candidate import Candidate, Results, SavedState, State, Tick
-from pairnorm.classify.candidates.columns import MAX_FEATURES, MAX_HOPS, NodeColumns
+from pairnorm.base.errors import real_number, whole_number
+from pairnorm.classify.candidates.candidate import (
+    Candidate,
+    CandidateResult,
+    Results,
+    SavedState,
+    State,
+    Tick,
+)
+from pairnorm.classify.candidates.columns import (
+    MAX_FEATURES,
+    MAX_HOPS,
+    NUM_EIGENVECTORS,
+    SGC_DEPTHS,
+    NodeColumns,
+    NodeTable,
+    NodeValues,
+)
+from pairnorm.classify.candidates.ensemble import improves
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.sgc import FittedSGC
 from pairnorm.classify.candidates.task import KnownLabels, Task, limit_training_nodes
 from pairnorm.classify.regression import subsample
 from pairnorm.classify.scaling import check_size
 
 HOPS, LEAVES = (1, 3), (4, 16)
+EXTRAS = ("SGC", "structure", "missing", "extremes", "eigenvectors")
+# No extra blocks are evaluated after this share of the time limit.
+EXTRAS_SHARE = 0.25
 MAX_ROUNDS, LEARNING_RATE = 150, 0.08
 # With many nodes, a larger learning rate needs fewer trees.
 FAST_ROUNDS, FAST_LEARNING_RATE = 100, 0.12
@@ -49,44 +69,98 @@ class BoostedTrees:
         hops: how many hops around a node its columns cover.
         leaves: the most leaves of a tree.
         directed: whether in-neighbors and out-neighbors have separate columns.
+        extras: further blocks of columns, of ``EXTRAS``, which are used where they reduce the held-out loss.
         name: of the family.
     """
 
     hops: Sequence[int] = HOPS
     leaves: Sequence[int] = LEAVES
     directed: Sequence[bool] = (False,)
+    extras: Sequence[str] = ()
     name: str = "boosted trees"
 
     @property
     def steps(self) -> int:
-        """One for every setting."""
-        return len(self.hops) * len(self.leaves) * len(self.directed)
+        """One for every setting and every extra block."""
+        return len(self.hops) * len(self.leaves) * len(self.directed) + len(self.extras)
 
     def fit(self, task: Task, tick: Tick) -> Results:
-        """Yield one candidate per setting."""
+        """Yield one candidate per setting, then the best one with the extra blocks that improve it."""
         check_size(task.graph)
+        tables = _FoldTables.of(task, _Setting(max(self.hops), 0, any(self.directed)))
+        results: dict[_Setting, CandidateResult] = {}
+        for directed, hops, leaves in product(self.directed, self.hops, self.leaves):
+            setting = _Setting(hops, leaves, directed)
+            results[setting] = tables.evaluate(task, setting, self.name)
+            yield results[setting]
+            tick(f"{self.name}, {results[setting].candidate.setting}")
+        best = min(results, key=lambda setting: results[setting].validation_loss)
+        extras = [] if task.has_used(EXTRAS_SHARE) or has_many_nodes(task.graph) else self._usable(task)
+        if extras:
+            tables = _FoldTables.of(task, best._replace(extras=tuple(extras)))
+        better: tuple[str, ...] = ()
+        for name in extras:
+            result = tables.evaluate(task, best._replace(extras=(*better, name)), self.name)
+            if improves(task, result.probabilities, results[best._replace(extras=better)].probabilities):
+                better = *better, name
+                results[best._replace(extras=better)] = result
+                yield result
+            tick(f"{self.name}, {name}")
+        for _ in range(len(self.extras) - len(extras)):
+            tick(f"{self.name}: not needed")
+
+    def _usable(self, task: Task) -> list[str]:
+        without = {"missing"} if not task.graph.missing.any() and task.hidden is None else set()
+        without |= {"SGC"} if task.limits.is_expensive or task.classes < 2 else set()
+        return [name for name in self.extras if name not in without]
+
+
+class _Setting(NamedTuple):
+    """Settings of trees and their columns."""
+
+    hops: int
+    leaves: int
+    directed: bool = False
+    extras: tuple[str, ...] = ()
+
+    def columns(self, task: Task) -> NodeColumns:
+        return NodeColumns.of(task, self.hops, self.directed, self.extras)
+
+
+class _FoldTables(NamedTuple):
+    """The widest columns, and for every fold its task and the rows of its training and held-out nodes."""
+
+    columns: NodeColumns
+    folds: list[tuple[Task, NodeTable, NodeTable]]
+
+    @classmethod
+    def of(cls, task: Task, widest: _Setting) -> Self:
         folds = []
         for fold in task.folds:
-            columns = NodeColumns.of(fold, max(self.hops), any(self.directed))
+            columns = widest.columns(fold)
             table, fold = columns.table(fold.prepared), _limit_rows(fold)
             folds.append((fold, table.take(fold.graph.train), table.take(fold.graph.validation)))
+        return cls(columns, folds)
+
+    def evaluate(self, task: Task, setting: _Setting, name: str) -> CandidateResult:
+        """Choose the number of rounds, grow trees in every fold, and evaluate them."""
+        hops, leaves, directed, extras = setting
+        blocks = list(self.columns._replace(hops=hops, directed=directed, extras=extras).blocks)
+        tables = [(fold, train.rows(names=blocks)) for fold, train, _ in self.folds]
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for directed, hops, leaves in product(self.directed, self.hops, self.leaves):
-                names = list(columns._replace(hops=hops, directed=directed).blocks)
-                tables = [(fold, train.rows(names=names)) for fold, train, _ in folds]
-                losses = pool.map(partial(_stopping_losses, leaves=leaves), tables[:STOPPING_FOLDS])
-                rounds = 1 + int(np.sum(list(losses), 0).argmin())
-                ensembles = pool.map(partial(_Ensemble.grow, leaves=leaves, rounds=rounds), tables)
-                logits = [
-                    trees(held_out.rows(names=names), task.classes)
-                    for trees, (*_, held_out) in zip(ensembles, folds, strict=True)
-                ]
-                setting = f"{hops} {'hop' if hops == 1 else 'hops'}, {rounds} rounds of {leaves} leaves"
-                setting += ", directed edges" if directed else ""
-                candidate = Candidate(self.name, setting=setting, directed=directed)
-                fit = partial(_fit, hops=hops, leaves=leaves, rounds=rounds, directed=directed)
-                yield task.evaluate(candidate, torch.cat(logits).unsqueeze(1), fit)
-                tick(f"{self.name}, {setting}")
+            losses = pool.map(partial(_stopping_losses, leaves=leaves), tables[:STOPPING_FOLDS])
+            rounds = 1 + int(np.sum(list(losses), 0).argmin())
+            ensembles = list(pool.map(partial(_Ensemble.grow, leaves=leaves, rounds=rounds), tables))
+        logits = [
+            trees(held_out.rows(names=blocks), task.classes)
+            for trees, (*_, held_out) in zip(ensembles, self.folds, strict=True)
+        ]
+        text = f"{hops} {'hop' if hops == 1 else 'hops'}, {rounds} rounds of {leaves} leaves"
+        text += ", directed edges" if directed else ""
+        text += f", {', '.join(extras)}" if extras else ""
+        candidate = Candidate(name, setting=text, directed=directed)
+        fit = partial(_fit, setting=setting, rounds=rounds)
+        return task.evaluate(candidate, torch.cat(logits).unsqueeze(1), fit)
 
 
 def _limit_rows(task: Task) -> Task:
@@ -94,10 +168,10 @@ def _limit_rows(task: Task) -> Task:
     return limit_training_nodes(task, MAX_ROWS) if has_many_nodes(task.graph) else task
 
 
-def _fit(task: Task, hops: int, leaves: int, rounds: int, directed: bool) -> Trees:
-    columns, limited = NodeColumns.of(task, hops, directed), _limit_rows(task)
+def _fit(task: Task, setting: _Setting, rounds: int) -> Trees:
+    columns, limited = setting.columns(task), _limit_rows(task)
     rows = columns.table(task.prepared).take(limited.graph.train).rows()
-    return Trees(columns, _Ensemble.grow((limited, rows), leaves, rounds))
+    return Trees(columns, _Ensemble.grow((limited, rows), setting.leaves, rounds))
 
 
 def _boost(task: Task, rows: Any, target: Any, leaves: int, rounds: int, **options: Any) -> Any:
@@ -201,7 +275,18 @@ class Trees:
         text = torch.from_numpy(np.frombuffer(self.ensemble.text.encode(), dtype=np.uint8).copy())
         tensors = {"trees": text, "classes": self.ensemble.classes, **columns.known._asdict()}
         tensors |= {} if columns.axes is None else {"axes": columns.axes}
-        return {"hops": columns.hops} | ({"directed": True} if columns.directed else {}), tensors
+        settings: dict[str, Any] = {"hops": columns.hops}
+        settings |= ({"directed": True} if columns.directed else {}) | (
+            {"extras": list(columns.extras)} if columns.extras else {}
+        )
+        for block, (names, values) in columns.stored.items():
+            tensors |= {f"{block}.names": names, f"{block}.values": values}
+        if columns.sgc is not None:
+            own, weights = columns.sgc.state()
+            norm: Any = columns.sgc.module.norm
+            settings["sgc"] = own | {"depth": columns.sgc.module.num_layers, "scale": norm.scale}
+            tensors |= {f"sgc.{name}": one for name, one in weights.items()}
+        return settings, tensors
 
     @classmethod
     def restore(cls, saved: SavedState) -> Self:
@@ -213,7 +298,11 @@ class Trees:
         features = saved.features if axes is None else axes.shape[1]
         known = KnownLabels.restore(saved.tensors, saved.classes)
         directed = saved.settings.get("directed") is True
-        columns = NodeColumns(hops, known, saved.classes, features, axes, directed)
+        extras = tuple(saved.settings.get("extras", ()))
+        if not set(extras) <= set(EXTRAS) or len(set(extras)) < len(extras):
+            raise ValueError("the trees have unknown blocks of columns")
+        stored, sgc = _restore_stored(saved, extras)
+        columns = NodeColumns(hops, known, saved.classes, features, axes, directed, extras, stored, sgc)
         if classes is None or text is None or text.dtype != torch.uint8:
             raise ValueError("there are no trees")
         if classes.dim() != 1 or not len(classes) or len(classes.unique()) != len(classes):
@@ -222,6 +311,27 @@ class Trees:
             raise ValueError(f"the trees are not those of {saved.classes} classes")
         trees = text.numpy().tobytes().decode("ascii")
         return cls(columns, _Ensemble(_validate(trees, sum(columns.blocks.values()), len(classes)), classes))
+
+
+def _restore_stored(
+    saved: SavedState, extras: Sequence[str]
+) -> tuple[dict[str, NodeValues], FittedSGC | None]:
+    """Read and validate eigenvectors, out-of-fold probabilities, and the SGC of extra columns."""
+    stored, sgc = {}, None
+    for block, width in {"eigenvectors": NUM_EIGENVECTORS, "SGC": saved.classes}.items():
+        if block in extras:
+            names = saved.tensors[f"{block}.names"]
+            if names.dim() != 1 or names.dtype != torch.int64 or not len(names):
+                raise ValueError("names are not fingerprints")
+            stored[block] = NodeValues(names, saved.tensor(f"{block}.values", len(names), width))
+    if "SGC" in extras:
+        own = saved.settings["sgc"]
+        depth = whole_number("depth", own["depth"], least=1, most=max(SGC_DEPTHS))
+        scale = real_number("scale", own["scale"], above=0)
+        tensors = {name[4:]: one for name, one in saved.tensors.items() if name.startswith("sgc.")}
+        inner = SavedState(Candidate("SGC", "PN", depth, scale), own, tensors, saved.features, saved.classes)
+        sgc = FittedSGC.restore(inner)
+    return stored, sgc
 
 
 # Fields of LightGBM's text that prediction needs.

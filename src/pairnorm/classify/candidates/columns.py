@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -11,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.classify.candidates.prepared import PreparedGraph, random_walk
+from pairnorm.classify.candidates.sgc import FittedSGC, SGCFamily
 from pairnorm.classify.candidates.task import KnownLabels, Task
-from pairnorm.data.adjacency import along_and_against
+from pairnorm.data.adjacency import along_and_against, csr_matrix
+from pairnorm.data.features import stored_rows
 from pairnorm.impute.methods import broadcast_mask, known_values
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.propagate import propagate_with_restart
@@ -23,6 +28,11 @@ MAX_HOPS = 10
 # Of more features than this, the leading principal components are used.
 MAX_FEATURES = 64
 DIRECTIONS = ("out-neighbors", "in-neighbors")
+NUM_EIGENVECTORS, RETURN_STEPS, PAGERANK_STEPS, MAX_CORE_ROUNDS = 16, (2, 3, 4), 50, 1000
+# The product of the transition matrix with itself has at most this many entries.
+MAX_PRODUCT_ENTRIES = 10**7
+# Depths, scales and folds of the SGC whose out-of-fold probabilities are columns.
+SGC_DEPTHS, SGC_SCALES, SGC_FOLDS = (1, 2, 4), (3.0, 10.0, 30.0, 100.0), 5
 
 
 class NodeTable(NamedTuple):
@@ -40,6 +50,19 @@ class NodeTable(NamedTuple):
         return torch.cat([block[nodes] for block in blocks], 1).cpu().numpy()
 
 
+class NodeValues(NamedTuple):
+    """Values of nodes, [m, columns], which are matched by name in any graph: names int64 [m]."""
+
+    names: Tensor
+    values: Tensor
+
+    def in_graph(self, prepared: PreparedGraph) -> Tensor:
+        """Return the values of a graph's nodes, [n, columns]; NaN where not known."""
+        row = KnownLabels(self.names, torch.arange(len(self.names))).labels_in(prepared)
+        values = torch.where((row >= 0)[:, None], self.values[row.clamp(min=0)], torch.nan)
+        return values.to(prepared.device)
+
+
 class NodeColumns(NamedTuple):
     """How the columns of a node are computed, in any graph.
 
@@ -50,6 +73,12 @@ class NodeColumns(NamedTuple):
         features: number of features, or of principal components.
         axes: [d, features], the principal axes; None for the features themselves.
         directed: whether in-neighbors and out-neighbors have separate columns, too.
+        extras: names of further blocks: ``"extremes"`` (least and largest value of the neighbors),
+            ``"structure"`` (PageRank, core number, return probabilities), ``"missing"`` (own missing values,
+            and the share of neighbors whose value is known), ``"eigenvectors"`` (of the Laplacian, for the
+            nodes of the fitted graph), ``"SGC"`` (its probabilities; out-of-fold for training nodes).
+        stored: the eigenvectors of the fitted nodes, and the out-of-fold probabilities of training nodes.
+        sgc: the fitted SGC.
     """
 
     hops: int
@@ -58,31 +87,52 @@ class NodeColumns(NamedTuple):
     features: int
     axes: Tensor | None = None
     directed: bool = False
+    extras: tuple[str, ...] = ()
+    stored: Mapping[str, NodeValues] = {}
+    sgc: FittedSGC | None = None
 
     @classmethod
-    def of(cls, task: Task, hops: int, directed: bool = False) -> Self:
+    def of(cls, task: Task, hops: int, directed: bool = False, extras: Sequence[str] = ()) -> Self:
         """Return the columns of a task's nodes, given the labels of its training nodes."""
         features, axes = task.features.shape[1], None
         if features > MAX_FEATURES:
             axes = task.prepared.principal_axes(MAX_FEATURES)
             features = axes.shape[1]
-        return cls(hops, KnownLabels.of(task), task.classes, features, axes, directed)
+        stored, sgc = {}, None
+        if "eigenvectors" in extras:
+            names = torch.from_numpy(task.prepared.node_fingerprints)
+            stored["eigenvectors"] = NodeValues(names, laplacian_eigenvectors(task.prepared))
+        if "SGC" in extras:
+            sgc, stored["SGC"] = _stack_sgc(task)
+        known = KnownLabels.of(task)
+        return cls(hops, known, task.classes, features, axes, directed, tuple(extras), stored, sgc)
 
     @property
     def blocks(self) -> dict[str, int]:
         """The names of the blocks, in order, and how many columns each has."""
         widths = {"own": self.features} | {f"hop {hop}": self.features for hop in range(1, self.hops + 1)}
         widths |= {"degree": 1, "labels": 2 * self.classes + 1}
-        return widths | ({"directions": 2 * (self.features + self.classes + 2)} if self.directed else {})
+        widths |= {"directions": 2 * (self.features + self.classes + 2)} if self.directed else {}
+        extra = {"extremes": 2 * self.features, "structure": 2 + len(RETURN_STEPS)}
+        extra |= {"missing": 2 * self.features, "eigenvectors": NUM_EIGENVECTORS, "SGC": self.classes}
+        return widths | {name: extra[name] for name in self.extras}
 
     def table(self, prepared: PreparedGraph) -> NodeTable:
         """Return the rows of all nodes of a graph."""
-        labels = label_columns(prepared, self.known, self.classes)
+        labels, whole = label_columns(prepared, self.known, self.classes), prepared
         if self.axes is not None:
             prepared = prepared.projected(self.axes)
         columns = [*feature_columns(prepared, self.hops), labels]
         if self.directed:
             columns.append(direction_columns(prepared, self.known, self.classes))
+        for name in self.extras:
+            if name in EXTRA_COLUMNS:
+                one = prepared.cached(("extra columns", name), partial(EXTRA_COLUMNS[name], prepared))
+            else:
+                one = self.stored[name].in_graph(whole)
+            if name == "SGC" and self.sgc is not None:
+                one = one.where(~one.isnan(), self.sgc.logits(whole).softmax(-1)[:, 0])
+            columns.append(one)
         return NodeTable(dict(zip(self.blocks, columns, strict=True)))
 
     def keys(self, features: Sequence[str], classes: Sequence[str]) -> list[tuple[str, str]]:
@@ -104,7 +154,18 @@ class NodeColumns(NamedTuple):
             keys += [("node", f"number of {direction}")]
             keys += [("labels", f"{direction} labeled {name}") for name in classes]
             keys += [("labels", f"number of labeled {direction}")]
-        return keys
+        pairs = {"extremes": ("least {}", "largest {}"), "missing": ("{} is missing", "share that has {}")}
+        structure = ["PageRank", "core number", *(f"return after {steps} steps" for steps in RETURN_STEPS)]
+        numbers = range(1, NUM_EIGENVECTORS + 1)
+        extra = {
+            block: [("neighborhood", text.format(name)) for text in two for name in features]
+            for block, two in pairs.items()
+        } | {
+            "structure": [("node", name) for name in structure],
+            "eigenvectors": [("node", f"Laplacian eigenvector {number}") for number in numbers],
+            "SGC": [("neighborhood", f"SGC's probability of {name}") for name in classes],
+        }
+        return keys + [key for name in self.extras for key in extra[name]]
 
 
 def feature_columns(prepared: PreparedGraph, hops: int) -> Sequence[Tensor]:
@@ -187,3 +248,99 @@ def _neighbor_shares(matrix: SparseMatrix, degree: Tensor, one_hot: Tensor) -> t
     near = (matrix @ one_hot) * degree[:, None]
     count = near.sum(1, keepdim=True)
     return _ratio(near, count), count.log1p()
+
+
+def _extremes(prepared: PreparedGraph) -> Tensor:
+    """Return the least and the largest known value of a node's neighbors, [n, 2 d]; NaN without any."""
+    features, known = prepared.dense, _known(prepared).expand_as(prepared.dense)
+    adjacency = prepared.graph.adjacency.to(prepared.device)
+    row, column = stored_rows(adjacency), adjacency.col_indices().long()
+    columns = []
+    for reduce, empty in (("amin", torch.inf), ("amax", -torch.inf)):
+        for values in torch.where(known, features, empty).unbind(1):  # one at a time, to save memory
+            start = torch.full_like(values, empty)
+            columns.append(start.scatter_reduce(0, row, values[column], reduce))
+    extremes = torch.stack(columns, 1)
+    return extremes.where(extremes.isfinite(), torch.nan)
+
+
+def _structure(prepared: PreparedGraph) -> Tensor:
+    """Return the logarithm of n · PageRank, the core number, and return probabilities: [n, 5]."""
+    from scipy.sparse import diags_array
+
+    adjacency = csr_matrix(prepared.graph.adjacency)
+    nodes, degree = adjacency.shape[0], np.asarray(adjacency.sum(1)).ravel()
+    walk = diags_array(1 / np.maximum(degree, 1e-12)) @ adjacency
+    rank = np.full(nodes, 1 / nodes)
+    for _ in range(PAGERANK_STEPS):
+        rank = 0.85 * (walk.T @ rank) + 0.15 / nodes
+    pattern, core, active, level = adjacency > 0, np.zeros(nodes), np.ones(nodes, bool), 0.0
+    left = np.asarray(pattern.sum(1)).ravel().astype(float)
+    for _ in range(MAX_CORE_ROUNDS):  # each removes the nodes of least degree
+        if not active.any():
+            break
+        level = max(level, left[active].min())
+        removed = active & (left <= level)
+        core[removed], active = level, active & ~removed
+        left -= pattern @ removed.astype(float)
+    core[active] = level
+    returns = np.full((nodes, len(RETURN_STEPS)), np.nan)
+    if int((np.diff(adjacency.indptr).astype(float) ** 2).sum()) <= MAX_PRODUCT_ENTRIES:
+        two = walk @ walk
+        powers = {2: two.diagonal(), 3: two.multiply(walk.T).sum(1), 4: two.multiply(two.T).sum(1)}
+        returns = np.stack([np.asarray(powers[steps]).ravel() for steps in RETURN_STEPS], 1)
+    columns = np.column_stack([np.log(nodes * rank), core, returns]).astype(np.float32)
+    return torch.from_numpy(columns).to(prepared.device)
+
+
+def _missing(prepared: PreparedGraph) -> Tensor:
+    """Return which values of a node are missing, and the share of its neighbors that have each: [n, 2 d]."""
+    known = _known(prepared).expand_as(prepared.dense).float()
+    return torch.cat([1 - known, prepared.random_walk[0] @ known], 1)
+
+
+EXTRA_COLUMNS: dict[str, Callable[[PreparedGraph], Tensor]] = {
+    "extremes": _extremes,
+    "structure": _structure,
+    "missing": _missing,
+}
+
+
+def laplacian_eigenvectors(prepared: PreparedGraph) -> Tensor:
+    """Return the eigenvectors of the smallest eigenvalues of the normalized Laplacian, [n, 16]."""
+
+    from scipy.sparse import diags_array
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+
+    def compute() -> Tensor:
+        matrix = csr_matrix(prepared.graph.adjacency).astype(np.float64)
+        scale = diags_array(1 / np.sqrt(np.maximum(np.asarray(matrix.sum(1)).ravel(), 1e-12)))
+        nodes = matrix.shape[0]
+        vectors = np.zeros((nodes, NUM_EIGENVECTORS), np.float32)
+        count = min(NUM_EIGENVECTORS, nodes - 2)
+        if count > 0:
+            start = np.random.default_rng(0).standard_normal(nodes)
+            try:
+                _, columns = eigsh(scale @ matrix @ scale, count, which="LA", tol=1e-3, v0=start, maxiter=500)
+            except ArpackNoConvergence as error:
+                columns = error.eigenvectors
+            vectors[:, : columns.shape[1]] = columns[:, ::-1] * np.sqrt(nodes)
+        return torch.from_numpy(vectors)
+
+    return prepared.cached("eigenvectors", compute, edges_only=True)
+
+
+def _stack_sgc(task: Task) -> tuple[FittedSGC, NodeValues]:
+    """Fit an SGC, and return it with its out-of-fold probabilities of training nodes."""
+    train = task.graph.train
+    fold = torch.from_numpy(task.prepared.node_fingerprints % SGC_FOLDS).to(train.device)
+    masks = [mask for number in range(SGC_FOLDS) if (mask := train & (fold == number)).any()]
+    graph = task.graph.replace(validation=train & False)
+    inner = replace(task, graph=graph, fold_masks=masks, hidden=None, pseudo_labels=None, time_limit=inf)
+    results = SGCFamily(["PN"], SGC_DEPTHS, SGC_SCALES).fit(inner, lambda step: None)
+    best = min(results, key=lambda one: one.validation_loss)
+    fitted = best.fit(inner.with_all_folds)
+    assert isinstance(fitted, FittedSGC)
+    nodes = torch.cat([mask.nonzero().squeeze(1) for mask in masks]).cpu()
+    names = torch.from_numpy(task.prepared.node_fingerprints)[nodes]
+    return fitted, NodeValues(names, best.probabilities)

@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from pairnorm.classify import NodeClassifier, register_candidate
+from pairnorm.classify.candidates import estimators as module
+from pairnorm.data import Graph
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(module, "FACTORIES", dict(module.FACTORIES))
+    for place in ("pairnorm.classify.search_space",):
+        monkeypatch.setattr(f"{place}.FACTORIES", module.FACTORIES)
+    register_candidate("Mine", HistGradientBoostingClassifier)
+    return "Mine"
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_registered_classifier_is_a_candidate_and_is_saved(
+    small: Graph, registered: str, tmp_path: Path, missing: bool
+) -> None:
+    graph = small
+    if missing:
+        gone = small.labels * 0 + 1 > 0
+        gone[::2] = False
+        graph = small.replace(features=small.features.to_dense() * ~gone[:, None], missing=gone)
+    classifier = NodeClassifier(registered).fit(graph)
+    assert classifier.best_.model == "Mine"
+    assert classifier.score(graph) > 0.6
+    classifier.save(tmp_path)
+    again = NodeClassifier.load(tmp_path).predict_proba(graph)
+    np.testing.assert_allclose(again, classifier.predict_proba(graph), atol=1e-6)
+
+
+def test_a_file_never_imports_a_classifier(
+    small: Graph, registered: str, tmp_path: Path, raises, monkeypatch
+) -> None:
+    NodeClassifier(registered).fit(small).save(tmp_path)
+    module.FACTORIES.clear()
+    monkeypatch.setattr(module, "entry_points", lambda **_: pytest.fail("looks for code"))
+    with raises("not-imported", value="Mine"):
+        NodeClassifier.load(tmp_path)
+
+
+def test_entry_points_are_found_by_name(monkeypatch: pytest.MonkeyPatch, registered: str) -> None:
+    class Entry:
+        def load(self) -> type:
+            return HistGradientBoostingClassifier
+
+    monkeypatch.setattr(module, "entry_points", lambda group, name: [Entry()] if name == "Tab" else [])
+    assert module.find_candidate("Tab") == "Tab"
+    assert module.find_candidate("Other") is None
+
+
+@pytest.mark.parametrize("name", ["", " ", "a,b", "a\nb", 3])
+def test_names_are_checked(name: str, raises) -> None:
+    with raises("not-a-name", value=name):
+        register_candidate(name, HistGradientBoostingClassifier)
