@@ -369,6 +369,13 @@ def test_ids_are_checked(tmp_path, raises, ids):
         Graph.from_packed(packed)
 
 
+def test_no_ids_beyond_the_nodes_are_yielded(tmp_path, raises):
+    packed = pack(*write(tmp_path, *tables(), "csv"), tmp_path / "graph", label="kind", memory="256MB")
+    pandas.DataFrame({"id": range(NODES + 1)}).to_parquet(packed.folder / "ids.parquet")
+    with raises("file-damaged"):
+        next(packed.ids())
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
 def test_weights_are_checked(tmp_path, raises, value):
     files = write(tmp_path, *tables(), "csv")

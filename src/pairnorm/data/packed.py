@@ -267,6 +267,8 @@ class PackedGraph:
                 if ids.null_count or not (types.is_integer(ids.type) or types.is_string(ids.type)):
                     raise _damaged(path, f"it holds {ids.type}", "a whole number or a text for every node")
                 count += len(ids)
+                if count > self.facts.nodes:
+                    break
                 yield ids.to_numpy(zero_copy_only=False)
         if count != self.facts.nodes:
             raise _damaged(path, f"it holds {count:,} ids", f"{self.facts.nodes:,}")
