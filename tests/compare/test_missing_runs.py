@@ -117,6 +117,8 @@ def test_evaluations_are_read_back_from_the_store(tmp_path: Path, raises) -> Non
         write_evaluations(store, rows)
         write_evaluations(store, [])
         assert repr(read_evaluations(store)) == repr(rows)
+        write_evaluations(store, [rows[0]._replace(missing_percent=percent) for percent in (80, 80.0)])
+        assert len(read_evaluations(store)) == len(rows) + 1  # 80 and 80.0 are one key
         store.write_records("missing", {"[1, 2]": ["x"]})
         with raises("file-damaged", value=store.path):
             read_evaluations(store)

@@ -369,6 +369,13 @@ def test_ids_are_checked(tmp_path, raises, ids):
         Graph.from_packed(packed)
 
 
+def test_a_column_may_have_the_name_of_an_alias_in_a_query(tmp_path):
+    (tmp_path / "nodes.csv").write_text("id,c,job,kind\na,1,x,low\nb,2,y,high\n")
+    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
+    packed = pack(tmp_path / "nodes.csv", tmp_path / "edges.csv", tmp_path / "graph", label="kind")
+    assert packed.facts.nodes == 2
+
+
 def test_no_ids_beyond_the_nodes_are_yielded(tmp_path, raises):
     packed = pack(*write(tmp_path, *tables(), "csv"), tmp_path / "graph", label="kind", memory="256MB")
     pandas.DataFrame({"id": range(NODES + 1)}).to_parquet(packed.folder / "ids.parquet")

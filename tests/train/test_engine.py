@@ -23,10 +23,17 @@ NORM = {"norm": "PN-SI", "epochs": 15}
 METRICS = [f"{part}_{what}" for part in ("train", "validation", "test") for what in ("loss", "accuracy")]
 
 
+ROUNDING = 1e-6
+"""Absolute error of a loss in float32: it is a difference of numbers of about ten."""
+
+
 def agree(left: Trial, right: Trial, tolerance: float = 1e-4) -> bool:
     """Whether two trials are one but for rounding."""
     names = [*METRICS, "best_epoch"]
-    same = [math.isclose(getattr(left, name), getattr(right, name), rel_tol=tolerance) for name in names]
+    same = [
+        math.isclose(getattr(left, name), getattr(right, name), rel_tol=tolerance, abs_tol=ROUNDING)
+        for name in names
+    ]
     return left.seed == right.seed and left.diverged == right.diverged and all(same)
 
 

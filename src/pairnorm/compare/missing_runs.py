@@ -91,7 +91,9 @@ def read_evaluations(store: Store) -> list[Evaluation]:
 
 def write_evaluations(store: Store, rows: Iterable[Evaluation]) -> None:
     """Write evaluations to a store, replacing those of the same runs."""
-    records = {json.dumps(row[:KEY_FIELDS]): list(row[KEY_FIELDS:]) for row in rows}
+    # 80 and 80.0 are one missing rate, and must be one key.
+    exact = [row._replace(missing_percent=float(row.missing_percent)) for row in rows]
+    records = {json.dumps(row[:KEY_FIELDS]): list(row[KEY_FIELDS:]) for row in exact}
     store.write_records(RECORDS, records)
 
 

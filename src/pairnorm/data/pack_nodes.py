@@ -198,8 +198,8 @@ class NodeTable:
         """Return at most ``limit`` distinct texts of a column, sorted, and how many cells hold each."""
         cell = as_text(column, self.kinds[column])
         rows = self.base.run(
-            f"SELECT {cell} AS c, count(*) FROM {self._tables([column])} WHERE {cell} IS NOT NULL "
-            f"GROUP BY c LIMIT {limit}"
+            f"SELECT {cell}, count(*) FROM {self._tables([column])} WHERE {cell} IS NOT NULL "
+            f"GROUP BY 1 LIMIT {limit}"
         )
         return dict(sorted(rows))
 

@@ -63,7 +63,9 @@ labels after the selection. Bold: the best of a column, without that row and “
 reaches the others, 6% of the test nodes of Cora and 33% of those of Citeseer.
 
 For nodes that neither a feature nor a label reaches, `{FIT}`, label propagation and Correct & Smooth predict
-the class shares of the training labels. `{FIT}` has its default time limit."""
+their mean prediction for the reached nodes. Networks and regressions trained by epochs predict what their
+biases give. Rows of several commits are in one table, since not every row was run again: the column
+`git_commit` of the records in the store has them. `{FIT}` has its default time limit."""
 EXTERNAL_RESULTS = f"""\
 Not run by us: PaGCN (published: 0.318 / 0.242 / 0.388 on Cora / Citeseer / Pubmed, whole vectors, 99.5%).
 FSD-CAP (ICLR 2026) is implemented from its formulas, with the settings that its authors state for Cora. In
