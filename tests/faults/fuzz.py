@@ -58,7 +58,7 @@ def main() -> int:
     for lost in killed["lost"]:
         print(lost)
     pool = str(Path(__file__).parents[1] / "train" / "test_ray_backend.py")
-    words = [sys.executable, "-m", "pytest", "-n0", "-k", "killed", pool]
+    words = [sys.executable, "-m", "pytest", "-n0", "-m", "", "-k", "killed", pool]  # slow ones too
     workers = subprocess.run(words, env=os.environ | {"PAIRNORM_KILLS": str(KILLS)}).returncode
     print(f"Workers of a Ray cluster: {KILLS} killed: {'something was lost' if workers else 'nothing lost'}")
     return bool(tally.failures or killed["lost"] or workers)
