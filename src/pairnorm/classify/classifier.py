@@ -15,13 +15,13 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.base.errors import PairNormError, real_number, whole_number
 from pairnorm.classify.calibration import Calibration, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.candidates.candidate import Candidate
 from pairnorm.classify.candidates.ensemble import Average
 from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.candidates.task import Task
-from pairnorm.classify.evaluation import METRICS, Scores
+from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.explanation import Explanation, explain_predictions
 from pairnorm.classify.holdout import (
     ClassifierWarning,
@@ -49,7 +49,6 @@ from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.graph import check_graph
 from pairnorm.nn import Normalization
-from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.engine import find_device
 
 if TYPE_CHECKING:
@@ -420,14 +419,6 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def check_parameters(self) -> None:
         """Raise an error if a parameter is not valid; ``fit`` calls this too."""
-        one_of("metric", self.metric, METRICS)
-        one_of("class_weight", self.class_weight, ("auto", "balanced"))
-        one_of("directed", self.directed, ("auto", "yes", "no"))
-        one_of("adjacency", self.adjacency, NORMALIZATIONS)
-        whole_number("random_state", self.random_state, most=2**63 - 1)
-        whole_number("hidden", self.hidden)
-        whole_number("epochs", self.epochs, least=1)
-        real_number("dropout", self.dropout, least=0, below=1)
         parse_search_space(self)
 
     def _check_fitted(self) -> None:

@@ -20,9 +20,11 @@ from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.prepared import has_many_nodes
 from pairnorm.classify.candidates.residual import ResidualGCNs
 from pairnorm.classify.candidates.sgc import LogisticRegression, SGCFamily
+from pairnorm.classify.evaluation import METRICS
 from pairnorm.classify.explanation import suggest_depth
 from pairnorm.classify.regression import SCALES, default_norms
 from pairnorm.data import Graph
+from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.engine import find_device
 from pairnorm.train.methods import METHODS
 from pairnorm.train.spec import NORMS, Norm, Spec
@@ -66,7 +68,15 @@ class SearchSpace(NamedTuple):
 
 
 def parse_search_space(classifier: NodeClassifier) -> SearchSpace:
-    """Validate the parameters of a classifier that may have several values."""
+    """Validate the parameters of a classifier, and return those that may have several values."""
+    one_of("metric", classifier.metric, METRICS)
+    one_of("class_weight", classifier.class_weight, ("auto", "balanced"))
+    one_of("directed", classifier.directed, ("auto", "yes", "no"))
+    one_of("adjacency", classifier.adjacency, NORMALIZATIONS)
+    whole_number("random_state", classifier.random_state, most=2**63 - 1)
+    whole_number("hidden", classifier.hidden)
+    whole_number("epochs", classifier.epochs, least=1)
+    real_number("dropout", classifier.dropout, least=0, below=1)
     seconds = inf if classifier.time_limit is None else resolve_time_limit(classifier.time_limit, 0)
     space = SearchSpace(
         _parse_several("model", classifier.model, _parse_model),
