@@ -50,6 +50,8 @@ def test_a_users_files_to_a_figure_and_a_line(
     assert (out / "figures" / "compare.png").read_bytes().startswith(b"\x89PNG")
     text = (out / "compare.md").read_text(encoding="utf-8")
     assert "Written by `pairnorm compare`" in text
+    assert "Minesweeper" not in text  # that is about the graphs of the package
+    assert "reproduce depth" not in text
     assert "## customers, GCN" in text
     assert len((out / "compare.csv").read_text().splitlines()) == 1 + 3 * 2
     assert "Training" not in pairnorm(*words, "--out", str(out)).out  # all of it is in the store

@@ -118,7 +118,7 @@ def short(method: str) -> str:
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of situations in which at least a third of their model's methods were run.
+    """Return the rows of situations in which more than a third of their model's methods were run.
 
     With fewer methods there is too little to select from, or to rank.
     """
@@ -127,7 +127,7 @@ def comparable(rows: Iterable[Row]) -> list[Row]:
     most: dict[str, int] = {}
     for (model, *_), count in counts.items():
         most[model] = max(count, most.get(model, 0))
-    return [row for row in rows if 3 * counts[situation(row)] >= most[row["model"]]]
+    return [row for row in rows if 3 * counts[situation(row)] > most[row["model"]]]
 
 
 Situation = tuple[str, int, int]

@@ -41,8 +41,8 @@ Written by `pairnorm {command}` from the runs in the store. Mean test accuracy Â
 its own parameter; the validation accuracy of the first run selected one. At 100% missing only training nodes
 have features. Differences are tested with Student's t, paired over the runs, which share seeds and masks, at
 an error rate of {rate:.0%} for all comparisons with one method (Holm). All runs have one split; other splits
-differ by more. `Skip` at two layers is the model without it: no two hidden layers are a step apart.
-
+differ by more. `Skip` at two layers is the model without it: no two hidden layers are a step apart."""
+PACKAGE_GRAPHS = """\
 On Minesweeper and on chains depth matters with all features. Minesweeper, with one mine among five cells, is
 scored by AUC, also where a heading says accuracy, on the first of its ten published splits. Chains are
 generated: the class of a labeled node stands on the first node of its path, as many edges away as the name
@@ -70,7 +70,7 @@ AT_EACH_DEPTH = "Validation accuracy selects the method at each depth, and the m
 FIGURE = """\
 The effective rank is that of the last hidden state: 1 where all nodes share one direction, 0 where all are
 zero. Jumping knowledge need not use that state. A line ends before the others where all runs diverged."""
-TOO_LITTLE = "At every depth less than half of the methods have been run: too little to compare."
+TOO_LITTLE = "At every depth at most a third of the methods have been run: too little to compare."
 PUBLISHED = {
     "GCNII, 64 layers (Chen et al., 2020)": ("0.855", ("GCNII", 64), ""),
     'GCNII, 32 layers (Chen et al., 2022, "Bag of Tricks")': ("0.853", ("GCNII", 32), ""),
@@ -172,6 +172,8 @@ def document(
     lead = INTRODUCTION.format(
         command=command, runs=comparison.runs, epochs=comparison.epochs, rate=ERROR_RATE
     )
+    if not comparison.graphs:
+        lead += f"\n\n{PACKAGE_GRAPHS}"
     sections = []
     if len({row["dataset"] for row in citation}) > 1:
         sections.append(_over_graphs(citation, figures))
@@ -185,7 +187,7 @@ def document(
         blocks += [*_ranking(here), _at_each_depth(here)] if here else [Markdown(TOO_LITTLE)]
         blocks += [_accuracies(*group) for group in sorted(group_by(some, "missing_percent").items())]
         sections.append(Section(f"{title(comparison, dataset)}, {model}", blocks))
-    sections += [_published(table), _not_run(table), _provenance(table)]
+    sections += [_published(table), _not_run(table), _provenance(table, command)]
     name = "Methods against oversmoothing, by depth"
     return Document(name, [], [section for section in sections if section.blocks], lead=lead)
 
@@ -377,7 +379,7 @@ def _list_cells(comparison: DepthComparison, cells: Sequence[DepthCell]) -> str:
     return list_methods(names)
 
 
-def _provenance(table: DepthTable) -> Section:
+def _provenance(table: DepthTable, command: str) -> Section:
     """State devices and commits of the trials in the store."""
     origins = table.origins
     commits = {one.git_commit for one in origins if one.git_commit}
@@ -386,6 +388,6 @@ def _provenance(table: DepthTable) -> Section:
     changed = sum((one.git_commit or "").endswith("-dirty") for one in origins)
     text = (
         f"{len(origins):,} trials of {len(commits)} commits, on {listed}; {changed:,} of "
-        "them from modified trees. `pairnorm reproduce depth` trains what is missing."
+        f"them from modified trees. `pairnorm {command}` trains what is missing."
     )
     return Section("Provenance", [Markdown(text)] if origins else [])
