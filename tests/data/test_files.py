@@ -1,4 +1,5 @@
 import io
+import json
 import pickle
 import sqlite3
 import warnings
@@ -604,6 +605,15 @@ def test_binned_labels_are_binned_alike_the_second_time(write: Write) -> None:
 
 PEOPLE = {"id": ["a", "b", "c"], "age": [31.0, None, 25.0], "risk": ["low", None, "high"]}
 PAYMENTS = {"from": ["a", "b", "b", "c"], "to": ["b", "a", "c", "b"], "amount": [1.0, 1.0, 2.0, 2.0]}
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_nodes_of_networkx_json_have_the_key_id_as_id(tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    nodes = [{"club": "a", "id": 7}, {"club": "b", "id": 9}]
+    file.write_text(json.dumps({"nodes": nodes, "links": [{"source": 7, "target": 9}]}))
+    graph = Graph.from_files(file, file, label="club")
+    assert graph.node_names.tolist() == [7, 9]
 
 
 def test_a_database_whose_column_names_are_not_text_is_refused(tmp_path: Path) -> None:

@@ -176,7 +176,10 @@ def _records(given: _Reading, contents: Any) -> pandas.DataFrame:
         )
     if isinstance(contents, list):  # each row may have columns of its own
         given.memory.check_cells(given.name, len(rows), len({name for row in rows for name in row}))
-    return _typed(pandas.DataFrame(contents, dtype=object))
+    frame = pandas.DataFrame(contents, dtype=object)
+    if given.role == "nodes" and "id" in frame:  # keys have no order, and networkx writes the id last
+        frame = frame[["id", *frame.columns.drop("id")]]
+    return _typed(frame)
 
 
 def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
