@@ -92,7 +92,7 @@ def test_one_panel_per_quantity_and_one_line_per_kind_of_pairs():
     assert labels[:2] == [["all pairs (row-diff)", "connected"], ["all pairs", "connected"]]
     colors = [[line.get_color() for line in axis.lines] for axis in panels[:2]]
     assert colors[0] == colors[1]
-    # Told apart without color: by lightness and by marker.
+    # Distinguishable without color: by lightness and by marker.
     first, second = (matplotlib.colors.rgb_to_hsv(matplotlib.colors.to_rgb(color)) for color in colors[0])
     assert abs(first[2] - second[2]) > 0.1
     assert len({line.get_marker() for line in panels[0].lines}) == 2

@@ -297,9 +297,9 @@ def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(
     with Store(path) as store:
         specs = list(store.trials_by_spec())
         assert len(store) == 2 * len(specs) == 4
-        wanted = [*specs, specs[0].replace(depth=3)]
+        requested = [*specs, specs[0].replace(depth=3)]
         graphs = {"csbm": csbm(**GRAPH)}
-        assert run(pairs_of(wanted, range(2)), store, device="cpu", graphs=graphs, workers=1) == 2
+        assert run(pairs_of(requested, range(2)), store, device="cpu", graphs=graphs, workers=1) == 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
