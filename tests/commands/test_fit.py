@@ -130,7 +130,9 @@ def test_what_other_libraries_warn_of_is_no_note_to_the_user(
     monkeypatch.setattr(classifier, "complete_split", split)
     files = write_customers(tmp_path, labeled=20)
     assert cli.main(["fit", *files.options, *QUICK, "--out", str(tmp_path / "run")]) == 0
-    error, report = capsys.readouterr().err, (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    printed, report = capsys.readouterr(), (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    error = printed.err
+    assert "of the held-out nodes have the most frequent class." in printed.out
     assert "FutureWarning: an option of theirs is deprecated" in error
     assert "theirs" not in report
     for text in (error, report):
@@ -195,7 +197,7 @@ def test_directions_of_edges_that_are_listed_once_count_where_it_is_said(tmp_pat
     files, out = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "run"
     quick = ["--label", "risk", "--model", "boosted-trees", "--directed", told]
     assert cli.main(["fit", *files.options, *quick, "--out", str(out)]) == 0
-    assert ("edges go one way only. All models" in (out / "report.md").read_text(encoding="utf-8")) == (
+    assert ("edges go one way only. Boosted trees" in (out / "report.md").read_text(encoding="utf-8")) == (
         told == "yes"
     )
     predictions = tmp_path / "predictions.csv"

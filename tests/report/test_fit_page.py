@@ -195,6 +195,8 @@ def test_the_first_screen_has_three_numbers_with_their_intervals(findings: Findi
     for _, _, meaning in fit_page(findings).cards[:2]:
         assert meaning.startswith("95% interval ")
         assert len(meaning.split()) < 20
+    share = findings.graph.labels[findings.graph.test].bincount().max() / findings.graph.test.sum()
+    assert f"{100 * share:.1f}% have the most frequent class" in fit_page(findings).cards[0][2]
 
 
 def test_the_page_prints_on_at_most_three_sheets(view: Any, tmp_path: Path) -> None:

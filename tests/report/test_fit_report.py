@@ -52,6 +52,10 @@ def test_the_report_says_how_each_method_was_tuned(findings: Findings, tmp_path:
         f"{findings.classifier.best_.name}: {len(findings.classifier.search_)}; label propagation: 3 (α"
         in text
     )
+    assert ("trained on all 126 training and validation nodes" in text) == bool(
+        findings.classifier.task_.fold_masks
+    )
+    assert "The GCN trains on the 40 training nodes alone" in text
     for baseline in findings.baselines[1:]:
         assert f"{baseline.name}: {baseline.num_candidates} ({baseline.best.setting})" in text
 

@@ -2,6 +2,7 @@ import csv
 from dataclasses import replace
 from math import nan
 from pathlib import Path
+from typing import Any
 
 from pairnorm.compare.missing import (
     FIT,
@@ -15,8 +16,8 @@ from pairnorm.compare.missing import (
     Selection,
 )
 from pairnorm.compare.missing_runs import Evaluation, MissingResults
-from pairnorm.report import render_html
-from pairnorm.report.missing_report import Line, document, draw, lines, report, write_csv
+from pairnorm.report import render_html, render_markdown
+from pairnorm.report.missing_report import Line, document, draw, lines, write_csv
 from pairnorm.train import Spec, Trial
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -29,6 +30,10 @@ ONE = replace(
     imputations=("zero", "fp"),
     trained={"SGC-PN": {"model": "SGC", "depth": 2, "norm": "PN"}},
 )
+
+
+def report(*arguments: Any) -> str:
+    return render_markdown(document(*arguments))
 
 
 def a_trial(seed: int, test: float) -> Trial:
@@ -154,11 +159,18 @@ def test_the_figure_has_the_same_bytes_every_time(tmp_path: Path) -> None:
     assert draw([Line(MissingCell("fp-vectors", "cora", "fp", "GCN", 50), (), nan)], tmp_path) == []
 
 
+def test_the_report_names_the_commits_of_several() -> None:
+    text = report([ONE], setting(100, 5, 0.05), None, {"abc1234": 40, "def5678": 2})
+    assert "Runs by commit: abc1234 (40), def5678 (2)." in text
+    assert "Runs by commit" not in report([ONE], setting(100, 5, 0.05), None, {"abc1234": 42})
+
+
 def test_the_committed_store_gives_the_committed_report(tmp_path: Path) -> None:
     protocols = Selection().chosen()
-    some = lines(protocols, MissingResults.read(RESULTS / "missing.sqlite"))
+    results = MissingResults.read(RESULTS / "missing.sqlite")
+    some = lines(protocols, results)
     write_csv(some, tmp_path / "missing.csv")
     assert (tmp_path / "missing.csv").read_bytes() == (RESULTS / "missing.csv").read_bytes()
-    text = report(protocols, some, "figures/missing.png")
+    text = report(protocols, some, "figures/missing.png", results.commits)
     assert text == (RESULTS / "missing.md").read_text(encoding="utf-8")
     assert "<strong>0.814 ± 0.010</strong>" in render_html(document(protocols, some))

@@ -76,6 +76,11 @@ class Scores:
         return self.right / self.count if self.count else nan
 
     @property
+    def most_frequent_share(self) -> float:
+        """Share of the most frequent class: the accuracy of predicting it for every node."""
+        return int(self.confusion.sum(1).max()) / self.count if self.count else nan
+
+    @property
     def interval(self) -> Interval:
         """Wilson's 95% interval of the accuracy."""
         return wilson(self.right, self.count)

@@ -161,9 +161,9 @@ class Findings:
         one_way = 2 * self.graph.num_edges - int(self.graph.directed.sum())
         chosen = any(one.directed for _, one in self.classifier.parts_)
         return (
-            f"{one_way:,} of {self.graph.num_edges:,} edges go one way only. All models propagate over the "
-            "undirected edges; boosted trees with separate columns for in- and out-neighbors were evaluated, "
-            f"{'and selected' if chosen else 'but not selected'}"
+            f"{one_way:,} of {self.graph.num_edges:,} edges go one way only. Boosted trees with separate "
+            f"columns for in- and out-neighbors were evaluated, {'and' if chosen else 'but not'} selected; "
+            "all other models take edges as undirected"
         )
 
     @cached_property

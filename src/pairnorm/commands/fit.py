@@ -243,6 +243,8 @@ def _show(findings: "Findings") -> None:
             accuracy, *others = (f"{100 * number:.1f}%" for number in numbers)
             rows.append((name, f"{scores.count:,}", accuracy, f"{low} to {high}", *others))
         console.table(HEADINGS, rows)
+        share = findings.test_scores.most_frequent_share
+        console.show(f"{share:.1%} of the held-out nodes have the most frequent class.")
     console.show(safe(verdict(findings).replace("**", "")))
 
 
@@ -331,7 +333,8 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
     name, scores = outcome.best.name, outcome.scores
     console.show(
         f"\nTime: {stages}.\n"
-        f"{safe(name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes {interval(scores)}.\n\n"
+        f"{safe(name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes {interval(scores)}; "
+        f"{scores.most_frequent_share:.1%} of them have the most frequent class.\n\n"
         f"Wrote to {safe(out)}/ in {time.monotonic() - start:.0f} s."
     )
     return _summary(out, start, name, scores) | {"nodes": graph.facts.nodes}

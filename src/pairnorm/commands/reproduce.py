@@ -181,9 +181,11 @@ def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
 def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
     """Print and write the comparison of methods for missing features; return the files."""
     from pairnorm.compare.missing_runs import MissingResults
-    from pairnorm.report.missing_report import draw, lines, report, write_csv
+    from pairnorm.report.document import render_markdown
+    from pairnorm.report.missing_report import document, draw, lines, write_csv
 
-    results = lines(chosen, MissingResults.read(path))
+    stored = MissingResults.read(path)
+    results = lines(chosen, stored)
     rows = [
         (
             *(line.cell.protocol, line.cell.dataset, f"{line.cell.missing_percent:g}%", line.method),
@@ -197,7 +199,8 @@ def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path
     figures = draw_figures(lambda: draw(results, out / "figures")) or []
     files = [out / "missing.csv", *figures, out / "missing.md"]
     write_csv(results, files[0])
-    write_text(files[-1], report(chosen, results, "figures/missing.png" if figures else None))
+    picture = "figures/missing.png" if figures else None
+    write_text(files[-1], render_markdown(document(chosen, results, picture, stored.commits)))
     return files
 
 

@@ -4,11 +4,13 @@ import json
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -103,11 +105,18 @@ class MissingResults:
     Args:
         trials: the trials of every spec; fingerprints of graphs are ignored.
         evaluations: of methods without epochs.
+        commits: how many of them each commit computed, the most frequent first.
     """
 
-    def __init__(self, trials: Mapping[Spec, list[Trial]], evaluations: Sequence[Evaluation] = ()) -> None:
+    def __init__(
+        self,
+        trials: Mapping[Spec, list[Trial]],
+        evaluations: Sequence[Evaluation] = (),
+        commits: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.index = ResultIndex(trials, ignore_fingerprints=True)
         self.evaluated = {(row.cell, row.seed): row for row in evaluations}
+        self.commits = commits
 
     @classmethod
     def read(cls, path: Path) -> "MissingResults":
@@ -115,7 +124,11 @@ class MissingResults:
         if not path.exists():
             return cls({})
         with Store(path, read_only=True) as store:
-            return cls(store.trials_by_spec(), read_evaluations(store))
+            results, evaluations = store.results_by_spec(), read_evaluations(store)
+        trials = {spec: [one.trial for one in some] for spec, some in results.items()}
+        commits = [one.origin.git_commit for some in results.values() for one in some]
+        commits += [row.git_commit for row in evaluations]
+        return cls(trials, evaluations, dict(Counter(one[:7] for one in commits if one).most_common()))
 
 
 def compare(

@@ -60,8 +60,8 @@ GLOSSARY = {
     "Accuracies are measured on these nodes alone.",
     "95% interval": "The range that contains the true value with 95% confidence. More held-out nodes make it "
     "narrower.",
-    "Confidence": "The probability that the model gives to the label it predicts, calibrated on validation "
-    "nodes.",
+    "Confidence": "The probability that the model gives to the label it predicts, calibrated on nodes "
+    "that selected it.",
     "Prediction set": "A set of labels that contains the true one as often as you ask for, whatever the "
     "model, as long as other nodes are like the held-out ones (conformal prediction).",
     "Hop": "A step along an edge. A model of depth k uses nodes up to k hops away.",
@@ -194,7 +194,8 @@ def streamed_page(outcome: Outcome) -> Document:
     ]
     text = (
         f"on {scores.count:,} test nodes, whose labels were not used otherwise; 95% interval "
-        f"{percent_range(*scores.interval)}."
+        f"{percent_range(*scores.interval)}; {percent(scores.most_frequent_share)} have the most frequent "
+        "class."
     )
     cards = [("Accuracy", percent(scores.accuracy), text)]
     return Document(f"Labels for {graph.folder.name}", cards, sections)
@@ -216,7 +217,10 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     scores = findings.groups()[ALL]
     few = scores.count < MIN_MEASURED
     answer = f"{scores.right} of {scores.count}" if few else percent(scores.accuracy)
-    meaning = f"95% interval {percent_range(*scores.interval)}, on {_nodes(scores.count)}."
+    meaning = (
+        f"95% interval {percent_range(*scores.interval)}, on {_nodes(scores.count)}; "
+        f"{percent(scores.most_frequent_share)} have the most frequent class."
+    )
     cards = [("Accuracy", answer, meaning)]
     if findings.baselines:
         labels = findings.graph.labels.cpu().numpy()
@@ -314,12 +318,18 @@ def _tuning(findings: Findings) -> str:
         if one.num_candidates > 1:
             setting = f" ({one.best.setting})" if one.best.setting else ""
             listed.append(f"{one.name}: {one.num_candidates:,}{setting}")
-    return (
-        f"Settings of each method were selected on {findings.selection_nodes}. Settings tried: "
-        f"{'; '.join(listed)}. "
-        f"The GCN trains on the training nodes for at most {BASELINE_EPOCHS} epochs, averaged over "
-        f"{BASELINE_SEEDS} seeds; the validation nodes stop and select it."
-    )
+    text = f"Settings were selected on {findings.selection_nodes}. Settings tried: {'; '.join(listed)}."
+    split = findings.graph.split
+    if findings.classifier.task_.fold_masks:
+        count = int((split.train | split.validation).sum())
+        text += f" Each method was then trained on all {count:,} training and validation nodes."
+    if any(one.best.model == "GCN" for one in findings.baselines):
+        text += (
+            f" The GCN trains on the {int(split.train.sum()):,} training nodes alone, for at most "
+            f"{BASELINE_EPOCHS} epochs, averaged over {BASELINE_SEEDS} seeds; the validation nodes stop and "
+            "select it."
+        )
+    return text
 
 
 def _ensemble(findings: Findings) -> list[Text | Table]:

@@ -1,7 +1,7 @@
 """The comparison under missing features as CSV, as a report in Markdown, and as a figure."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,7 +26,7 @@ from pairnorm.compare.missing import (
     Protocol,
 )
 from pairnorm.compare.missing_runs import MissingResults
-from pairnorm.report.document import Details, Document, Markdown, Only, Section, Table, render_markdown
+from pairnorm.report.document import Details, Document, Markdown, Only, Section, Table
 from pairnorm.sweep.significance import Difference, Runs, mean_interval, paired_difference, significant
 from pairnorm.sweep.tables import TITLES as GRAPHS
 
@@ -64,8 +64,7 @@ reaches the others, 6% of the test nodes of Cora and 33% of those of Citeseer.
 
 For nodes that neither a feature nor a label reaches, `{FIT}`, label propagation and Correct & Smooth predict
 their mean prediction for the reached nodes. Networks and regressions trained by epochs predict what their
-biases give. Rows of several commits are in one table, since not every row was run again: the column
-`git_commit` of the records in the store has them. `{FIT}` has its default time limit."""
+biases give. `{FIT}` has its default time limit."""
 EXTERNAL_RESULTS = f"""\
 Not run by us: PaGCN (published: 0.318 / 0.242 / 0.388 on Cora / Citeseer / Pubmed, whole vectors, 99.5%).
 FSD-CAP (ICLR 2026) is implemented from its formulas, with the settings that its authors state for Cora. In
@@ -170,19 +169,20 @@ def write_csv(lines: Sequence[Line], path: Path) -> None:
     write_text(path, csv_text(COLUMNS, rows))
 
 
-def report(protocols: Sequence[Protocol], lines: Sequence[Line], figure: str | None = None) -> str:
-    """Return the comparison in Markdown.
+def document(
+    protocols: Sequence[Protocol],
+    lines: Sequence[Line],
+    figure: str | None = None,
+    commits: Mapping[str, int] = MappingProxyType({}),
+) -> Document:
+    """Return the comparison as a document.
 
     Args:
         protocols: in the order to show them.
         lines: what there is of them.
         figure: file of the figure, relative to the report.
+        commits: how many runs of the store each commit computed.
     """
-    return render_markdown(document(protocols, lines, figure))
-
-
-def document(protocols: Sequence[Protocol], lines: Sequence[Line], figure: str | None = None) -> Document:
-    """Return the comparison as a document; see ``report``."""
     image = Markdown(f"![Accuracy against the share of missing vectors]({figure})")
     shown = [Only("markdown", [image])] if figure else []
     sections = [Section("fit against the other methods", [*shown, *_fit_against_others(lines)])]
@@ -198,7 +198,11 @@ def document(protocols: Sequence[Protocol], lines: Sequence[Line], figure: str |
             blocks.append(Markdown(EXTERNAL_RESULTS))
         if own:
             sections.append(Section(protocol.name, blocks))
-    return Document("Missing features: which method where", [], sections, lead=INTRODUCTION)
+    listed = [f"{commit} ({count:,})" for commit, count in commits.items()]
+    by_commit = ""
+    if len(listed) > 1:
+        by_commit = f"\n\nNot every row was run again after a change. Runs by commit: {', '.join(listed)}."
+    return Document("Missing features: which method where", [], sections, lead=INTRODUCTION + by_commit)
 
 
 def _table(protocol: Protocol, lines: Sequence[Line]) -> Table:
