@@ -102,7 +102,7 @@ def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> No
     one_way = 2 * flow.num_edges - int(flow.directed.sum())
     assert findings.direction is not None
     assert findings.direction.startswith(f"{one_way:,} of {flow.num_edges:,} edges go one way")
-        assert "evaluated, and selected; " in findings.direction
+    assert "evaluated, and selected; " in findings.direction
     write_report(findings, tmp_path)
     assert f"| direction | {findings.direction} |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     plain = NodeClassifier("boosted trees", directed="no", refit=False).fit(flow)
