@@ -18,7 +18,7 @@ from pairnorm.measure.distances import Adjacency, connected_pairs, pair_distance
 from pairnorm.measure.influence import Influence, influence_of_inputs
 from pairnorm.measure.summary import SCALE_FREE, Record, Verdict, draw, form_verdict, last_forward
 from pairnorm.nn import SparseMatrix
-from pairnorm.nn.find_convolutions import graph_convolutions, is_known_convolution, node_states
+from pairnorm.nn.find_convolutions import convolves, graph_convolutions, node_states
 from pairnorm.nn.patch_hooks import is_observing
 from pairnorm.nn.propagate import is_edge_index
 
@@ -259,11 +259,8 @@ class Probe:
         if is_observing():
             return
         states, inputs = node_states(output), [*args, *kwargs.values()]
-        rows = {len(x) for x in inputs if isinstance(x, Tensor) and x.ndim}
-        if not (
-            self._is_named or is_known_convolution(module) or any(len(x) in rows for x in states.values())
-        ):
-            return  # such as a decoder, which takes a graph and returns a row for every edge
+        if not (self._is_named or convolves(module, inputs, states)):
+            return
         if not states:
             raise _wrong_output(name, output)
         if _is_recomputing():

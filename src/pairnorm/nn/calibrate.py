@@ -65,11 +65,8 @@ def calibrate(
             while (norm := _calibrate_next(model, loader, norms, done, forward, seeds)) is not None:
                 done.append(norm)
     finally:
-        for module, mode in is_training.items():
-            module.training = mode
-        for module in model.modules():  # those that a patch added meanwhile
-            if module not in is_training:
-                module.training = model.training
+        for module in model.modules():  # those that a patch added meanwhile are as the model is
+            module.training = is_training.get(module, is_training[model])
     if skipped := [name for name, one in model.named_modules() if one in set(norms) - set(done)]:
         problem = f"the model never calls its PairNorm {skipped[0]!r}"
         raise PairNormError(problem, code="never-called", value=skipped[0], hint="Remove it, or call it.")

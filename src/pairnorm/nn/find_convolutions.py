@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,39 +50,35 @@ def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) ->
         problem = f"the model is {quoted(model)}"
         raise PairNormError(problem, code="wrong-type", value=model, expected="a torch.nn.Module")
     if layers is not None:
-        return _named(model, layers)
+        modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+        if isinstance(layers, str) or not layers:
+            problem = f"layers is {layers!r}"
+            expected = f"a list of dotted module names such as {list(modules)[:2]}"
+            raise PairNormError(problem, code="unknown-choice", value=layers, expected=expected)
+        return {name: modules[one_of("a name in layers", name, list(modules))] for name in layers}
     first_names: dict[nn.Module, str] = {}
     for name, convolution in _inside(model, ""):
         first_names.setdefault(convolution, name)
     if not first_names:
         children = {name: type(child).__name__ for name, child in model.named_children()}
         inside = ", ".join(f"{name} ({kind})" for name, kind in children.items()) or "nothing"
-        raise PairNormError(
-            f"no graph convolution was recognized in {type(model).__name__}, which has {inside}",
-            code="no-convolution",
-            hint="Name the convolutions by their dotted names, {layers}, or declare "
-            "is_graph_convolution = True in their class.",
-            layers=list(children)[:2] or ...,
+        problem = f"no graph convolution was recognized in {type(model).__name__}, which has {inside}"
+        hint = (
+            "Name the convolutions by their dotted names, {layers}, or declare is_graph_convolution = True "
+            "in their class."
         )
+        names = list(children)[:2] or ...
+        raise PairNormError(problem, code="no-convolution", hint=hint, layers=names)
     return {name: convolution for convolution, name in first_names.items()}
-
-
-def _named(model: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
-    modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
-    if isinstance(layers, str) or not layers:
-        problem = f"layers is {layers!r}"
-        expected = f"a list of dotted module names such as {list(modules)[:2]}"
-        raise PairNormError(problem, code="unknown-choice", value=layers, expected=expected)
-    return {name: modules[one_of("a name in layers", name, list(modules))] for name in layers}
 
 
 def _inside(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield the convolutions among the descendants of ``module``, depth first, shared ones repeatedly."""
     for name, child in module._modules.items():
-        if child is None or _is_from(child, _POOLING):
+        if child is None or type(child).__module__.startswith(_POOLING):
             continue
         path = f"{prefix}{name}"
-        if is_known_convolution(child):
+        if _is_known_convolution(child):
             yield path, child
         elif inner := list(_inside(child, f"{path}.")):
             yield from inner
@@ -90,11 +86,7 @@ def _inside(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield path, child
 
 
-def _is_from(module: nn.Module, packages: tuple[str, ...]) -> bool:
-    return type(module).__module__.startswith(packages)
-
-
-def is_known_convolution(module: nn.Module) -> bool:
+def _is_known_convolution(module: nn.Module) -> bool:
     """Return whether a module is a convolution of a library or declares to be one."""
     return bool(getattr(module, "is_graph_convolution", False)) or any(
         base.__module__.startswith(_LIBRARIES)
@@ -104,23 +96,24 @@ def is_known_convolution(module: nn.Module) -> bool:
 
 
 def _resembles_convolution(module: nn.Module) -> bool:
-    name = type(module).__name__
-    if _is_from(module, (*_LIBRARIES, "torch.")) or _OTHER_CLASS_NAMES.search(name):
+    name, home = type(module).__name__, type(module).__module__
+    if home.startswith((*_LIBRARIES, "torch.")) or _OTHER_CLASS_NAMES.search(name):
         return False
     arguments = list(inspect.signature(type(module).forward).parameters)[1:]
-    if len(arguments) < 2:
-        return False
-    return any(name.lower() in GRAPH_ARGUMENTS for name in arguments) or bool(_CLASS_NAMES.search(name))
+    names_graph = any(argument.lower() in GRAPH_ARGUMENTS for argument in arguments)
+    return len(arguments) > 1 and (names_graph or bool(_CLASS_NAMES.search(name)))
+
+
+def convolves(module: nn.Module, inputs: Iterable[Any], states: dict[str, Tensor]) -> bool:
+    """Return whether a call was a convolution: a hand-written decoder returns no row for every node."""
+    rows = {len(x) for x in inputs if isinstance(x, Tensor) and x.ndim}
+    return _is_known_convolution(module) or any(len(x) in rows for x in states.values())
 
 
 def is_node_states(value: Any) -> bool:
     """Return whether ``value`` may hold one row per node: a dense float tensor [nodes, ..., features]."""
-    return (
-        isinstance(value, Tensor)
-        and value.is_floating_point()
-        and value.layout == torch.strided
-        and value.ndim >= 2
-    )
+    is_dense = isinstance(value, Tensor) and value.layout == torch.strided
+    return is_dense and value.is_floating_point() and value.ndim >= 2
 
 
 def node_states(output: Any) -> dict[str, Tensor]:

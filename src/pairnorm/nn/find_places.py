@@ -2,8 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.nn.find_convolutions import is_known_convolution, node_states
+from pairnorm.nn.find_convolutions import convolves, node_states
 
 # Sigmoid and softmax are left out: they are gates and attention more often than activations.
 _ACTIVATION_NAMES = """relu relu_ relu6 leaky_relu elu selu celu rrelu prelu gelu silu mish softplus softsign
@@ -34,6 +33,7 @@ _DROPOUTS = frozenset(("dropout", "dropout_", "alpha_dropout", "feature_alpha_dr
 _OUTPUT = "the output of the model"
 
 InputPath = tuple[int | str, ...]
+Inputs = list[tuple[InputPath, Tensor]]
 Element = tuple[int, str]  # a call of a convolution, and the node type of one of its outputs
 
 
@@ -56,24 +56,18 @@ class Place(NamedTuple):
 
 
 def find_places(
-    model: nn.Module,
-    convolutions: dict[str, nn.Module],
-    forward: Callable[[], Any],
-    is_shared_allowed: bool,
+    model: nn.Module, convolutions: dict[str, nn.Module], forward: Callable[[], Any], is_shared_allowed: bool
 ) -> tuple[list[Place], dict[str, str], int]:
     """Run a model once, without a trace; return the places of norms, the reasons, and the number of nodes."""
     observer = _Observer(model, convolutions)
-    hooks = []
-    for module in model.modules():
-        if module is not model:
-            hooks.append(module.register_forward_pre_hook(observer.enter, with_kwargs=True, prepend=True))
-            hooks.append(module.register_forward_hook(observer.leave, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if module is not model:
+                enter = module.register_forward_pre_hook(observer.enter, with_kwargs=True, prepend=True)
+                hooks.callback(enter.remove)
+                hooks.callback(module.register_forward_hook(observer.leave, with_kwargs=True).remove)
         with torch.no_grad(), _unchanged(model), observer:
             observer.returned = {id(x) for x in _tensors(forward())}
-    finally:
-        for hook in hooks:
-            hook.remove()
     places, reasons = _Resolver(observer, is_shared_allowed).resolve()
     return places, reasons, next((len(x) for x in observer.elements.values()), 0)
 
@@ -91,13 +85,12 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
             buffer.copy_(value)
 
 
-@dataclass
-class _Call:
+class _Call(NamedTuple):
     """One call of a convolution; ``inputs`` keeps the ids of its tensors valid."""
 
     module: nn.Module
     label: str
-    inputs: list[tuple[InputPath, Tensor]]
+    inputs: Inputs
 
 
 class _Flow(NamedTuple):
@@ -125,7 +118,7 @@ class _Observer(TorchFunctionMode):
         self.convolutions = {module: name for name, module in convolutions.items()}
         self.calls: list[_Call] = []
         self.elements: dict[Element, Tensor] = {}
-        self.running: list[list[tuple[InputPath, Tensor]]] = []  # inputs of the convolutions that run
+        self.running: list[Inputs] = []  # of the convolutions that run
         self.flows: dict[int, _Flow] = {}
         self.alive: list[Tensor] = []  # so that no id comes again
         self.uses: defaultdict[int, list[_Use]] = defaultdict(list)
@@ -140,12 +133,12 @@ class _Observer(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        name = func.__name__
-        name = func.__self__.__name__ if name == "__get__" else name
+        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        base = name if name.endswith("__") else name.removesuffix("_")
         if self.running:
             if func in _ACTIVATIONS:
                 self.alive.append(output)
-                self.inner_activations[id(output)] = name.rstrip("_")
+                self.inner_activations[id(output)] = base
             return output
         sources = [x for x in _tensors((args, kwargs or {})) if id(x) in self.flows]
         results = list(_tensors(output)) if sources else []
@@ -154,7 +147,6 @@ class _Observer(TorchFunctionMode):
         is_in_place = isinstance(output, Tensor) and any(output is x for x in sources)
         if is_in_place:  # an alias shows whether the caller goes on with the result or with the argument
             results = [_alias(output)]
-        base = name.removesuffix("_") if not name.endswith("__") else name
         first = next(iter(_tensors(args)), None)
         rows = [x for x in sources if base not in _PRODUCTS or x is first] if base not in _REORDERING else []
         for result in results:
@@ -184,9 +176,7 @@ class _Observer(TorchFunctionMode):
             if self.running:
                 return None
             states = node_states(output)
-            rows = {len(x) for _, x in inputs if x.ndim}
-            # A hand-written decoder takes a graph as well, but does not return a row for every node.
-            if is_known_convolution(module) or any(len(x) in rows for x in states.values()):
+            if convolves(module, (x for _, x in inputs), states):
                 self._leave_convolution(module, inputs, states)
                 return None
         elif self.running:
@@ -203,9 +193,7 @@ class _Observer(TorchFunctionMode):
         self._note_result(module, output)
         return output
 
-    def _leave_convolution(
-        self, module: nn.Module, inputs: list[tuple[InputPath, Tensor]], states: dict[str, Tensor]
-    ) -> None:
+    def _leave_convolution(self, module: nn.Module, inputs: Inputs, states: dict[str, Tensor]) -> None:
         index, name = len(self.calls), self.convolutions[module]
         earlier = sum(call.module is module for call in self.calls)
         self.calls.append(_Call(module, f"{name} (call {earlier + 1})" if earlier else name, inputs))
@@ -238,32 +226,48 @@ class _Resolver:
 
     def resolve(self) -> tuple[list[Place], dict[str, str]]:
         activations: dict[int, tuple[str, Tensor, list[Element]]] = {}
+        # Elements, their states, why the place is before the next convolution, and what may lie between.
         pending: list[tuple[list[Element], Tensor, str, Callable[[_Use], bool]]] = []
         for element, x in self.seen.elements.items():
-            if element in self.seen.consumed:
-                if (activation := self._activation_of(element)) is None:
-                    pending.append(([element], x, "no activation was recognized", self._keeps_rows_of(x)))
-                else:
-                    activations.setdefault(id(activation[1]), (*activation, []))[2].append(element)
-            elif element[0] < len(self.seen.calls) - 1 and not self._is_used(x):
-                self._refuse(element, "what uses its output cannot be followed")
+            if element not in self.seen.consumed:
+                if element[0] < len(self.seen.calls) - 1 and not self._is_used(x):
+                    self._refuse(element, "what uses its output cannot be followed")
+                continue
+            on_states = (
+                (name, y)
+                for name, y in self.seen.activations
+                if element in self.seen.flows[id(y)].aligned and self._is_used(y)
+            )
+            if (activation := next(on_states, None)) is None:
+                pending.append(([element], x, "no activation was recognized", self._keeps_rows_of(x)))
+            else:
+                activations.setdefault(id(activation[1]), (*activation, []))[2].append(element)
         for name, x, elements in activations.values():
             if (module := self._module_after(x, activations.keys())) is None:
                 pending.append((elements, x, f"after {name} and any dropout", _is_dropout))
             else:
                 self._add(Place("after", self.seen.names[module]), elements, name)
-        self._place_before(pending)
+        # Norms at the inputs of the convolutions that follow, where nothing else uses the states.
+        inputs: defaultdict[int, set[InputPath]] = defaultdict(set)
+        followers: list[set[nn.Module]] = []
+        for elements, x, _, passes in pending:
+            exits, other = self._exits(x, passes)
+            if other or not exits:
+                self._refuse(elements[0], f"its states go into {other or 'no convolution'} as well")
+            for use in exits:
+                inputs[use.call].add(use.path)
+            followers.append({self.seen.calls[use.call].module for use in exits})
+        for (elements, _, why, _), modules in zip(pending, followers, strict=True):
+            for module in modules:
+                paths = [inputs[i] for i, call in enumerate(self.seen.calls) if call.module is module]
+                name = self.seen.names[module]
+                if any(path != paths[0] for path in paths) or (paths[1:] and not self.is_shared_allowed):
+                    self._refuse(elements[0], f"{name} follows it and is called {len(paths)} times")
+                self._add(Place("before", name, tuple(sorted(paths[0], key=str))), elements, why)
         return self.places, self.reasons
 
     def _is_used(self, x: Tensor) -> bool:
         return bool(self.seen.uses[id(x)]) or id(x) in self.seen.returned
-
-    def _activation_of(self, element: Element) -> tuple[str, Tensor] | None:
-        """Return the name and the result of the first activation on the states of an element, if any."""
-        for name, x in self.seen.activations:
-            if element in self.seen.flows[id(x)].aligned and self._is_used(x):
-                return name, x
-        return None
 
     def _keeps_rows_of(self, x: Tensor) -> Callable[[_Use], bool]:
         aligned = self.seen.flows[id(x)].aligned
@@ -303,26 +307,6 @@ class _Resolver:
                     other = use.name
         return exits, other
 
-    def _place_before(self, pending: list[tuple[list[Element], Tensor, str, Callable[[_Use], bool]]]) -> None:
-        """Place norms at the inputs of the convolutions that follow, where nothing else uses the states."""
-        inputs: defaultdict[int, set[InputPath]] = defaultdict(set)
-        followers: list[set[nn.Module]] = []
-        for elements, x, _, passes in pending:
-            exits, other = self._exits(x, passes)
-            if other or not exits:
-                self._refuse(elements[0], f"its states go into {other or 'no convolution'} as well")
-            for use in exits:
-                inputs[use.call].add(use.path)
-            followers.append({self.seen.calls[use.call].module for use in exits})
-        for (elements, _, why, _), modules in zip(pending, followers, strict=True):
-            for module in modules:
-                paths = [inputs[i] for i, call in enumerate(self.seen.calls) if call.module is module]
-                name = self.seen.names[module]
-                if any(path != paths[0] for path in paths) or (paths[1:] and not self.is_shared_allowed):
-                    self._refuse(elements[0], f"{name} follows it and is called {len(paths)} times")
-                place = Place("before", name, tuple(sorted(paths[0], key=str)))
-                self._add(place, elements, why)
-
     def _add(self, place: Place, elements: list[Element], why: str) -> None:
         if place not in self.places:
             self.places.append(place)
@@ -334,30 +318,23 @@ class _Resolver:
             self.reasons[label] = known if str(place) in known else f"{together} ({why})"
 
     def _refuse(self, element: Element, problem: str) -> NoReturn:
-        call = self.seen.calls[element[0]]
-        flows = self.seen.flows
-        after = [
-            module
-            for _, x in self.seen.activations
-            if element in flows[id(x)].aligned
-            for module in self.seen.leaving[id(x)]
-        ]
-        before = [
-            other.module
-            for other in self.seen.calls
-            if any(id(x) in flows and element in flows[id(x)].reach for _, x in other.inputs)
-        ]
-        candidates = [f"after {self.seen.names[module]}" for module in (call.module, *after)]
-        candidates += [f"before {self.seen.names[module]}" for module in before]
-        raise PairNormError(
-            f"the place of PairNorm after {call.label} is ambiguous: {problem}",
-            code="ambiguous-place",
-            value=call.label,
-            expected=f"one of the places {', '.join(dict.fromkeys(candidates))}",
-            hint="Name all places with {at}, or make the activation after each convolution a module of its "
-            "own, such as torch.nn.ReLU.",
-            at=candidates[:1],
+        call, flows = self.seen.calls[element[0]], self.seen.flows
+        modules = [("after", call.module)]
+        for _, x in self.seen.activations:
+            if element in flows[id(x)].aligned:
+                modules += [("after", module) for module in self.seen.leaving[id(x)]]
+        for other in self.seen.calls:
+            if any(id(x) in flows and element in flows[id(x)].reach for _, x in other.inputs):
+                modules.append(("before", other.module))
+        candidates = [f"{where} {self.seen.names[module]}" for where, module in modules]
+        problem = f"the place of PairNorm after {call.label} is ambiguous: {problem}"
+        expected = f"one of the places {', '.join(dict.fromkeys(candidates))}"
+        hint = (
+            "Name all places with {at}, or make the activation after each convolution a module of its own, "
+            "such as torch.nn.ReLU."
         )
+        details = {"value": call.label, "expected": expected, "hint": hint, "at": candidates[:1]}
+        raise PairNormError(problem, code="ambiguous-place", **details)
 
 
 def _alias(x: Tensor) -> Tensor:
@@ -373,10 +350,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        yield from (x for item in value.values() for x in _tensors(item))
-    elif isinstance(value, (tuple, list)):
-        yield from (x for item in value for x in _tensors(item))
+    elif isinstance(value, (Mapping, tuple, list)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
 
 
 def tensor_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[InputPath, Tensor]]:

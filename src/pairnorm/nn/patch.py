@@ -118,11 +118,10 @@ def add_pair_norm(
     try:
         if at is not None:
             patch._install([_named_place(model, text) for text in at], dict.fromkeys(at, "named"))
+        elif isinstance(example_inputs, Mapping):
+            patch._resolve(model, (), example_inputs)
         elif example_inputs is not None:
-            if isinstance(example_inputs, Mapping):
-                patch._resolve(model, (), example_inputs)
-            else:
-                patch._resolve(model, tuple(example_inputs), {})
+            patch._resolve(model, tuple(example_inputs), {})
         else:
             for convolution in convolutions.values():
                 convolution.register_forward_pre_hook(refuse_call, prepend=True)
@@ -156,8 +155,7 @@ class PairNormPatch(nn.Module):
         super().__init__()
         self.places: dict[str, str] = {}
         self.is_resolved = False
-        self._owner = (model,)  # in a tuple, it does not become a child
-        self._norm = (norm,)
+        self._owner, self._norm = (model,), (norm,)  # in a tuple, they do not become children
         self._batch, self._layers = batch, layers
         self._installed: list[Place] = []
         parameters = inspect.signature(model.forward).parameters.values()
@@ -207,23 +205,13 @@ class PairNormPatch(nn.Module):
             hint = "Give add_pair_norm the same settings."
             raise PairNormError(problem, code="other-norm", value=trained, hint=hint)
 
-    def _load_places(self, model: nn.Module, state: dict[str, Any] | None) -> None:
-        """Take the places from weights, where this model has not run yet."""
-        if state and state["places"] and not self.is_resolved:
-            places = [
-                Place(where, name, tuple(map(tuple, inputs))) for where, name, inputs in state["places"]
-            ]
-            self._install(places, state["reasons"])
-
     def _install(self, places: list[Place], reasons: dict[str, str]) -> None:
         (model,), (norm,) = self._owner, self._norm
         for module in model.modules():
             remove_hooks(module)
+        settings = (norm.scale, norm.mode, norm.eps, norm.process_group, norm.track_running_stats)
         for place in places:
-            module = model.get_submodule(place.name)
-            own = PlacedPairNorm(
-                norm.scale, norm.mode, norm.eps, norm.process_group, norm.track_running_stats
-            )
+            module, own = model.get_submodule(place.name), PlacedPairNorm(*settings)
             own.is_one_graph, own.inputs = self._batch is None, place.inputs
             own.train(module.training)
             device = next((x.device for x in (*module.parameters(), *model.parameters())), None)
@@ -237,12 +225,9 @@ class PairNormPatch(nn.Module):
     def _resolve(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Find the places in an observed forward pass that leaves no trace, and put PairNorm there."""
         if model is not self._owner[0]:
-            raise PairNormError(
-                f"a replica of {type(model).__name__} cannot find the places for PairNorm",
-                code="unresolved",
-                hint="Run the model itself once before, or pass {example_inputs} to add_pair_norm.",
-                example_inputs=...,
-            )
+            problem = f"a replica of {type(model).__name__} cannot find the places for PairNorm"
+            hint = "Run the model itself once before, or pass {example_inputs} to add_pair_norm."
+            raise PairNormError(problem, code="unresolved", hint=hint, example_inputs=...)
         with _RESOLVING:
             if not self.is_resolved:
                 # A compiled model is observed as it is, not through the compiler.
@@ -256,21 +241,19 @@ class PairNormPatch(nn.Module):
     )
 
     def _observe(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        convolutions = graph_convolutions(model, self._layers)
+        is_shared_allowed = not self._norm[0].track_running_stats
         ACTIVE.is_observing = True
         try:
             places, reasons, num_nodes = find_places(
-                model,
-                graph_convolutions(model, self._layers),
-                lambda: _run_original(model, args, kwargs),
-                not self._norm[0].track_running_stats,
+                model, convolutions, lambda: _run_original(model, args, kwargs), is_shared_allowed
             )
         finally:
             ACTIVE.is_observing = False
         if self._batch == "batch" and self._call(args, kwargs)[0] is None:
-            given = dict(zip(self._arguments, args, strict=False)) | dict(kwargs)
-            for name, value in given.items():  # a batch vector under another name
+            for name, value in {**dict(zip(self._arguments, args, strict=False)), **kwargs}.items():
                 is_index = _is_index(value) and len(value) == num_nodes
-                if is_index and 1 < len(value.unique()) < num_nodes:
+                if is_index and 1 < len(value.unique()) < num_nodes:  # a batch vector under another name
                     raise _unnamed_batch(name, f"{name!r} has an integer for each node")
         if not places:
             _warn_without_effect(type(model).__name__, list(reasons), model)
@@ -285,21 +268,18 @@ class PairNormPatch(nn.Module):
             return None, size
         if isinstance(name, int):
             return args[name] if name < len(args) else None, size
-        first = next(iter(given.values()), None)
-        for key in (name, f"{name}_dict"):
+        first, keys = next(iter(given.values()), None), (name, f"{name}_dict")
+        for key in keys:
             if given.get(key) is not None:
                 return given[key], size
             if not isinstance(first, (Tensor, Mapping)) and getattr(first, key, None) is not None:
                 batch = getattr(first, key)
                 return (None if isinstance(batch, Mapping) and not batch else batch), size
-        if self._takes_any:
-            for position, value in enumerate(args):
-                if position >= len(self._arguments) and _is_index(value):
-                    problem = f"argument {position} has no name and is a vector of integers"
-                    raise _unnamed_batch(position, problem)
-        if name != "batch" and not any(
-            key in self._arguments or key in given for key in (name, f"{name}_dict")
-        ):
+        for position in range(len(self._arguments), len(args) if self._takes_any else 0):
+            if _is_index(args[position]):
+                problem = f"argument {position} has no name and is a vector of integers"
+                raise _unnamed_batch(position, problem)
+        if name != "batch" and not any(key in self._arguments or key in given for key in keys):
             problem = f"{type(self._owner[0]).__name__} was given no {name!r}"
             expected = f"one of its arguments {self._arguments}, or an attribute of the first"
             raise PairNormError(problem, code="unknown-argument", value=name, expected=expected)
@@ -324,7 +304,10 @@ def _patched_class(base: Any) -> type[nn.Module]:
 
     def load(self: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
         patch: Any = self._modules[CHILD]
-        patch._load_places(self, state.get(f"{prefix}{CHILD}._extra_state"))
+        known = state.get(f"{prefix}{CHILD}._extra_state")
+        if known and known["places"] and not patch.is_resolved:  # weights know the places before it has run
+            places = [Place(where, name, tuple(map(tuple, paths))) for where, name, paths in known["places"]]
+            patch._install(places, known["reasons"])
         base._load_from_state_dict(self, state, prefix, *args)
 
     members = {
@@ -356,21 +339,18 @@ def _new_patched(base: Any) -> nn.Module:
 
 def _check_unnormalized(model: nn.Module, mode: str) -> None:
     for name, module in model.named_modules():
-        where = f"{name!r} of {type(model).__name__}" if name else type(model).__name__
+        owner = name.removesuffix(CHILD).removesuffix(".") if isinstance(module, PairNormPatch) else name
+        where = f"{owner!r} of {type(model).__name__}" if owner else type(model).__name__
         if type(module).__module__ == "pairnorm.nn.models":
             problem, hint = f"{where} is a model of this package", "Build it with {norm} instead."
-            raise PairNormError(problem, code="already-normalized", value=name, hint=hint, norm=mode)
-        if isinstance(module, PairNormPatch):
-            owner = name.removesuffix(CHILD).removesuffix(".")
-            problem = f"{owner or type(model).__name__} is patched already"
-            hint = "Call remove() of its handle."
-            raise PairNormError(problem, code="already-normalized", value=owner, hint=hint)
-        if any(base.__name__ == "PairNorm" for base in type(module).__mro__):
-            problem, hint = (
-                f"{where} is PairNorm already",
-                "Build the model without it, or leave it as it is.",
-            )
-            raise PairNormError(problem, code="already-normalized", value=name, hint=hint)
+        elif isinstance(module, PairNormPatch):
+            problem, hint = f"{where} is patched already", "Call remove() of its handle."
+        elif any(base.__name__ == "PairNorm" for base in type(module).__mro__):
+            problem = f"{where} is PairNorm already"
+            hint = "Build the model without it, or leave it as it is."
+        else:
+            continue
+        raise PairNormError(problem, code="already-normalized", value=owner, hint=hint, norm=mode)
 
 
 def _named_place(model: nn.Module, text: str) -> Place:
@@ -393,13 +373,9 @@ def _is_index(value: Any) -> bool:
 
 
 def _unnamed_batch(which: str | int, problem: str) -> PairNormError:
-    return PairNormError(
-        f"{problem}, and PairNorm would take all nodes for one graph",
-        code="unnamed-batch",
-        value=which,
-        hint="If it says which graph a node belongs to, pass {batch} to add_pair_norm, else batch=None.",
-        batch=which,
-    )
+    problem = f"{problem}, and PairNorm would take all nodes for one graph"
+    hint = "If it says which graph a node belongs to, pass {batch} to add_pair_norm, else batch=None."
+    return PairNormError(problem, code="unnamed-batch", value=which, hint=hint, batch=which)
 
 
 def _warn_without_effect(name: str, convolutions: list[str], model: nn.Module) -> None:
