@@ -27,7 +27,7 @@ from pairnorm.measure.distances import (
     tpsd,
     unit_rows,
 )
-from pairnorm.nn.ops.moments import check_states
+from pairnorm.nn.ops.moments import check_states, wrong_shape
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.
 ROWS = 512
@@ -262,9 +262,7 @@ def _gains(x: Tensor, features: Tensor, rows: Tensor, variance: float) -> Tensor
     variance = real_number("variance", variance, above=0)
     nodes, size = len(x), x.shape[-1]
     if features.ndim != 2 or len(features) != nodes:
-        problem = f"features has shape {list(features.shape)}"
-        expected = f"[{nodes}, features]"
-        raise PairNormError(problem, code="wrong-shape", value=list(features.shape), expected=expected)
+        raise wrong_shape("features", features.shape, f"[{nodes}, features]")
     unit = unit_rows(features.double())
     squares = unit.square().sum(1)
     entries = x.argmax(-1).view(nodes, math.prod(x.shape[1:-1]))  # [nodes, trials]
@@ -294,9 +292,7 @@ def _sums(x: Tensor, index: Tensor | None) -> Tensor:
 
 def _check_per_node(name: str, given: Tensor | None, nodes: int) -> None:
     if given is not None and given.shape != (nodes,):
-        problem = f"{name} has shape {list(given.shape)}"
-        expected = f"[{nodes}], a value for each node"
-        raise PairNormError(problem, code="wrong-shape", value=list(given.shape), expected=expected)
+        raise wrong_shape(name, given.shape, f"[{nodes}], a value for each node")
 
 
 class Measure(NamedTuple):

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import silu
 
 from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.layers import Features, GCNConvolution, GCNIIConvolution, Linear, Propagation
-from pairnorm.nn.models import DeepModel, first
+from pairnorm.nn.models import DeepModel, Keys, StateAndLogits, first
 from pairnorm.nn.norms.standardize import LayerNorm
 from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.propagate import Normalization
@@ -80,9 +80,7 @@ class GCNII(_DeepArchitecture):
         layers = [GCNIIConvolution(width, count, self.alpha, beta) for beta in shares]
         self.convolutions = nn.ModuleList(layers)
 
-    def _compute(
-        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
+    def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
         before, *between, after = map(first, keys)
         h = initial = self.first(x, self.dropout, before).relu()
         for convolution, layer_keys in zip(self.convolutions, between, strict=True):
@@ -101,15 +99,13 @@ class APPNP(_DeepArchitecture):
     \mathbf{Z}_k = (1 - \alpha) \tilde{\mathbf{A}} \mathbf{Z}_{k-1} + \alpha \mathbf{Z}_0
     $$
 
+    Arguments that are not listed are those of ``GCNII``.
+
     Args:
-        in_channels: Features per node.
-        out_channels: Logits per node.
         num_layers: Number K of propagations.
         hidden_channels: Width of the perceptron.
         alpha: The probability of a return to the start.
         dropout: Rate at which the inputs of both linear maps are dropped.
-        adjacency: ``"sym"`` (the paper's) or ``"rw"``.
-        num_models: Train this many models side by side; None for an ordinary model.
     """
 
     def __init__(
@@ -126,9 +122,7 @@ class APPNP(_DeepArchitecture):
         self.num_keys = 2
         self.propagation = Propagation()
 
-    def _compute(
-        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
+    def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
         h = self.first(x, self.dropout, first(keys[0])).relu()
         initial = self.last(h, self.dropout, first(keys[1]))
         before = z = initial
@@ -156,14 +150,7 @@ class SMPNN(_DeepArchitecture):
     and a linear map of the last state gives the logits. $\alpha_1$ and $\alpha_2$ are learned and start at
     $10^{-6}$, so that a new model of any depth is a perceptron. Dropout falls on the input of every map.
 
-    Args:
-        in_channels: Features per node.
-        out_channels: Logits per node.
-        num_layers: Number of blocks.
-        hidden_channels: Width of the blocks.
-        dropout: Rate of dropout.
-        adjacency: ``"sym"`` (the paper's) or ``"rw"``.
-        num_models: Train this many models side by side; None for an ordinary model.
+    Arguments are those of ``GCNII``, without ``alpha`` and ``theta``.
     """
 
     initial_share = 1e-6
@@ -185,9 +172,7 @@ class SMPNN(_DeepArchitecture):
         super().reset_parameters(seeds)
         nn.init.constant_(self.shares, self.initial_share)
 
-    def _compute(
-        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
+    def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
         h = silu(self.first(x, self.dropout, first(keys[0])))
         for layer, (convolution, linear) in enumerate(zip(self.convolutions, self.maps, strict=True)):
             before, after = keys[2 * layer + 1 : 2 * layer + 3]
@@ -219,14 +204,7 @@ class G2(_DeepArchitecture):
     This is the authors' code with its default p = 2; the paper has a sum in place of the mean. A linear map
     of the last state gives the logits. Dropout falls on the input and on the last state.
 
-    Args:
-        in_channels: Features per node.
-        out_channels: Logits per node.
-        num_layers: Number of graph convolutions.
-        hidden_channels: Width of the layers between.
-        dropout: Rate of dropout.
-        adjacency: ``"sym"`` (the paper's) or ``"rw"``.
-        num_models: Train this many models side by side; None for an ordinary model.
+    Arguments are those of ``GCNII``, without ``alpha`` and ``theta``.
     """
 
     def _add_layers(self, width: int, count: int) -> None:
@@ -234,9 +212,7 @@ class G2(_DeepArchitecture):
         self.convolution = GCNConvolution(width, width, count, "relu")
         self.gate = GCNConvolution(width, width, count, "relu")
 
-    def _compute(
-        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
+    def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
         neighbors = replace(adjacency, values=torch.ones_like(adjacency.values))  # and the node itself
         count = neighbors @ adjacency.values.new_ones(adjacency.num_rows, 1, 1)
         h = self.first(x, self.dropout, first(keys[0])).relu()

@@ -333,8 +333,9 @@ class _Resolver:
             "Name all places with {at}, or make the activation after each convolution a module of its own, "
             "such as torch.nn.ReLU."
         )
-        details = {"value": call.label, "expected": expected, "hint": hint, "at": candidates[:1]}
-        raise PairNormError(problem, code="ambiguous-place", **details)
+        raise PairNormError(
+            problem, code="ambiguous-place", value=call.label, expected=expected, hint=hint, at=candidates[:1]
+        )
 
 
 def _alias(x: Tensor) -> Tensor:

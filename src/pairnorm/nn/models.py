@@ -36,6 +36,9 @@ Jump = Literal["concat", "max"]
 JUMPS: tuple[Jump, ...] = get_args(Jump)
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Keys = Sequence[Tensor | None]
+"""A pair of dropout keys for each layer: of features, of attention or edges; None for no dropout."""
+StateAndLogits = tuple[Tensor, Tensor]
 MakeNorm = Callable[[], nn.Module]
 """Makes the norm of a layer, which takes ``[nodes, models, features]``, each model on its own."""
 
@@ -91,15 +94,13 @@ class DeepModel(nn.Module):
 
     def hidden_and_logits(
         self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> StateAndLogits:
         """Return the last state before the logits, ``[nodes, models, ...]``, and the logits."""
         x, adjacency = self._prepare(x, adjacency)
         return self._compute(x, adjacency, self._layer_keys(keys, adjacency.values.device))
 
-    def _compute(
-        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the last state and the logits; ``keys`` are pairs: of features, of attention or edges."""
+    def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
+        """Return the last state and the logits."""
         raise NotImplementedError
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
@@ -157,8 +158,8 @@ class DeepModel(nn.Module):
             raise PairNormError(problem, code="wrong-shape", value=adjacency.num_rows, expected=expected)
         return x, adjacency
 
-    def _layer_keys(self, keys: Tensor | None, device: torch.device) -> Sequence[Tensor | None]:
-        """Return the dropout keys of each layer, None where there is no dropout."""
+    def _layer_keys(self, keys: Tensor | None, device: torch.device) -> Keys:
+        """Return the dropout keys of each layer, drawn where none are given."""
         if not self.training or self.dropout == self.drop_edge == 0:
             return [None] * self.num_keys
         shape = (self.num_keys, 2, self.num_models or 1)
@@ -228,9 +229,7 @@ class _DeepGNN(DeepModel):
     def _norms(self) -> list[nn.Module]:
         return super()._norms() if self.norms is None else [*self.norms]
 
-    def _compute(
-        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
+    def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
         h: Any = x
         if self.drop_edge and (pair := keys[0]) is not None:
             adjacency = drop_edges(adjacency, self.drop_edge, pair[1])
@@ -318,24 +317,13 @@ class GAT(_DeepGNN):
     """Graph attention network, with ELU between the layers.
 
     Heads are concatenated, and averaged in the last layer. Dropout falls on the input of every layer and on
-    the attention weights, as in GAT's own paper.
+    the attention weights, as in GAT's own paper. Arguments that are not listed are those of ``GCN``.
 
     Args:
-        in_channels: Features per node.
-        out_channels: Logits per node.
-        num_layers: Number of graph convolutions.
         hidden_channels: Width of the layers between, all heads together.
         heads: Number of attention heads.
-        norm: As for ``GCN``.
-        scale: PairNorm's s.
-        skip: The paper's t: the output of layer l is added to that of layer l + t. 0 for none.
         dropout: Rate at which inputs and attention weights are dropped.
         adjacency: Has no effect: of the adjacency only the pattern counts.
-        order: Norm ``"after"`` the activation (the paper's text) or ``"before"`` it (its released code).
-        residual: As for ``GCN``.
-        jump: As for ``GCN``.
-        precision: As for ``GCN``.
-        num_models: Train this many models side by side; None for an ordinary model.
     """
 
     activation = "elu"
@@ -368,17 +356,12 @@ class SGC(DeepModel):
     \tilde{\mathbf{A}}^K \mathbf{X} \mathbf{W} + \mathbf{b}
     $$
 
-    PairNorm comes on the input and after every step.
+    PairNorm comes on the input and after every step. Arguments that are not listed are those of ``GCN``.
 
     Args:
-        in_channels: Features per node.
-        out_channels: Logits per node.
         num_layers: The number K of propagations.
         norm: As for ``GCN``; one supports all steps.
-        scale: PairNorm's s.
         dropout: Rate at which the propagated features are dropped.
-        adjacency: ``"rw"`` or ``"sym"``.
-        num_models: Train this many models side by side; None for an ordinary model.
     """
 
     def __init__(
@@ -415,9 +398,7 @@ class SGC(DeepModel):
         iterates = sgc_iterates(x, adjacency, self.norm, lambda adjacency, h: self.propagation(h, adjacency))
         return next(islice(iterates, self.num_layers, None))
 
-    def _compute(
-        self, x: Features, adjacency: SparseMatrix, keys: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
+    def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
         h = state = self.hidden(x, adjacency)
         if (feature_keys := first(keys[0])) is not None:
             stacked = h.expand(-1, self.weight.size(0), -1)

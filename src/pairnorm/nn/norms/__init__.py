@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from pairnorm.base.errors import one_of
-from pairnorm.nn.norms.base import Norm, ParametricNorm
 from pairnorm.nn.norms.contra_norm import ContraNorm
 from pairnorm.nn.norms.degree_pair_norm import DegreePairNorm
 from pairnorm.nn.norms.diff_group_norm import DiffGroupNorm
@@ -19,6 +18,8 @@ from pairnorm.nn.norms.standardize import (
     LayerNorm,
     MeanSubtraction,
     NodeNorm,
+    Norm,
+    ParametricNorm,
 )
 from pairnorm.nn.pair_norm import PairNorm
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pairnorm.base.errors import real_number, whole_number
-from pairnorm.nn.norms.base import BaseNorm
+from pairnorm.nn.norms.standardize import BaseNorm
 from pairnorm.nn.ops.moments import Groups
 
 # The largest number of similarities in memory where no fused attention kernel takes the input. A GPU takes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, real_number
-from pairnorm.nn.norms.base import BaseNorm, bound_to
+from pairnorm.nn.norms.standardize import BaseNorm, bound_to
 from pairnorm.nn.ops.moments import Groups, check_states
 from pairnorm.nn.ops.pair_norm import normalize
 from pairnorm.nn.propagate import degrees

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError, real_number, whole_number
-from pairnorm.nn.norms.base import RunningNorm
+from pairnorm.nn.norms.standardize import RunningNorm
 from pairnorm.nn.ops.linear import stacked_linear
 
 ROWS_OF_SUMS = 512
@@ -30,15 +30,11 @@ class DiffGroupNorm(RunningNorm):
     $\boldsymbol\upsilon = \mathbf{U} - \bar{\mathbf{u}}$ their means and variances are matrix products of
     $\boldsymbol\upsilon, \boldsymbol\upsilon^2$ with $\boldsymbol\delta, \boldsymbol\delta^2$, so that memory
     grows with features plus groups, not their product. About the means, because a variance from raw squares
-    cancels on an oversmoothed state.
+    cancels on an oversmoothed state. Arguments that are not listed are those of ``BatchNorm``.
 
     Args:
-        in_channels: The width of a node's representation.
         groups: The number of groups.
         balance: The paper's λ.
-        eps: Added to variances.
-        momentum: The share of new statistics in the running ones.
-        num_models: Train this many models side by side; None for an ordinary module.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """PairNorm's statistics: count, mean and squared distances from it, of the nodes of each graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -27,6 +27,12 @@ def check_states(x: Tensor) -> None:
         raise _wrong("dtype", x.dtype, "a floating-point tensor", "Call x.float() first.")
     if x.dim() < 2:
         raise _wrong("shape", list(x.shape), "a tensor")
+
+
+def wrong_shape(name: str, shape: Sequence[int], expected: str, **details: Any) -> PairNormError:
+    """Return the error of a tensor, or something else with a shape, that has another one."""
+    problem, value = f"{name} has shape {list(shape)}", list(shape)
+    return PairNormError(problem, code="wrong-shape", value=value, expected=expected, **details)
 
 
 def no_tensor(name: str, value: object, expected: str = "a tensor") -> PairNormError:
@@ -122,9 +128,8 @@ class Groups:
         if not isinstance(batch, Tensor):
             raise no_tensor("batch", batch, f"a tensor [{x.size(0)}]")
         if batch.dim() != 1 or batch.size(0) != x.size(0):
-            problem = f"batch has shape {list(batch.shape)}"
             expected = f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes"
-            raise PairNormError(problem, code="wrong-shape", value=list(batch.shape), expected=expected)
+            raise wrong_shape("batch", batch.shape, expected)
         if batch.dtype not in (torch.int64, torch.int32):
             problem, expected, hint = f"batch has dtype {batch.dtype}", "torch.int64", "Call batch.long()."
             raise PairNormError(problem, code="wrong-type", value=batch.dtype, expected=expected, hint=hint)
