@@ -168,6 +168,35 @@ def test_differences_are_imputed_or_ignored_and_noted_once(
     assert sum(note in str(one.message) for one in caught) == 1
 
 
+DATED = Encoder((Column("age", "number"), Column("born", "date")))
+
+
+@pytest.mark.parametrize(
+    ("age", "born", "code"),
+    [
+        (["30", "4O", "50"], ["1970-01-02"] * 3, "not-a-number"),
+        (["$30", "4O", "1,050.5"], ["1970-01-02"] * 3, "not-a-number"),
+        ([30.0, np.inf, 50.0], ["1970-01-02"] * 3, "not-finite"),
+        (["30", "40", "50"], ["1970-01-02", "1970-13-02", "1970-01-02"], "unknown-category"),
+        (["30", "40", "50"], ["1970-01-02", "soon", "1970-01-02"], "unknown-category"),
+    ],
+)
+def test_a_cell_of_a_later_table_that_cannot_be_read_is_missing(
+    age: list[object], born: list[str], code: str, raises: Callable
+) -> None:
+    frame = pandas.DataFrame({"age": age, "born": born})
+    parts = read(frame, known=DATED)
+    column = int(code == "unknown-category")
+    assert parts["missing"].nonzero().tolist() == [[1, column]]
+    assert parts["features"][[0, 2], 1 - column].all()
+    assert sum("1 cell that cannot be read counts as missing, as " in note for note in parts["notes"]) == 1
+    with raises(code):
+        read(frame, known=DATED, strict=True)
+    if column == 0:
+        with raises(code):  # in the first table, too
+            read(frame)
+
+
 def test_a_table_without_any_column_of_the_model_is_refused(raises: Callable) -> None:
     check_both_ways_refuse({"height": [1, 2, 3]}, "column-missing", "age", raises)
     with raises("column-missing", value="age"):

@@ -146,6 +146,7 @@ FORMATS = {
     "pt sparse": Format("sparse.pt", _whole("sparse.pt")),
     "safetensors": Format("graph.safetensors", _whole("graph.safetensors")),
     "graphml": Format("graph.graphml", _whole("graph.graphml")),
+    "gml": Format("graph.gml", _whole("graph.gml")),
     "model.json": Format("run/model.json", _model("run")),
     "model.safetensors": Format("run/model.safetensors", _model("run")),
     "average": Format(("average/model.json", "average/model.safetensors"), _model("average")),
@@ -230,6 +231,9 @@ def write_corpus(folder: Path) -> Path:
     for node, row in enumerate(nodes.itertuples()):
         drawn.add_node(node, age=float(np.nan_to_num(row.age)), job=row.job, label=row.risk)
     networkx.write_graphml(drawn, folder / "graph.graphml")
+    for _, attributes in drawn.nodes(data=True):
+        attributes["risk"] = attributes.pop("label")  # networkx writes the name of a node as its label
+    networkx.write_gml(drawn, folder / "graph.gml")
 
     labeled = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", label="risk")
     NodeClassifier(model="SGC", depth=2, norm="PN", scale=1.0).fit(labeled).save(folder / "run")

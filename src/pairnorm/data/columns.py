@@ -17,9 +17,11 @@ from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.encoder import Column, ColumnOptions, Encoder, compare_categories, reject_dates
 from pairnorm.data.labels import near_duplicate_notes
 from pairnorm.data.profile import (
+    DATE_PATTERNS,
     EMPTY_NOTE,
     ID_NAME,
     MISSING_WORDS,
+    MONTH_FIRST,
     decide_typed,
     parse_dates,
     parse_numbers,
@@ -74,17 +76,18 @@ def read_columns(
     for together, run in groupby(names, plain.__contains__):
         group = list(run)
         for start in range(0, len(group), step) if together else ():
-            yield _read_numbers(table, frame[group[start : start + step]])
+            lenient = known is not None and not options.strict
+            yield _read_numbers(table, frame[group[start : start + step]], lenient)
         for name in () if together else group:
             yield read_column(table, name, frame[name], known.features[name] if known else None, options)
 
 
-def _read_numbers(table: Table, frame: pandas.DataFrame) -> ColumnValues:
+def _read_numbers(table: Table, frame: pandas.DataFrame, lenient: bool) -> ColumnValues:
     with np.errstate(over="ignore"):
         values = frame.to_numpy(dtype=np.float64).astype(np.float32)
-    if (infinite := np.isinf(values).any(0)).any():
-        name = frame.columns[int(infinite.argmax())]
-        table.numbers(name, frame[name])  # raises an error that names the cell
+    for place in np.flatnonzero(np.isinf(values).any(0)).tolist():
+        name = frame.columns[place]
+        values[:, place] = table.to_float32(name, frame[name].to_numpy(np.float64), lenient=lenient)
     return ColumnValues.of_numbers(tuple(Column(name, "number") for name in frame.columns), values)
 
 
@@ -93,7 +96,7 @@ def read_column(
 ) -> ColumnValues:
     """Read a feature: numbers and dates as numbers, text one-hot; by the encoder, or by its profile."""
     kind = known.kind if known else "category" if name in options.categorical else None
-    keep = name in options.keep
+    keep, lenient = name in options.keep, known is not None and not options.strict
     if kind is None and _is_numeric_categorical(cells):
         table.add_column_note("numbers are read as categories, as their type says", name)
         kind = "category"
@@ -105,19 +108,21 @@ def read_column(
             return _ignored(name)
         own = Column(name, decision.kind)
         if known is None or known.kind == own.kind or np.isnan(values).all():
-            return ColumnValues.of_numbers((known or own,), table.to_float32(name, values)[:, None])
+            narrow = table.to_float32(name, values, lenient=lenient)
+            return ColumnValues.of_numbers((known or own,), narrow[:, None])
         compare_categories(table.name, own, known, options.strict)
     coded = table.profile(name, cells)
     texts = coded.profile.texts
-    decision = table.decide(name, *coded, kind=kind, form=known.form if known else "", keep=keep)
+    form = known.form if known else ""
+    decision = table.decide(name, *coded, kind=kind, form=form, keep=keep, lenient=lenient)
     if decision.kind == "ignored":
         return _ignored(name)
     if decision.kind in ("number", "date"):
         is_date = decision.kind == "date"
         parsed = parse_dates(texts, decision.dates) if is_date else parse_numbers(texts, decision.numbers)
-        narrow = table.to_float32(name, coded.values(parsed))
-        if known and is_date and (np.isnan(narrow) & (coded.codes >= 0)).any():
-            reject_dates(table.name, name, known.form)
+        if is_date and form and any(map(DATE_PATTERNS[MONTH_FIRST].fullmatch, texts[np.isnan(parsed)])):
+            reject_dates(table.name, name, form)
+        narrow = table.to_float32(name, coded.values(parsed), lenient=lenient)
         return ColumnValues.of_numbers(
             (known or Column(name, decision.kind, form=decision.form),), narrow[:, None]
         )

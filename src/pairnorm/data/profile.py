@@ -231,17 +231,24 @@ class ColumnProfile:
             )
         return "thousands"
 
-    def date_format(self, known: str = "") -> str:
-        """Return the format that all cells share, or an empty text."""
-        if not self.others or self.is_plain.any():
-            return ""
-        form = next((f for f, pattern in DATE_PATTERNS.items() if pattern.fullmatch(self.others[0])), "")
-        if not form or not all(map(DATE_PATTERNS[form].fullmatch, self.others)):
-            return ""
+    def date_format(self, known: str = "", lenient: bool = False) -> tuple[str, list[str]]:
+        """Return the format that all cells share, or most where ``lenient``, and the other texts."""
+        if not self.others or (self.is_plain.any() and not lenient):
+            return "", []
+        matching = {
+            form: [text for text in self.others if pattern.fullmatch(text)]
+            for form, pattern in DATE_PATTERNS.items()
+            if lenient or pattern.fullmatch(self.others[0])
+        }
+        form, dates = max(matching.items(), key=lambda item: len(item[1]), default=("", []))
         if form == MONTH_FIRST:
-            form = known or (DAY_FIRST if any(map(NOT_A_MONTH.match, self.others)) else form)
-        valid = not np.isnan(parse_dates(np.array(self.others, dtype=object), form)).any()
-        return form if valid or (known and form == known) else ""
+            form = known or (DAY_FIRST if any(map(NOT_A_MONTH.match, dates)) else form)
+        if form != known:
+            invalid = np.isnan(parse_dates(np.array([*dates, None], dtype=object)[:-1], form))
+            dates = [date for date, is_invalid in zip(dates, invalid, strict=True) if not is_invalid]
+        texts = sorted({*self.texts[~self.is_missing]}.difference(dates))
+        most = MAX_TEXT_SHARE * self.filled if lenient else 0
+        return (form, texts) if dates and self.count(texts) <= most else ("", [])
 
 
 def _is_one_of(texts: NDArray[np.object_], words: Sequence[str]) -> NDArray[np.bool_]:
@@ -258,8 +265,13 @@ def decide(
     kind: str | None = None,
     form: str = "",
     keep: bool = False,
+    lenient: bool = False,
 ) -> Decision:
-    """Decide how to encode a column of text."""
+    """Decide how to encode a column of text.
+
+    Where ``lenient``, few cells that are neither numbers nor dates, in a column known to hold these, count as
+    missing.
+    """
     column = quoted(name)
     if kind in (None, "number") and not (kind is None and profile.is_codes):
         numbers, texts = profile.number_format(decimal, reject)
@@ -269,6 +281,9 @@ def decide(
         if not all(text in BOOLEAN_WORDS for text in texts) or profile.is_plain.any():
             wrong = profile.count(texts)
             if wrong <= MAX_TEXT_SHARE * profile.filled:
+                if lenient:
+                    notes = _number_notes(profile, numbers, decimal) + _unreadable_note(profile, texts)
+                    return Decision("number", numbers, notes=notes)
                 reject(
                     texts[0],
                     f"{quoted(texts[0])} in column {column} is not a number",
@@ -277,8 +292,10 @@ def decide(
                     hint="Correct it, leave the cell empty, or pass {categorical}.",
                     categorical=[name],
                 )
-    if kind in (None, "date") and (dates := profile.date_format(form)):
-        return Decision("date", dates=dates, notes=(_date_note(dates),))
+    if kind in (None, "date"):
+        dates, texts = profile.date_format(form, lenient)
+        if dates:
+            return Decision("date", dates=dates, notes=(_date_note(dates), *_unreadable_note(profile, texts)))
     free = kind is None and not keep
     if free and profile.is_names:
         return Decision("ignored", notes=(DROPPED_NAMES,))
@@ -315,6 +332,16 @@ def decide_typed(
             return Decision("ignored", notes=(DROPPED_NAMES,))
     notes = {"date": (_date_note(""),), "duration": ("durations are read as days",)}.get(dtype, ())
     return Decision("date" if dtype == "date" else "number", notes=notes)
+
+
+def _unreadable_note(profile: ColumnProfile, texts: Sequence[str]) -> tuple[str, ...]:
+    return (unreadable_note(profile.count(texts), texts[0]),) if texts else ()
+
+
+def unreadable_note(cells: int, example: object) -> str:
+    """Return the note on cells of a later table that count as missing."""
+    some = "1 cell that cannot be read counts" if cells == 1 else f"{cells:,} cells that cannot be read count"
+    return f"{some} as missing, as {quoted(example)}"
 
 
 def _date_note(form: str) -> str:

@@ -51,6 +51,7 @@ from pairnorm.data.profile import (
     first_line_is_data,
     parse_numbers,
     to_days,
+    unreadable_note,
 )
 
 ROWS_PER_BLOCK = 1_000_000
@@ -233,12 +234,17 @@ class Table:
         values = coded.values(parse_numbers(coded.profile.texts, decision.numbers))
         return self.to_float32(name, values, first)
 
-    def to_float32(self, name: str, values: NDArray[Any], first: int = 0) -> NDArray[np.float32]:
-        """Return numbers in single precision; infinite and too large ones are refused."""
+    def to_float32(
+        self, name: str, values: NDArray[Any], first: int = 0, lenient: bool = False
+    ) -> NDArray[np.float32]:
+        """Return numbers in single precision; infinite and too large ones are refused, or NaN if lenient."""
         with np.errstate(over="ignore"):
             narrow = values.astype(np.float32)
         if (infinite := np.isinf(narrow)).any():
             row = int(infinite.argmax())
+            if lenient:
+                self.add_column_note(unreadable_note(int(infinite.sum()), float(values[row])), name)
+                return np.where(infinite, np.float32(np.nan), narrow)
             problem = f"{values[row]} in column {quoted(name)} is not finite or beyond float32"
             hint = "Correct it, or leave the cell empty."
             self.reject(first + row, problem, code="not-finite", value=float(values[row]), hint=hint)
