@@ -102,10 +102,10 @@ def test_text_is_printed_above_the_bars() -> None:
 
 def test_a_bar_for_each_stage() -> None:
     with redirect_stdout(Terminal()) as screen, console.progress() as on_progress:
-        on_progress("table1", 0, 200, "12 trials to train", "layer-epochs")
-        on_progress("table1", 100, 200, "cora", "layer-epochs")
-        on_progress("a stage with a name that is rather too long", 1, 4, "\x1b[31mred")
-        on_progress("writing", 0, None)
+        on_progress(console.Progress("table1", 0, 200, "12 trials to train", "layer-epochs"))
+        on_progress(console.Progress("table1", 100, 200, "cora", "layer-epochs"))
+        on_progress(console.Progress("a stage with a name that is rather too long", 1, 4, "\x1b[31mred"))
+        on_progress(console.Progress("writing", 0, None))
     printed = screen.getvalue()
     assert "table1" in printed
     assert "50%" in printed
@@ -117,20 +117,22 @@ def test_a_bar_for_each_stage() -> None:
 def test_lines_state_the_rate_and_the_time_left_without_the_start_of_workers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([0.0, 20.0, 40.0, 41.0, 42.0, 62.0])
+    clock = iter([0.0, 20.0, 40.0, 41.0, 42.0, 62.0, 80.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     with console.progress() as on_progress:
-        on_progress("table1", 0, 1000, "50 trials to train", "layer-epochs")
+        on_progress(console.Progress("table1", 0, 1000, "50 trials to train", "layer-epochs"))
         for done in (10, 410):
-            on_progress("table1", done, 1000, "cora GCN depth=2", "layer-epochs")
-        on_progress("Choosing", 0, None)
+            on_progress(console.Progress("table1", done, 1000, "cora GCN depth=2", "layer-epochs"))
+        on_progress(console.Progress("Choosing", 0, None))
         for done in (1, 2):
-            on_progress("Choosing", done, 4, "SGC, depth 2")
+            on_progress(console.Progress("Choosing", done, 4, "SGC, depth 2"))
+        on_progress(console.Progress("Choosing", 3, 4, seconds_left=-30.0))
     assert capsys.readouterr().out.splitlines() == [
         "table1: 50 trials to train",
         "table1: 41%, 20 layer-epochs/s, 0.5 min left; cora GCN depth=2",
         "Choosing …",
         "Choosing: 50%, 0.7 min left; SGC, depth 2",
+        "Choosing: 75%, 0.0 min left",
     ]
 
 

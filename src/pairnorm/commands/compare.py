@@ -229,7 +229,7 @@ def training_progress(what: str, unit: str = "") -> "Iterator[Callable[[str, Pro
         def update(stage: str, now: "Progress") -> None:
             if now.trials:
                 latest = now.label if now.done else f"{now.trials:,} {what}"
-                on_progress(stage, now.done, now.total, latest, unit)
+                on_progress(console.Progress(stage, now.done, now.total, latest, unit))
 
         yield update
 

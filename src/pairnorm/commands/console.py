@@ -12,9 +12,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 from unicodedata import combining, east_asian_width
 
 from pairnorm.base.escaping import terminal
@@ -122,22 +123,28 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
         show(f"[dim]{name}[/]{filled[_width(name) :]}")
 
 
-class OnProgress(Protocol):
-    """Receives how far a stage is; ``total`` is None where it is unknown."""
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is.
 
-    def __call__(
-        self,
-        stage: str,
-        done: int,
-        total: int | None,
-        latest: str = "",
-        unit: str = "",
-        seconds_left: float | None = None,
-    ) -> None:
-        """Show that ``done`` of ``total`` units of a stage are done, and the ``latest`` of them.
+    Args:
+        stage: its name.
+        done: finished units.
+        total: all units; None where it is unknown.
+        latest: the unit that finished last.
+        unit: name of the units, to show how many are done in a second.
+        seconds_left: estimated. Default: extrapolated.
+    """
 
-        The time left is extrapolated unless it is given.
-        """
+    stage: str
+    done: int
+    total: int | None
+    latest: str = ""
+    unit: str = ""
+    seconds_left: float | None = None
+
+
+OnProgress = Callable[[Progress], None]
 
 
 @contextmanager
@@ -168,7 +175,8 @@ def progress() -> Iterator[OnProgress]:
     if _quiet or sys.stdout is None or not sys.stdout.isatty() or find_spec("rich") is None:
         yield _Lines()
         return
-    from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn
+    from rich.progress import BarColumn, Task, TaskID, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as Bars
     from rich.progress import TimeRemainingColumn as Extrapolated
     from rich.text import Text
 
@@ -188,21 +196,16 @@ def progress() -> Iterator[OnProgress]:
         TextColumn("{task.fields[latest]}", style="dim", markup=False),
     )
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns) as bars:
+    with Bars(*columns) as bars:
 
-        def update(
-            stage: str,
-            done: int,
-            total: int | None,
-            latest: str = "",
-            unit: str = "",
-            seconds_left: float | None = None,
-        ) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(_shortened(stage), total=total, latest="")
-            task = bars.tasks[bars.task_ids.index(tasks[stage])]
-            shown = f"{task.speed:,.0f} {unit}/s" if unit and task.speed else _shortened(latest)
-            bars.update(tasks[stage], completed=done, total=total, latest=shown, left=seconds_left)
+        def update(now: Progress) -> None:
+            if now.stage not in tasks:
+                tasks[now.stage] = bars.add_task(_shortened(now.stage), total=now.total, latest="")
+            task = bars.tasks[bars.task_ids.index(tasks[now.stage])]
+            has_speed = now.unit and task.speed
+            shown = f"{task.speed:,.0f} {now.unit}/s" if has_speed else _shortened(now.latest)
+            left = None if now.seconds_left is None else max(0.0, now.seconds_left)
+            bars.update(task.id, completed=now.done, total=now.total, latest=shown, left=left)
 
         yield update
         for task in [task for task in bars.tasks if not task.total]:
@@ -214,8 +217,8 @@ def stage(name: str, total: int | None = None) -> Iterator[Callable[[str], None]
     """Show the progress of one stage; call the function after each of its ``total`` steps, with its name."""
     steps = count(1)
     with progress() as on_progress:
-        on_progress(name, 0, total)
-        yield lambda latest: on_progress(name, min(next(steps), total or 0), total, latest)
+        on_progress(Progress(name, 0, total))
+        yield lambda latest: on_progress(Progress(name, min(next(steps), total or 0), total, latest))
 
 
 class _Lines:
@@ -228,19 +231,12 @@ class _Lines:
         self._stage, self._start, self._first, self._last = "", 0.0, 0, 0.0
         self._advanced = False
 
-    def __call__(
-        self,
-        stage: str,
-        done: int,
-        total: int | None,
-        latest: str = "",
-        unit: str = "",
-        seconds_left: float | None = None,
-    ) -> None:
-        now = time.monotonic()
-        if stage != self._stage:
-            self._stage, self._last, self._first, self._advanced = stage, now, done, False
-            show(safe(f"{stage}: {latest}" if latest else f"{stage} …"))
+    def __call__(self, progress: Progress) -> None:
+        now, done, total = time.monotonic(), progress.done, progress.total
+        latest = progress.latest
+        if progress.stage != self._stage:
+            self._stage, self._last, self._first, self._advanced = progress.stage, now, done, False
+            show(safe(f"{self._stage}: {latest}" if latest else f"{self._stage} …"))
         if done == self._first or not total:
             return
         if not self._advanced:
@@ -248,10 +244,10 @@ class _Lines:
         elif now - self._last >= SECONDS_BETWEEN_LINES and now > self._start:
             self._last = now
             rate = (done - self._first) / (now - self._start)
-            speed = f", {rate:,.0f} {unit}/s" if unit else ""
-            seconds = (total - done) / rate if seconds_left is None else seconds_left
-            left = f"{seconds / 60:.1f} min left"
-            show(safe(f"{stage}: {done / total:.0%}{speed}, {left}{f'; {latest}' if latest else ''}"))
+            speed = f", {rate:,.0f} {progress.unit}/s" if progress.unit else ""
+            seconds = (total - done) / rate if progress.seconds_left is None else progress.seconds_left
+            left = f"{max(0.0, seconds) / 60:.1f} min left"
+            show(safe(f"{self._stage}: {done / total:.0%}{speed}, {left}{f'; {latest}' if latest else ''}"))
 
 
 def _lines(text: object) -> str:

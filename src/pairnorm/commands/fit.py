@@ -185,7 +185,7 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
                 graph = Graph.from_packed(Graph.open(options.graph))
             check_classes(graph, options)
             with console.progress() as on_progress:
-                on_progress("Selecting a model", 0, None)
+                on_progress(console.Progress("Selecting a model", 0, None))
                 classifier.fit(graph, progress=partial(_show_progress, on_progress))
             if rank > 0:  # all that ranks do together is done
                 return None
@@ -251,7 +251,8 @@ def _show(findings: "Findings") -> None:
 def _show_progress(on_progress: console.OnProgress, now: "FitProgress") -> None:
     best = f", best so far {now.best_score:.1%}" if now.best_score == now.best_score else ""
     latest = f"{now.step}{best}"
-    on_progress("Selecting a model", now.done, now.total, latest, seconds_left=now.seconds_left)
+    left = now.seconds_left
+    on_progress(console.Progress("Selecting a model", now.done, now.total, latest, seconds_left=left))
 
 
 def _summary(out: Path, start: float, model: str, scores: "Scores | None") -> dict[str, Any]:

@@ -42,7 +42,9 @@ def run(options: Namespace) -> None:
             options.nodes,
             options.edges,
             options.out,
-            tick=lambda stage, share: on_progress(f"Packing {stage}", round(1000 * share), 1000),
+            tick=lambda stage, share: on_progress(
+                console.Progress(f"Packing {stage}", round(1000 * share), 1000)
+            ),
             **settings,
             **columns_of(options),
         )

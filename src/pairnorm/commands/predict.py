@@ -91,12 +91,12 @@ def _predict(
         write, *write_explanation = [stack.enter_context(output.opened(stdout)) for output in outputs]
         graph = read_graph(options, classifier.encoder_)
         with console.progress() as on_progress:
-            on_progress(f"Predicting with {classifier.best_.name}", 0, None)
+            on_progress(console.Progress(f"Predicting with {classifier.best_.name}", 0, None))
             probabilities = classifier.predict_proba(graph)
             predicted = classifier.decide(probabilities)
             frame = prediction_table(graph, probabilities, classifier, coverage)
             for write_reasons in write_explanation:
-                on_progress("Explaining", 0, None)
+                on_progress(console.Progress("Explaining", 0, None))
                 explanation = classifier.explain_nodes(graph, predicted)
                 reasons = explanation.table(graph.node_names, classes[predicted])
                 write_reasons(reasons, options.spreadsheet_safe)
