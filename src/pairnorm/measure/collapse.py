@@ -21,6 +21,7 @@ from pairnorm.measure.distances import (
     estimate_col_diff,
     estimate_row_diff,
     mean_average_distance,
+    no_graph,
     per_trial,
     result_dtype,
     row_diff,
@@ -45,9 +46,6 @@ def effective_rank(x: Tensor) -> Tensor:
     Neural Networks Correctly?") propose the effective rank as a measure of oversmoothing. The value lies in
     [1, min(n, d)], 1 if all rows are parallel; that of a zero or empty matrix is 0.
 
-    Args:
-        x: states [nodes, features] or [nodes, trials..., features].
-
     >>> effective_rank(torch.eye(3))
     tensor(3.)
     """
@@ -71,7 +69,6 @@ def numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
     Exact in O(n d min(n, d)) time; a million nodes of 64 features take seconds on a core.
 
     Args:
-        x: states [nodes, features] or [nodes, trials..., features].
         iterations: estimate it by this number of power iterations, at least 2, in O(n d) time each.
             The value is then never too small. Its inverse, σ_1² over ‖X‖_F², is on average over that vector
             too small by a share of at most ln(d) / (iterations − 1), whatever the spectrum (Kuczyński &
@@ -112,7 +109,6 @@ def dominant_subspace_distance(
     Neural Networks Exponentially Lose Expressive Power for Node Classification"). O(n d) time.
 
     Args:
-        x: states [nodes, features] or [nodes, trials..., features].
         degree: the row sums of A, self-loops included, [nodes], for the symmetric adjacency; None for D⁻¹A.
         component: the component of each node, [nodes]; None for a connected graph.
         relative: divide by ‖X‖_F: a share in [0, 1] that does not depend on the scale; 0 for a zero matrix.
@@ -167,7 +163,6 @@ def group_distance_ratio(
       instead of the C (C − 1) pairs of classes; PyG's function also weighs the classes otherwise.
 
     Args:
-        x: states [nodes, features] or [nodes, trials..., features].
         labels: the class of each node, [nodes]; negative for none.
         distance: ``"squared"`` or ``"euclidean"``.
 
@@ -228,7 +223,6 @@ def instance_information_gain(x: Tensor, features: Tensor, variance: float = 0.1
     memory linear in ``x`` and ``features``.
 
     Args:
-        x: States [nodes, classes] or [nodes, trials..., classes].
         features: The input, [nodes, features].
         variance: The variance of the noise.
     """
@@ -244,7 +238,6 @@ def estimate_instance_information_gain(
     A thousand of a million nodes with 64 features take less than a minute on a core.
 
     Args:
-        x: States [nodes, classes] or [nodes, trials..., classes].
         features: The input, [nodes, features].
         sample: The number of nodes, at least 2.
         seed: The seed of the sample.
@@ -335,37 +328,30 @@ class Measures:
 
     def __call__(self, x: Tensor, pairs: dict[str, Tensor], graph: Adjacency | None) -> dict[str, Tensor]:
         """Return each measure of ``x``; those of pairs once for each kind of ``pairs``."""
-        if isinstance(self.chosen, Mapping):
-            return {name: _checked(name, measure(x), x.shape[1:-1]) for name, measure in self.chosen.items()}
         values: dict[str, Tensor] = {}
+        if isinstance(self.chosen, Mapping):
+            for name, measure in self.chosen.items():
+                values[name] = value = torch.as_tensor(measure(x))
+                if value.shape != x.shape[1:-1]:
+                    expected = f"one value per trial: {list(x.shape[1:-1])}"
+                    raise wrong_shape(f"measure {name!r}", value.shape, expected)
+            return values
+        estimates = {
+            "row_diff": (estimate_row_diff, len(x) ** 2 * x.shape[-1]),
+            "col_diff": (estimate_col_diff, x.shape[-1] ** 2 * len(x)),
+        }
         for name in self.chosen:
-            if name == "row_diff" and len(x) ** 2 * x.shape[-1] > EXACT_WORK:
-                values |= _columns(name, estimate_row_diff(x, self.sample, self.seed))
-            elif name == "col_diff" and x.shape[-1] ** 2 * len(x) > EXACT_WORK:
-                values |= _columns(name, estimate_col_diff(x, self.sample, self.seed))
+            estimate, work = estimates.get(name, (None, 0))
+            if estimate is not None and work > EXACT_WORK:
+                values[name], values[f"{name}_standard_error"] = estimate(x, self.sample, self.seed)
             elif name in PAIR_MEASURES:
                 values |= {f"{name}_{kind}": PAIR_MEASURES[name](x, some) for kind, some in pairs.items()}
                 if name == "apsd":
                     values["apsd_random"] = tpsd(x) / max(1, len(x) ** 2)
             elif name == "dirichlet_energy":
                 if graph is None:
-                    problem = f"{name} needs a graph and none was found"
-                    hint = "Give the Probe {adjacency}."
-                    raise PairNormError(problem, code="no-graph", value=name, hint=hint, adjacency=...)
+                    raise no_graph(name)
                 values[name] = dirichlet_energy(x, graph)
             else:
                 values[name] = MEASURES[name].function(x)
         return values
-
-
-def _checked(name: str, value: Tensor, trials: torch.Size) -> Tensor:
-    value = torch.as_tensor(value)
-    if value.shape != trials:
-        problem = f"measure {name!r} gave shape {list(value.shape)}"
-        expected = f"one value per trial: {list(trials)}"
-        raise PairNormError(problem, code="wrong-shape", value=list(value.shape), expected=expected)
-    return value
-
-
-def _columns(name: str, estimate: Estimate) -> dict[str, Tensor]:
-    return {name: estimate.value, f"{name}_standard_error": estimate.standard_error}

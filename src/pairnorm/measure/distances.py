@@ -11,6 +11,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.ops.moments import check_states
+from pairnorm.nn.ops.sparse_product import out_of_range
 from pairnorm.nn.propagate import entries
 
 Adjacency = Tensor | SparseMatrix
@@ -47,8 +48,7 @@ def result_dtype(x: Tensor) -> torch.dtype:
 def per_trial(measure: MeasureFunction) -> MeasureFunction:
     """Make a measure of states [nodes, features] one of [nodes, trials..., features]: one value per trial.
 
-    The measure gets one trial after another, which keeps the memory that of one, in float64: in float32 a sum
-    over n² pairs would lose the small distances of an oversmoothed state, and squares would overflow.
+    It gets one trial at a time, which saves memory, in float64: float32 would lose small distances.
     """
 
     @torch.no_grad()
@@ -83,26 +83,24 @@ def block_length(values_per_item: int, device: torch.device) -> int:
 
 
 def edges(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
-    """Return the edges [2, edges] of a graph, without self-loops, and their weights [edges].
-
-    The first row holds the nodes that receive, the second those they receive from, as in a matrix.
-
-    Args:
-        adjacency: a floating-point matrix [nodes, nodes], sparse or dense, whose non-zeros are edges, or an
-            integer ``edge_index`` [2, edges], whose edges weigh 1.
-    """
+    """Return (receiving, sending) nodes of the edges, without self-loops, [2, edges], and their weights."""
     _, row, column, weight = entries(adjacency)
     weight = weight.detach()
     mask = (row != column) & (weight != 0)
     return torch.stack([row[mask], column[mask]]), weight[mask]
 
 
+def no_graph(what: str) -> PairNormError:
+    """Return the error of what needs a graph, where none is among the inputs of a model."""
+    problem, hint = f"{what} needs a graph and none was found", "Give the Probe {adjacency}."
+    return PairNormError(problem, code="no-graph", value=what, hint=hint, adjacency=...)
+
+
 def check_nodes(what: str, index: Tensor, num_nodes: int) -> None:
     """Raise an error if ``index`` names a node outside 0 .. ``num_nodes`` - 1."""
-    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= num_nodes):
-        bad = int(index.min()) if int(index.min()) < 0 else int(index.max())
-        expected = f"nodes from 0 to {num_nodes - 1}"
-        raise PairNormError(f"{what} holds the node {bad}", code="out-of-range", value=bad, expected=expected)
+    if (node := out_of_range(index, num_nodes)) is not None:
+        problem, expected = f"{what} holds the node {node}", f"nodes from 0 to {num_nodes - 1}"
+        raise PairNormError(problem, code="out-of-range", value=node, expected=expected)
 
 
 @per_trial
@@ -112,9 +110,6 @@ def row_diff(x: Tensor) -> Tensor:
     The mean is over all n² ordered pairs, those with i = j included, as the paper writes it. Exact in O(n² d)
     time and in memory linear in ``x``; see ``estimate_row_diff``. Not differentiable: a measure keeps no
     autograd graph.
-
-    Args:
-        x: States [nodes, features] or [nodes, trials..., features].
 
     >>> row_diff(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     tensor(2.5000)
@@ -127,7 +122,6 @@ def estimate_row_diff(x: Tensor, sample: int, seed: int | torch.Generator = 0) -
     """Estimate ``row_diff`` from random pairs of nodes.
 
     Args:
-        x: States [nodes, features] or [nodes, trials..., features].
         sample: The number of pairs, at least 2.
         seed: The seed or generator of the pairs.
     """
@@ -142,9 +136,6 @@ def col_diff(x: Tensor) -> Tensor:
     Here c_i = x_{·i} / ‖x_{·i}‖₁; a zero column stays zero. The mean is over all d² ordered pairs, those with
     i = j included. Columns that are multiples of each other count as equal, unless their signs differ: the
     paper's normalization keeps the sign. Exact in O(n d²) time and in memory linear in ``x``.
-
-    Args:
-        x: States [nodes, features] or [nodes, trials..., features].
 
     >>> col_diff(torch.tensor([[1.0, 0.0], [0.0, 7.0]]))
     tensor(0.7071)
@@ -165,9 +156,6 @@ def tpsd(x: Tensor) -> Tensor:
     """Return the total pairwise squared distance, Σ_{i,j ∈ [n]} ‖x_i − x_j‖₂² = 2n ‖X^c‖²_F (Eqs. 8, 9).
 
     The sum is over all n² ordered pairs; X^c has its column means subtracted. Linear time.
-
-    Args:
-        x: states [nodes, features] or [nodes, trials..., features].
 
     >>> tpsd(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     tensor(50.)
@@ -256,7 +244,6 @@ def pair_distances(x: Tensor, pairs: Tensor) -> Tensor:
     """Return the distance of each pair, ‖x_i − x_j‖₂, as [pairs, trials...]: what the histograms show.
 
     Args:
-        x: states [nodes, features] or [nodes, trials..., features].
         pairs: nodes [2, pairs], as ``connected_pairs`` and ``random_pairs`` give them; an ``edge_index`` will
             do.
 
@@ -268,24 +255,15 @@ def pair_distances(x: Tensor, pairs: Tensor) -> Tensor:
 
 @torch.no_grad()
 def apd(x: Tensor, pairs: Tensor) -> Tensor:
-    """Return the average pairwise distance, (1/|P|) Σ_{(i,j) ∈ P} ‖x_i − x_j‖₂.
-
-    Args:
-        x: states [nodes, features] or [nodes, trials..., features].
-        pairs: the pairs P, [2, pairs]; at least one.
-    """
+    """Return the average distance of the pairs P, (1/|P|) Σ_{(i,j) ∈ P} ‖x_i − x_j‖₂; P is [2, pairs]."""
     return _mean(squared_distances(x, pairs).sqrt()).to(result_dtype(x))
 
 
 @torch.no_grad()
 def apsd(x: Tensor, pairs: Tensor) -> Tensor:
-    """Return the average pairwise squared distance, (1/|P|) Σ_{(i,j) ∈ P} ‖x_i − x_j‖₂².
+    """Return the average squared distance of the pairs P, (1/|P|) Σ_{(i,j) ∈ P} ‖x_i − x_j‖₂²; see ``apd``.
 
     Over all n² ordered pairs this is ``tpsd(x)`` / n².
-
-    Args:
-        x: states [nodes, features] or [nodes, trials..., features].
-        pairs: the pairs P, [2, pairs]; at least one.
     """
     return _mean(squared_distances(x, pairs)).to(result_dtype(x))
 
@@ -294,9 +272,9 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
     """Return ‖x_i − x_j‖₂² for every pair, [pairs, trials...] in float64, block after block of pairs."""
     check_states(x)
     if not isinstance(pairs, Tensor) or pairs.ndim != 2 or len(pairs) != 2 or pairs.is_floating_point():
-        given = list(pairs.shape) if isinstance(pairs, Tensor) else pairs
-        kind = pairs.dtype if isinstance(pairs, Tensor) else type(pairs).__name__
-        problem = f"pairs is {given} of {kind}"
+        is_tensor = isinstance(pairs, Tensor)
+        given = list(pairs.shape) if is_tensor else pairs
+        problem = f"pairs is {given} of {pairs.dtype if is_tensor else type(pairs).__name__}"
         raise PairNormError(problem, code="wrong-shape", value=given, expected="an integer tensor [2, pairs]")
     check_nodes("pairs", pairs, len(x))
     size = block_length(math.prod(x.shape[1:]), x.device)
@@ -334,7 +312,6 @@ def dirichlet_energy(
     ``adjacency`` are dropped.
 
     Args:
-        x: states [nodes, features] or [nodes, trials..., features].
         adjacency: a sparse or dense matrix [nodes, nodes], weights >= 0, or an ``edge_index`` [2, edges] that
             holds both directions of every edge.
         laplacian: ``"sym"``, ``"rw"`` or ``"unnormalized"``.
@@ -381,7 +358,6 @@ def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tens
     *sum* over neighbors instead.
 
     Args:
-        x: states [nodes, features] or [nodes, trials..., features].
         adjacency: a sparse or dense matrix [nodes, nodes] or an ``edge_index`` [2, edges]; the neighbors of
             a node are the non-zeros in its row.
 

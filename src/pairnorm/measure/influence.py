@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pairnorm.base import plotting
 from pairnorm.base.errors import PairNormError, whole_number
-from pairnorm.measure.distances import Adjacency, check_nodes, edges
+from pairnorm.measure.distances import Adjacency, check_nodes, edges, no_graph
 from pairnorm.nn.find_convolutions import is_node_states, node_states
 
 if TYPE_CHECKING:
@@ -189,8 +189,7 @@ def influence_of_inputs(
 ) -> Influence:
     """Measure the influence by hop of a model on the features among its inputs; see ``influence_by_hop``."""
     if graph is None:
-        problem, hint = "influence needs a graph and none was found", "Give the Probe {adjacency}."
-        raise PairNormError(problem, code="no-graph", hint=hint, adjacency=...)
+        raise no_graph("influence")
     inputs: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     key, x = _find_features(inputs, graph)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.measure.collapse import Measures, OwnMeasure
@@ -18,6 +17,7 @@ from pairnorm.measure.distances import Adjacency, connected_pairs, pair_distance
 from pairnorm.measure.influence import Influence, influence_of_inputs
 from pairnorm.measure.summary import SCALE_FREE, Record, Verdict, draw, form_verdict, last_forward
 from pairnorm.nn import SparseMatrix
+from pairnorm.nn.calibrate import evaluating
 from pairnorm.nn.find_convolutions import convolves, graph_convolutions, node_states
 from pairnorm.nn.patch_hooks import is_observing
 from pairnorm.nn.propagate import is_edge_index
@@ -115,10 +115,13 @@ class Probe:
         self._hooks = ExitStack()
         if "torch._dynamo" in sys.modules:  # compiled code would not run the hooks
             self._hooks.enter_context(torch.compiler.set_stance("force_eager"))
-        self._keep(self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
+        hooks = [self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)]
         for name, module in self._convolutions.items():
-            self._keep(module.register_forward_pre_hook(self._before_convolution))
-            self._keep(module.register_forward_hook(partial(self._after_convolution, name), with_kwargs=True))
+            hooks.append(module.register_forward_pre_hook(self._before_convolution))
+            after = partial(self._after_convolution, name)
+            hooks.append(module.register_forward_hook(after, with_kwargs=True))
+        for hook in hooks:
+            self._hooks.callback(hook.remove)
         self._watch_norms()
         return self
 
@@ -189,13 +192,8 @@ class Probe:
         args, kwargs = self._inputs
         graph = self._graph_among("", [*args, *kwargs.values()])
         steps = max(record.layer for record in self.records)
-        is_training = {module: module.training for module in self.model.modules()}
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             self._influence = influence_of_inputs(self.model, args, kwargs, graph, nodes, seed, steps)
-        finally:
-            for module, mode in is_training.items():
-                module.training = mode
         return self._influence
 
     def plot(self, forward: int = -1) -> Figure:
@@ -229,17 +227,13 @@ class Probe:
                 if finite.numel():
                     writer.add_histogram(f"distance_{kind}{suffix}", finite, position)
 
-    def _keep(self, hook: RemovableHandle) -> None:
-        """Keep a hook until the recording ends."""
-        assert self._hooks is not None
-        self._hooks.callback(hook.remove)
-
     def _watch_norms(self) -> None:
         """Register hooks on the PairNorm modules, those included that a patch added in this forward pass."""
+        assert self._hooks is not None
         for module in self.model.modules():
             if module not in self._norms and any(one.__name__ == "PairNorm" for one in type(module).__mro__):
                 self._norms.add(module)
-                self._keep(module.register_forward_hook(self._after_norm))
+                self._hooks.callback(module.register_forward_hook(self._after_norm).remove)
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not _is_recomputing():
@@ -262,7 +256,13 @@ class Probe:
         if not (self._is_named or convolves(module, inputs, states)):
             return
         if not states:
-            raise _wrong_output(name, output)
+            first = output[0] if isinstance(output, (tuple, list)) and output else output
+            shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
+            problem = f"the convolution {name!r} returned a {type(first).__name__}{shape}"
+            expected, hint = "states [nodes, ..., features]", "Name the convolutions to record: {layers}."
+            raise PairNormError(
+                problem, code="wrong-type", value=name, expected=expected, hint=hint, layers=...
+            )
         if _is_recomputing():
             for x in states.values():
                 self._find_gradient(name, x)
@@ -303,19 +303,11 @@ class Probe:
         if self.adjacency is None:
             # Weights found on the way may be a model's own normalization, which is not the graph's.
             graph = None if connected is None else torch.cat([connected, connected.flip(0)], dim=1)
-        record = Record(
-            forward=max(self._forward, 0),
-            layer=self._layer,
-            name=name,
-            node_type=node_type,
-            nodes=len(x),
-            norm=_norm(x),
-            measures={key: value.cpu() for key, value in self.measures(x, pairs, graph).items()},
-            distances={
-                kind: pair_distances(x, some).cpu()
-                for kind, some in (self._sample(pairs, len(x)) if self.histograms else ())
-            },
-        )
+        measures = {key: value.cpu() for key, value in self.measures(x, pairs, graph).items()}
+        sampled = self._sample(pairs, len(x)) if self.histograms else ()
+        distances = {kind: pair_distances(x, some).cpu() for kind, some in sampled}
+        call = (max(self._forward, 0), self._layer, name, node_type)
+        record = Record(*call, len(x), _norm(x), measures, distances)
         if states.requires_grad:
             _record_gradient(record, states)
         return record
@@ -331,9 +323,8 @@ class Probe:
             # The features come first, and one-hot ones are square too: they are the last to be taken.
             for value in (*values[1:], *values[:1]):
                 if isinstance(value, Mapping):
-                    own = [
-                        key for key in value if isinstance(key, tuple) and {key[0], key[-1]} == {node_type}
-                    ]
+                    types = [key for key in value if isinstance(key, tuple)]
+                    own = [key for key in types if {key[0], key[-1]} == {node_type}]
                     value = value[own[0]] if own else None
                 if is_edge_index(value) or is_sparse_adjacency(value):
                     graph: Adjacency = value
@@ -390,12 +381,3 @@ def _record_gradient(record: Record, states: Tensor) -> None:
 
     states.register_hook(add_norm)
     record.has_gradient = True
-
-
-def _wrong_output(name: str, output: Any) -> PairNormError:
-    first = output[0] if isinstance(output, (tuple, list)) and output else output
-    shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
-    problem = f"the convolution {name!r} returned a {type(first).__name__}{shape}"
-    expected = "states [nodes, ..., features]"
-    hint = "Name the convolutions to record: {layers}."
-    return PairNormError(problem, code="wrong-type", value=name, expected=expected, hint=hint, layers=...)

@@ -187,18 +187,14 @@ def _short_range(influence: Influence) -> Verdict | None:
     if reached is None:
         return None
     beyond = float(influence.baseline[reached + 1 :].sum())
-    computational = (
-        f"A computational bottleneck: propagation alone would take {beyond:.0%} from there, so weights and "
-        "activations lose it."
-    )
-    topological = (
-        f"A topological bottleneck: propagation alone would take {beyond:.1%} from there as well, so the "
-        "graph itself lets little through."
-    )
+    cause = f"topological bottleneck: propagation alone would take {beyond:.1%} from there as well, so the "
+    cause += "graph itself lets little through"
+    if beyond > NEGLIGIBLE_SHARE:
+        cause = f"computational bottleneck: propagation alone would take {beyond:.0%} from there, so weights "
+        cause += "and activations lose it"
     text = (
         f"The model does not use information beyond {reached} hops: less than {NEGLIGIBLE_SHARE:.0%} of the "
-        f"influence comes from there, although its {influence.steps} convolutions reach further. "
-        f"{computational if beyond > NEGLIGIBLE_SHARE else topological}"
+        f"influence comes from there, although its {influence.steps} convolutions reach further. A {cause}."
     )
     return Verdict("short-range", None, text)
 

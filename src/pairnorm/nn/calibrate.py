@@ -1,6 +1,7 @@
 """Compute exact statistics for PairNorm in models that see a graph in batches."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -10,6 +11,18 @@ from torch import Tensor, nn
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.pair_norm import PairNorm
 from pairnorm.nn.patch import PairNormPatch
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval, and then every module back as it was; those added meanwhile as the model was."""
+    is_training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            module.training = is_training.get(module, is_training[model])
 
 
 class _Reached(Exception):
@@ -49,36 +62,26 @@ def calibrate(
             ``batch.batch_size``, or all where there is none, as in PyG's ``ClusterLoader``, or where a batch
             consists of whole graphs. Where a batch has ``n_id``, each node counts once.
     """
-    is_training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            if any(isinstance(one, PairNormPatch) and not one.is_resolved for one in model.modules()):
-                for batch in islice(loader, 1):
-                    _find_places(model, batch, forward)
-            norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.track_running_stats]
-            if not norms:
-                problem = "the model has no PairNorm with running statistics"
-                expected = "PairNorm(track_running_stats=True)"
-                raise PairNormError(problem, code="nothing-to-calibrate", expected=expected)
-            done: list[PairNorm] = []
-            while (norm := _calibrate_next(model, loader, norms, done, forward, seeds)) is not None:
-                done.append(norm)
-    finally:
-        for module in model.modules():  # those that a patch added meanwhile are as the model is
-            module.training = is_training.get(module, is_training[model])
+    with torch.no_grad(), evaluating(model):
+        if any(isinstance(one, PairNormPatch) and not one.is_resolved for one in model.modules()):
+            for batch in islice(loader, 1):
+                # The patch finds its places; PairNorm there has no statistics yet, which ends the pass.
+                try:
+                    forward(model, batch)
+                except PairNormError as error:
+                    if error.code != "not-fitted":
+                        raise
+        norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.track_running_stats]
+        if not norms:
+            problem = "the model has no PairNorm with running statistics"
+            expected = "PairNorm(track_running_stats=True)"
+            raise PairNormError(problem, code="nothing-to-calibrate", expected=expected)
+        done: list[PairNorm] = []
+        while (norm := _calibrate_next(model, loader, norms, done, forward, seeds)) is not None:
+            done.append(norm)
     if skipped := [name for name, one in model.named_modules() if one in set(norms) - set(done)]:
         problem = f"the model never calls its PairNorm {skipped[0]!r}"
         raise PairNormError(problem, code="never-called", value=skipped[0], hint="Remove it, or call it.")
-
-
-def _find_places(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], Any]) -> None:
-    """Let a patch find its places; PairNorm there has no statistics yet, which ends the pass."""
-    try:
-        forward(model, batch)
-    except PairNormError as error:
-        if error.code != "not-fitted":
-            raise
 
 
 def _calibrate_next(
@@ -111,8 +114,9 @@ def _calibrate_next(
         raise _Reached
 
     seen = torch.empty(0, dtype=torch.bool)
-    hooks = [norm.register_forward_pre_hook(update, with_kwargs=True) for norm in norms]
-    try:
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.callback(norm.register_forward_pre_hook(update, with_kwargs=True).remove)
         for batch in loader:
             called: set[nn.Module] = set()
             rows = seeds(batch)
@@ -124,9 +128,6 @@ def _calibrate_next(
                 continue
             if not reached:
                 return None
-    finally:
-        for hook in hooks:
-            hook.remove()
     if not reached:
         problem = "the loader has no batches"
         raise PairNormError(problem, code="empty", hint="Pass one that can be iterated again.")
