@@ -1,14 +1,14 @@
 import argparse
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.commands.options import OLD_NAMES, Command, CommandParser
+from pairnorm.commands.options import OLD_NAMES, Command, CommandParser, shared
 from pairnorm.commands.values import columns_of, names_in, numbers_in, read_graph, refuse_inputs
 
 
@@ -19,13 +19,15 @@ def run(options: argparse.Namespace) -> None:
     """
 
 
-def parser_of(options: str, **settings: Any) -> CommandParser:
+def parser_of(options: Mapping[str, str], **settings: Any) -> CommandParser:
     """Return the parser of a command ``do`` with the given options."""
-    return CommandParser(Command(run, "do WHAT...", "pairnorm do a", options, **settings), "pairnorm do")
+    return CommandParser(
+        Command(run, "do WHAT...", "pairnorm do a", {"Columns": options}, **settings), "pairnorm do"
+    )
 
 
-WHAT = "What:\nWHAT...  Name it.\n"
-DEPTH = "Columns: ignore id\n--depth N=3  Use N layers.\n"
+WHAT = {"WHAT...": "Name it."}
+DEPTH = {**shared("ignore id"), "--depth N=3": "Use N layers."}
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def test_the_help_is_made_of_the_docstring_the_options_and_the_example(parser: C
 
 
 def test_options_and_arguments_come_in_any_order() -> None:
-    parser = parser_of(WHAT + DEPTH)
+    parser = parser_of(WHAT | DEPTH)
     found = parser.parse_args(["a", "--ignore", "x", "b", "--depth=2", "--ignore", "y", "c"])
     assert found.what == ["a", "b", "c"]
     assert columns_of(found) == {"ignore": ["x", "y"]}
@@ -105,17 +107,17 @@ def test_a_hint_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter: s
 
 
 def test_tables_may_be_several_and_repeated() -> None:
-    parser = parser_of("Files: nodes edges id\n", required=("nodes",))
+    parser = parser_of(shared("nodes edges id"), required=("nodes",))
     found = parser.parse_args(["--nodes", "a", "--edges", "b", "c", "--id", "x", "--edges", "d"])
     assert (found.nodes, found.edges) == (["a"], ["b", "c", "d"])
     assert parser.parse_args(["--nodes", "-", "--edges=e"]).nodes == ["-"]
-    parsed = parser_of("Columns: edge-columns").parse_args(["--edge-columns", "amount", "day"])
+    parsed = parser_of(shared("edge-columns")).parse_args(["--edge-columns", "amount", "day"])
     assert parsed.edge_columns == ["amount", "day"]
 
 
 def test_values_with_commas_may_be_repeated() -> None:
     """``--dataset cora --dataset citeseer`` are both: the last one alone would go unnoticed."""
-    parser = parser_of("Some: dataset device\n--missing NUMBERS=0  Percent.")
+    parser = parser_of({**shared("dataset device"), "--missing NUMBERS=0": "Percent."})
     words = "--missing 0 --dataset cora,pubmed --device cpu --missing=50 --dataset=citeseer"
     found = parser.parse_args(words.split())
     assert (found.dataset, found.missing, found.device) == ("cora,pubmed,citeseer", "0,50", "cpu")
@@ -135,7 +137,7 @@ def test_several_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("each", "each")])
 def test_classes_are_a_number_or_each(text: str, value: object) -> None:
-    assert columns_of(parser_of("Label: classes").parse_args(["--classes", text])) == {"classes": value}
+    assert columns_of(parser_of(shared("classes")).parse_args(["--classes", text])) == {"classes": value}
 
 
 def test_names_and_numbers_of_an_option(raises: Callable) -> None:
@@ -149,7 +151,7 @@ def test_names_and_numbers_of_an_option(raises: Callable) -> None:
 
 
 def test_a_second_value_of_an_option_is_to_be_said_again(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = parser_of("Columns: ignore")
+    parser = parser_of(shared("ignore"))
     for words, again in (
         (["--ignore", "a", "b"], " --ignore takes one value: repeat the option for another."),
         (["b"], ""),
@@ -161,7 +163,7 @@ def test_a_second_value_of_an_option_is_to_be_said_again(capsys: pytest.CaptureF
 
 def test_an_option_with_one_value_is_refused_when_it_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     """``--label winner --label state`` would silently make a feature of ``winner``."""
-    parser = parser_of("Columns: label")
+    parser = parser_of(shared("label"))
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(["--label", "winner", "--label", "state"])
     assert "--label takes one value, but has 'winner' and 'state'." in capsys.readouterr().err
@@ -170,7 +172,7 @@ def test_an_option_with_one_value_is_refused_when_it_is_repeated(capsys: pytest.
 @pytest.mark.parametrize("old", OLD_NAMES)
 def test_old_names_of_options_are_accepted_with_a_note(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     new = OLD_NAMES[old]
-    parsed = parser_of(f"Some:\n{new} TEXT  Do it.").parse_args([old, "7"])
+    parsed = parser_of({f"{new} TEXT": "Do it."}).parse_args([old, "7"])
     assert getattr(parsed, new[2:].replace("-", "_")) == ("7m" if old == "--minutes" else "7")
     assert f"{old} is now called {new}" in capsys.readouterr().err
 
@@ -190,7 +192,7 @@ def test_help_shows_the_essential_options_and_help_all_every_one(capsys: pytest.
     shown = {}
     for word in ("--help", "--help-all"):
         with pytest.raises(SystemExit):
-            parser_of("Columns: id label\n", essential="id").parse_args([word])
+            parser_of(shared("id label"), essential="id").parse_args([word])
         shown[word] = capsys.readouterr().out
     assert "--id" in shown["--help"]
     assert "--label" not in shown["--help"]

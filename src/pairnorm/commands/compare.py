@@ -11,7 +11,7 @@ from pairnorm.base.errors import PairNormError, one_of, parse_duration
 from pairnorm.base.files import write_text
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import COLUMN_OPTIONS, FILE_OPTIONS, command
+from pairnorm.commands.options import COLUMNS, FILES, command, shared
 from pairnorm.commands.values import (
     check_classes,
     command_line,
@@ -33,22 +33,27 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 METHODS = ("none", "PN-SI", "GCNII", "APPNP", "Residual", "DropEdge", "Skip")
 MODELS = ("GCN", "GAT", "SGC")
-OPTIONS = f"""
-Files: {FILE_OPTIONS}
---dataset NAMES  Use graphs of `pairnorm datasets`, such as cora,citeseer, instead of files.
---root FOLDER  Look for the files of --dataset here. Default: $PAIRNORM_DATA, else your cache folder.
---out FOLDER=comparison  Write figure, table, report and results to this folder.
-Columns: {COLUMN_OPTIONS}
-Comparison: feature-scaling
---model NAMES=GCN  Use these models: GCN, GAT, SGC.
---method NAMES  Compare only these methods, or all. Your own, given as package.module:attribute, is compared
-  with the default ones. Default: {",".join(METHODS)}.
---depth NUMBERS=2,8,16  Use these numbers of layers.
---missing NUMBERS=0  Remove these percentages of features outside train, such as 0,100.
---runs N=3  Train each setting N times; the first run selects the setting.
---epochs N=200  Train for N epochs.
-Running: device workers time-limit quiet
-"""
+OPTIONS = {
+    "Files": {
+        **FILES,
+        "--dataset NAMES": "Use graphs of `pairnorm datasets`, such as cora,citeseer, instead of files.",
+        "--root FOLDER": "Look for the files of --dataset here. Default: $PAIRNORM_DATA, else your cache "
+        "folder.",
+        "--out FOLDER=comparison": "Write figure, table, report and results to this folder.",
+    },
+    "Columns": COLUMNS,
+    "Comparison": {
+        **shared("feature-scaling"),
+        "--model NAMES=GCN": "Use these models: GCN, GAT, SGC.",
+        "--method NAMES": "Compare only these methods, or all. Your own, given as "
+        f"package.module:attribute, is compared with the default ones. Default: {','.join(METHODS)}.",
+        "--depth NUMBERS=2,8,16": "Use these numbers of layers.",
+        "--missing NUMBERS=0": "Remove these percentages of features outside train, such as 0,100.",
+        "--runs N=3": "Train each setting N times; the first run selects the setting.",
+        "--epochs N=200": "Train for N epochs.",
+    },
+    "Running": shared("device workers time-limit quiet"),
+}
 
 
 @command(

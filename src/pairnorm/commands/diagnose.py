@@ -6,16 +6,18 @@ from pairnorm.base.errors import one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import COLUMN_OPTIONS, FILE_OPTIONS, command
+from pairnorm.commands.options import COLUMNS, FILES, command, shared
 from pairnorm.commands.values import command_line, files_of, read_graph, refuse_inputs
 
 FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".html")
-OPTIONS = f"""
-Files: {FILE_OPTIONS}
---out FILE=diagnosis.png  Write the figure to this file: .png, .pdf, .svg, or .html for a page.
-Columns: {COLUMN_OPTIONS.replace(" split", "")}
-Running: feature-scaling quiet
-"""
+OPTIONS = {
+    "Files": {
+        **FILES,
+        "--out FILE=diagnosis.png": "Write the figure to this file: .png, .pdf, .svg, or .html for a page.",
+    },
+    "Columns": {name: help for name, help in COLUMNS.items() if name != "--split COLUMN"},
+    "Running": shared("feature-scaling quiet"),
+}
 
 
 @command(

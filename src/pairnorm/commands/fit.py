@@ -13,7 +13,7 @@ from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.base.memory import parse_memory, peak_memory, size
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import COLUMN_OPTIONS, FILE_OPTIONS, TABLE_ARGUMENTS, Result, command
+from pairnorm.commands.options import COLUMNS, FILES, TABLE_ARGUMENTS, Result, command, shared
 from pairnorm.commands.values import (
     check_classes,
     files_of,
@@ -44,37 +44,45 @@ CONTENTS = {
     "report.html": "a page to read: which labels to trust, every node and why",
     "report.md": "the same in short, with figures",
 }
-OPTIONS = f"""
-Files: {FILE_OPTIONS} spreadsheet-safe
---graph FOLDER  Read a graph that `pairnorm pack` wrote, instead of tables.
---memory SIZE  Use at most this memory to read tables or a --graph, such as 8GB. Default: half of what is
-  free; with --graph, all of it.
---out FOLDER=run  Write predictions, model and report to this folder.
-Columns: {COLUMN_OPTIONS}
-Model: feature-scaling
---model NAMES=auto  Try these models: SGC, label-propagation, logistic-regression, boosted-trees,
-  residual-GCN, GCN, GAT, GCNII, APPNP, or auto: all, the last four only with --time-limit.
---depth NUMBERS=auto  Try these numbers of layers, such as 2,8, or auto.
---norm NAMES=auto  Try these norms: PN, PN-SI, PN-SCS, none or auto.
---scale NUMBERS=auto  Try these values of PairNorm's s, such as 1,10, or auto.
---impute NAMES=auto  Impute missing features by zero, fp, known_neighbor_mean, several, or auto.
---metric NAME  Select models by loss, accuracy, balanced-accuracy, macro-f1, average-precision or auc.
-  Default: loss; with --graph, accuracy.
---time-column COLUMN  Test on the latest nodes by this column. Default: at random.
---time-limit TIME  Search this long (90s, 5m, 1h; 0: try everything), also GCN, GAT, GCNII and APPNP.
-  Default: 60s for 20,000 nodes, without these.
---directed KIND=auto  Distinguish in- from out-neighbors: yes, no or auto.
---class-weight KIND=auto  Weight classes: balanced finds rare ones more often.
---simple  Use the single best model. Default: an ensemble of the best.
---seeds N  Average N networks of each setting. Default: {SEEDS}.
---epochs N  Train networks for N epochs. Default: {EPOCHS}.
---checkpoint FOLDER  Save the training of networks here, and resume from it. Default: not saved.
---no-refit  Train on training nodes only. Default: refit on all labels in the end.
---no-baselines  Skip the comparison with baselines. Default: compare.
-Running: device quiet json
---backend NAME=here  Compute --graph here, or on ray: the cluster at $RAY_ADDRESS.
---seed N=0  Set the seed of the split and of the models.
-"""
+OPTIONS = {
+    "Files": {
+        **FILES,
+        **shared("spreadsheet-safe"),
+        "--graph FOLDER": "Read a graph that `pairnorm pack` wrote, instead of tables.",
+        "--memory SIZE": "Use at most this memory to read tables or a --graph, such as 8GB. Default: half "
+        "of what is free; with --graph, all of it.",
+        "--out FOLDER=run": "Write predictions, model and report to this folder.",
+    },
+    "Columns": COLUMNS,
+    "Model": {
+        **shared("feature-scaling"),
+        "--model NAMES=auto": "Try these models: SGC, label-propagation, logistic-regression, "
+        "boosted-trees, residual-GCN, GCN, GAT, GCNII, APPNP, or auto: all, the last four only with "
+        "--time-limit.",
+        "--depth NUMBERS=auto": "Try these numbers of layers, such as 2,8, or auto.",
+        "--norm NAMES=auto": "Try these norms: PN, PN-SI, PN-SCS, none or auto.",
+        "--scale NUMBERS=auto": "Try these values of PairNorm's s, such as 1,10, or auto.",
+        "--impute NAMES=auto": "Impute missing features by zero, fp, known_neighbor_mean, several, or auto.",
+        "--metric NAME": "Select models by loss, accuracy, balanced-accuracy, macro-f1, average-precision "
+        "or auc. Default: loss; with --graph, accuracy.",
+        "--time-column COLUMN": "Test on the latest nodes by this column. Default: at random.",
+        "--time-limit TIME": "Search this long (90s, 5m, 1h; 0: try everything), also GCN, GAT, GCNII and "
+        "APPNP. Default: 60s for 20,000 nodes, without these.",
+        "--directed KIND=auto": "Distinguish in- from out-neighbors: yes, no or auto.",
+        "--class-weight KIND=auto": "Weight classes: balanced finds rare ones more often.",
+        "--simple": "Use the single best model. Default: an ensemble of the best.",
+        "--seeds N": f"Average N networks of each setting. Default: {SEEDS}.",
+        "--epochs N": f"Train networks for N epochs. Default: {EPOCHS}.",
+        "--checkpoint FOLDER": "Save the training of networks here, and resume from it. Default: not saved.",
+        "--no-refit": "Train on training nodes only. Default: refit on all labels in the end.",
+        "--no-baselines": "Skip the comparison with baselines. Default: compare.",
+    },
+    "Running": {
+        **shared("device quiet json"),
+        "--backend NAME=here": "Compute --graph here, or on ray: the cluster at $RAY_ADDRESS.",
+        "--seed N=0": "Set the seed of the split and of the models.",
+    },
+}
 
 
 @command(

@@ -1,10 +1,9 @@
-"""Declare commands and their options as text, and parse command lines by these declarations."""
+"""Declare commands and their options as tables of signature and help, and parse command lines."""
 
 import argparse
 import inspect
-import re
 from argparse import SUPPRESS, Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,100 +52,96 @@ def _count(text: str) -> int | str:
 TYPES: dict[str, Callable[[str], Any]] = {"FILE": Path, "FOLDER": Path, "N": int, "N|each": _count}
 
 
-def declare(text: str) -> dict[str, dict[str, Any]]:
-    """Return the arguments of ``add_argument`` for each option that a text declares.
+def add_option(group: argparse._ArgumentGroup, signature: str, help: str) -> None:
+    """Add an option to a parser; its signature and help are those that ``--help`` shows.
 
-    A declaration is what the help shows: the option, the kind of its value, two spaces, what it does. After
-    the kind, ``...`` marks an option that may be repeated, and ``=`` precedes the default.
-
-    >>> declare("--depth N=3  Use N layers.")
-    {'--depth': {'help': 'Use N layers. Default: 3.', 'metavar': 'N', 'type': <class 'int'>, 'default': 3}}
-    >>> declare("--quiet  Print errors only.")
-    {'--quiet': {'help': 'Print errors only.', 'action': 'store_true'}}
+    Args:
+        group: of options in the parser.
+        signature: such as ``--depth N=3``: an option, the kind of its value, the default. ``--quiet`` is a
+            flag, ``--nodes TABLE...`` may be repeated, and ``WHAT...`` stands for arguments.
+        help: what the option does.
     """
-    options: dict[str, dict[str, Any]] = {}
-    for entry in re.split(r"\n(?=\S)", text.strip()):
-        signature, _, help = entry.partition("  ")
-        name, _, kind = signature.rpartition(" ") if " " in signature else (signature, "", "")
-        metavar, _, default = kind.partition("=")
-        repeated, metavar = metavar.endswith("..."), metavar.removesuffix("...")
-        settings: dict[str, Any] = {"help": " ".join(help.split())}
-        if not name.startswith("--"):  # an argument, not an option
-            settings |= {"metavar": name.removesuffix("..."), "nargs": "+"}
-            name = name.removesuffix("...").lower()
-        elif not metavar:
-            settings["action"] = "store_true"
-        else:
-            settings |= {"metavar": metavar, "type": TYPES.get(metavar, str)}
-        if repeated:
-            settings |= {"action": "extend", "nargs": 1}
-        if default:
-            settings["default"] = settings["type"](default)
-            settings["help"] += f" Default: {default}."
-        options[name] = settings
-    return options
+    name, _, value = signature.partition(" ")
+    kind, _, default = value.partition("=")
+    metavar, convert = kind.removesuffix("..."), TYPES.get(kind, str)
+    if not name.startswith("--"):
+        word = name.removesuffix("...")
+        group.add_argument(word.lower(), metavar=word, nargs="+", help=help)
+    elif not kind:
+        group.add_argument(name, action="store_true", help=help)
+    elif kind.endswith("..."):
+        group.add_argument(name, action="extend", nargs=1, metavar=metavar, help=help)
+    elif default:
+        help = f"{help} Default: {default}."
+        group.add_argument(name, metavar=metavar, type=convert, default=convert(default), help=help)
+    else:
+        group.add_argument(name, metavar=metavar, type=convert, help=help)
 
 
-FILES = declare("""
---nodes TABLE...  Read nodes from this table: .csv, .tsv, .parquet, .xlsx, .json, .jsonl, also .gz, .zst or
-  .zip; - for standard input; or a file of a whole graph. Several tables are joined by id.
---edges TABLE...  Read edges from this table, one per row. May be repeated.
---features TABLE...  Read features as rows of node, feature and value. May be repeated.
---database URL  Read tables from this database; --nodes and --edges are then queries: sqlite:///…,
-  duckdb:///…, postgresql://…
---delimiter TEXT  Separate cells by this text, or tab. Default: detected from the file.
---edge-delimiter TEXT  Separate cells of --edges by this text. Default: as in --delimiter.
---encoding NAME  Decode text as this, such as latin-1. Default: detected from the file.
---decimal SIGN  Use this decimal sign, . or a comma. Default: detected for each column.
---memory SIZE  Use at most this memory to read tables, such as 8GB. Default: half of what is free.
-""")
+FILES = {
+    "--nodes TABLE...": "Read nodes from this table: .csv, .tsv, .parquet, .xlsx, .json, .jsonl, also .gz, "
+    ".zst or .zip; - for standard input; or a file of a whole graph. Several tables are joined by id.",
+    "--edges TABLE...": "Read edges from this table, one per row. May be repeated.",
+    "--features TABLE...": "Read features as rows of node, feature and value. May be repeated.",
+    "--database URL": "Read tables from this database; --nodes and --edges are then queries: sqlite:///…, "
+    "duckdb:///…, postgresql://…",
+    "--delimiter TEXT": "Separate cells by this text, or tab. Default: detected from the file.",
+    "--edge-delimiter TEXT": "Separate cells of --edges by this text. Default: as in --delimiter.",
+    "--encoding NAME": "Decode text as this, such as latin-1. Default: detected from the file.",
+    "--decimal SIGN": "Use this decimal sign, . or a comma. Default: detected for each column.",
+    "--memory SIZE": "Use at most this memory to read tables, such as 8GB. Default: half of what is free.",
+}
 """Options about tables, of every command that reads a user's graph."""
-COLUMNS = declare("""
---id COLUMN  Take node ids from this column. Default: the first.
---label COLUMN  Take classes from this column; an empty cell means unknown. Default: those of a graph file.
---classes N|each  Cut a numeric label into N classes of equal size, or make each value a class. Default:
-  refuse many different numbers.
---merge-classes  Merge labels that differ by case, spaces or one letter. Default: note them.
---split COLUMN  Take train, validation or test from this column. Default: a random split.
---source COLUMN  Take the first node of an edge from this column. Default: source, else the first.
---target COLUMN  Take the second node of an edge from this column. Default: target, else the second.
---weight COLUMN  Take edge weights from this column. Default: every edge counts 1.
---on-unknown-node ACTION  Handle edges with unknown endpoints: error stops, drop leaves them out. Default:
-  error.
---edge-columns COLUMN...  Make features of this column of edges: counts, sums, means. May be repeated; auto:
-  all. Default: none.
---categorical COLUMN...  Treat numbers in this column as categories. May be repeated.
---ignore COLUMN...  Leave out this column. May be repeated.
---keep COLUMN...  Keep this column of many different texts. May be repeated.
-""")
+COLUMNS = {
+    "--id COLUMN": "Take node ids from this column. Default: the first.",
+    "--label COLUMN": "Take classes from this column; an empty cell means unknown. Default: those of a "
+    "graph file.",
+    "--classes N|each": "Cut a numeric label into N classes of equal size, or make each value a class. "
+    "Default: refuse many different numbers.",
+    "--merge-classes": "Merge labels that differ by case, spaces or one letter. Default: note them.",
+    "--split COLUMN": "Take train, validation or test from this column. Default: a random split.",
+    "--source COLUMN": "Take the first node of an edge from this column. Default: source, else the first.",
+    "--target COLUMN": "Take the second node of an edge from this column. Default: target, else the second.",
+    "--weight COLUMN": "Take edge weights from this column. Default: every edge counts 1.",
+    "--on-unknown-node ACTION": "Handle edges with unknown endpoints: error stops, drop leaves them out. "
+    "Default: error.",
+    "--edge-columns COLUMN...": "Make features of this column of edges: counts, sums, means. May be "
+    "repeated; auto: all. Default: none.",
+    "--categorical COLUMN...": "Treat numbers in this column as categories. May be repeated.",
+    "--ignore COLUMN...": "Leave out this column. May be repeated.",
+    "--keep COLUMN...": "Keep this column of many different texts. May be repeated.",
+}
 """Options about columns, of every command that reads labeled tables."""
-SHARED = (
-    FILES
-    | COLUMNS
-    | declare("""
---feature-scaling KIND=auto  Scale features by rows (words, counts), columns (ages, incomes), none or auto.
---spreadsheet-safe  Escape text in .csv files that a spreadsheet would run as a formula.
---dataset NAMES  Use only these graphs, such as cora,citeseer. Default: all.
---runs N  Train every setting N times. Default: as in the paper (5).
---epochs N  Train for N epochs. Default: as in the paper (500 for SGC, else 1000).
---depth NUMBERS  Use these numbers of layers, such as 2,4. Default: as in the paper.
---missing NUMBERS  Use only these percentages of missing vectors, such as 0,100. Default: all.
---root FOLDER  Look for raw files here. Default: $PAIRNORM_DATA, else your cache folder.
---device DEVICE=auto  Compute on auto, cpu or cuda.
---workers N  Use N processes on a CPU. Default: one per core.
---backend NAME=here  Train here, or on ray: the cluster at $RAY_ADDRESS.
---time-limit TIME  Start no training after this time: 90s, 5m, 1h. Default: no limit.
---quiet  Print only notes and errors.
---json  Print a summary as JSON to standard output, and messages to standard error.
-""")
-)
-FILE_OPTIONS, COLUMN_OPTIONS = (" ".join(name[2:] for name in options) for options in (FILES, COLUMNS))
-"""Their names, for the text of a command's options."""
+SHARED = {
+    **FILES,
+    **COLUMNS,
+    "--feature-scaling KIND=auto": "Scale features by rows (words, counts), columns (ages, incomes), none "
+    "or auto.",
+    "--spreadsheet-safe": "Escape text in .csv files that a spreadsheet would run as a formula.",
+    "--dataset NAMES": "Use only these graphs, such as cora,citeseer. Default: all.",
+    "--runs N": "Train every setting N times. Default: as in the paper (5).",
+    "--epochs N": "Train for N epochs. Default: as in the paper (500 for SGC, else 1000).",
+    "--depth NUMBERS": "Use these numbers of layers, such as 2,4. Default: as in the paper.",
+    "--missing NUMBERS": "Use only these percentages of missing vectors, such as 0,100. Default: all.",
+    "--root FOLDER": "Look for raw files here. Default: $PAIRNORM_DATA, else your cache folder.",
+    "--device DEVICE=auto": "Compute on auto, cpu or cuda.",
+    "--workers N": "Use N processes on a CPU. Default: one per core.",
+    "--backend NAME=here": "Train here, or on ray: the cluster at $RAY_ADDRESS.",
+    "--time-limit TIME": "Start no training after this time: 90s, 5m, 1h. Default: no limit.",
+    "--quiet": "Print only notes and errors.",
+    "--json": "Print a summary as JSON to standard output, and messages to standard error.",
+}
+"""Options of several commands."""
 TABLE_ARGUMENTS = {
-    name[2:].replace("-", "_")
-    for name in (*FILES, *COLUMNS)
-    if name not in ("--nodes", "--edges", "--memory")
-} | {"strict"}
+    "strict",
+    *(one.split()[0][2:].replace("-", "_") for one in (*FILES, *COLUMNS)),
+} - {"nodes", "edges", "memory"}
+
+
+def shared(names: str) -> dict[str, str]:
+    """Return the options of several commands that have these names, in this order."""
+    by_name = {signature.split()[0][2:]: signature for signature in SHARED}
+    return {by_name[name]: SHARED[by_name[name]] for name in names.split()}
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,7 @@ class Command:
         run: the function.
         usage: the name of the command and what it needs.
         example: a command line.
-        options: groups, each a line ``Title: names of shared options``, then declarations of its own.
+        options: by title of their group: signature and help of each option, see ``add_option``.
         essential: names of the options that ``--help`` shows. Default: all.
         required: options that must be given; ``nodes|graph`` stands for one of the two.
         old_names: former spellings of options, besides ``OLD_NAMES``.
@@ -166,7 +161,7 @@ class Command:
     run: Callable[[Namespace], Result]
     usage: str
     example: str
-    options: str = ""
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     essential: str = ""
     required: tuple[str, ...] = ()
     old_names: Mapping[str, str] = field(default_factory=dict)
@@ -180,14 +175,6 @@ class Command:
     def help(self) -> str:
         """The help above the options."""
         return inspect.cleandoc(self.run.__doc__ or "")
-
-    def groups(self) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
-        """Yield the title and the options of each group."""
-        for title, names, own in re.findall(
-            r"^([A-Z][a-z]+):(.*)\n?((?:(?![A-Z][a-z]+:).*\n?)*)", self.options, re.MULTILINE
-        ):
-            shared = {f"--{name}": SHARED[f"--{name}"] for name in names.split()}
-            yield title, shared | (declare(own) if own.strip() else {})
 
 
 def command(usage: str, example: str, **settings: Any) -> Callable[[Callable[[Namespace], Result]], Command]:
@@ -237,10 +224,10 @@ class CommandParser(Parser):
         self.command = command
         self.set_defaults(handler=command.run)
         self.add_argument("-h", "--help", "--help-all", action=_ShowHelp, nargs=0, help=SUPPRESS)
-        for title, options in command.groups():
+        for title, options in command.options.items():
             group = self.add_argument_group(title)
-            for name, settings in options.items():
-                group.add_argument(name, **settings)
+            for signature, help in options.items():
+                add_option(group, signature, help)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None

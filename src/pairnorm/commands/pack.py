@@ -5,20 +5,25 @@ from argparse import Namespace
 
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import command
+from pairnorm.commands.options import command, shared
 from pairnorm.commands.values import columns_of
 
-OPTIONS = """
-Files: nodes edges delimiter edge-delimiter decimal
---nodes TABLE...  Read nodes from this table (.csv, .tsv, .parquet). May be repeated, or hold a *.
---edges TABLE...  Read edges from this table. May be repeated, or hold a *.
---out FOLDER  Write the graph to this new folder.
-Columns: id label classes merge-classes split source target weight categorical ignore keep
-Packing: quiet
---memory SIZE=4GB  Use at most this memory, such as 500MB.
---dtype TYPE=float32  Store features as float32 or float16.
---block N=32  Store N feature columns together.
-"""
+OPTIONS = {
+    "Files": {
+        **shared("nodes edges delimiter edge-delimiter decimal"),
+        "--nodes TABLE...": "Read nodes from this table (.csv, .tsv, .parquet). May be repeated, or hold a "
+        "*.",
+        "--edges TABLE...": "Read edges from this table. May be repeated, or hold a *.",
+        "--out FOLDER": "Write the graph to this new folder.",
+    },
+    "Columns": shared("id label classes merge-classes split source target weight categorical ignore keep"),
+    "Packing": {
+        **shared("quiet"),
+        "--memory SIZE=4GB": "Use at most this memory, such as 500MB.",
+        "--dtype TYPE=float32": "Store features as float32 or float16.",
+        "--block N=32": "Store N feature columns together.",
+    },
+}
 
 
 @command(

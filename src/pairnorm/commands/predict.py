@@ -11,7 +11,7 @@ from pairnorm.base.errors import PairNormError, real_number
 from pairnorm.base.memory import peak_memory
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import FILE_OPTIONS, Result, command
+from pairnorm.commands.options import FILES, Result, command, shared
 from pairnorm.commands.values import files_of, interval, read_graph, refuse_inputs
 
 if TYPE_CHECKING:
@@ -22,20 +22,27 @@ if TYPE_CHECKING:
     from pairnorm.classify.predictions import Destination
     from pairnorm.data import Graph
 
-OPTIONS = f"""
-Model:
---run FOLDER  Use the model in this folder, which `pairnorm fit` wrote.
-Files: {FILE_OPTIONS} spreadsheet-safe
---out FILE|URL=predictions.csv  Write predictions to this file (.csv, .parquet, .json, .jsonl), to - (CSV on
-  standard output), or to a database: sqlite:///….
---table NAME=predictions  Replace this table of a database given by --out.
---sets SHARE  Add a prediction set per node that holds the true class this often, such as 0.9. Default: none.
---explain FILE|URL  Write the features and neighbors that contribute most to each label (.csv, .parquet,
-  .json). Default: not written.
-Columns: id source target weight on-unknown-node ignore
---strict  Refuse columns and categories that differ from the fit. Default: impute or ignore them.
-Running: device quiet json
-"""
+OPTIONS = {
+    "Model": {
+        "--run FOLDER": "Use the model in this folder, which `pairnorm fit` wrote.",
+    },
+    "Files": {
+        **FILES,
+        **shared("spreadsheet-safe"),
+        "--out FILE|URL=predictions.csv": "Write predictions to this file (.csv, .parquet, .json, .jsonl), "
+        "to - (CSV on standard output), or to a database: sqlite:///….",
+        "--table NAME=predictions": "Replace this table of a database given by --out.",
+        "--sets SHARE": "Add a prediction set per node that holds the true class this often, such as 0.9. "
+        "Default: none.",
+        "--explain FILE|URL": "Write the features and neighbors that contribute most to each label (.csv, "
+        ".parquet, .json). Default: not written.",
+    },
+    "Columns": {
+        **shared("id source target weight on-unknown-node ignore"),
+        "--strict": "Refuse columns and categories that differ from the fit. Default: impute or ignore them.",
+    },
+    "Running": shared("device quiet json"),
+}
 
 
 @command(

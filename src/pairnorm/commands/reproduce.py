@@ -24,42 +24,51 @@ from pairnorm.commands.compare import (
     write_depths,
 )
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import command
+from pairnorm.commands.options import command, shared
 from pairnorm.commands.values import command_line, match_name, names_in, numbers_in, refuse
 
 if TYPE_CHECKING:
     from pairnorm.compare.missing import Protocol
     from pairnorm.paper.experiments import Selection
 
-SELECTION = "dataset runs epochs depth missing"
+SELECTION = shared("dataset runs epochs depth missing")
 WRITING = "Writing tables and figures"
 DRAWING_PROCESSES = min(4, os.cpu_count() or 1)  # more would wait for the rest
 DEMO_RUNS, DEMO_EPOCHS, DEMO_DEPTHS = 2, 300, (1, 2, 4, 7, 10, 15, 20, 30, 40, 60)
 DATASET_HEADINGS = ("Name", "Nodes", "Edges", "Distinct", "Features", "Classes", "Label rate", "Files")
 MISSING_HEADINGS = ("Protocol", "Graph", "Missing", "Method", "Accuracy", "±", "Runs")
-REPRODUCE_OPTIONS = f"""
-What:
-WHAT...  table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, case-study, deep-gcn,
-  sgc-modes, tuned, ablation; or all of these: paper; or scaling, splits, claims (more runs where a verdict is
-  within noise); or all. Several may be named. Or depth: every method against oversmoothing at every depth; or
-  missing: every method where features are missing.
-Selection: {SELECTION}
---model NAMES  Use only these models in depth and missing, such as GCN,GAT; or fit. Default: all.
---method NAMES  Use only these methods in depth, or yours as package.module:attribute. Default: all.
---protocol NAMES  Use only these protocols in missing, such as ssnc-mv,fp-vectors. Default: all.
-Files: root
---out FOLDER=reproduction  Write tables and figures to this folder.
---store FILE  Keep results in this file. Default: results.sqlite in --out, or depth.sqlite, missing.sqlite.
-Running: device workers backend time-limit quiet
-"""
-REPORT_OPTIONS = f"""
-Files:
---store FILE  Read the results of `pairnorm reproduce` from this file, or their export as .csv.
---out FOLDER=reproduction  Write the report to this folder.
---tensorboard FOLDER  Write the case study's histograms for TensorBoard here. Default: not written.
-Selection: {SELECTION}
-Running: quiet
-"""
+REPRODUCE_OPTIONS = {
+    "What": {
+        "WHAT...": "table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, "
+        "case-study, deep-gcn, sgc-modes, tuned, ablation; or all of these: paper; or scaling, splits, "
+        "claims (more runs where a verdict is within noise); or all. Several may be named. Or depth: every "
+        "method against oversmoothing at every depth; or missing: every method where features are missing.",
+    },
+    "Selection": {
+        **SELECTION,
+        "--model NAMES": "Use only these models in depth and missing, such as GCN,GAT; or fit. Default: all.",
+        "--method NAMES": "Use only these methods in depth, or yours as package.module:attribute. Default: "
+        "all.",
+        "--protocol NAMES": "Use only these protocols in missing, such as ssnc-mv,fp-vectors. Default: all.",
+    },
+    "Files": {
+        **shared("root"),
+        "--out FOLDER=reproduction": "Write tables and figures to this folder.",
+        "--store FILE": "Keep results in this file. Default: results.sqlite in --out, or depth.sqlite, "
+        "missing.sqlite.",
+    },
+    "Running": shared("device workers backend time-limit quiet"),
+}
+REPORT_OPTIONS = {
+    "Files": {
+        "--store FILE": "Read the results of `pairnorm reproduce` from this file, or their export as .csv.",
+        "--out FOLDER=reproduction": "Write the report to this folder.",
+        "--tensorboard FOLDER": "Write the case study's histograms for TensorBoard here. Default: not "
+        "written.",
+    },
+    "Selection": SELECTION,
+    "Running": shared("quiet"),
+}
 
 
 @command(
@@ -258,7 +267,12 @@ def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
 @command(
     "demo",
     "pairnorm demo",
-    options="Options: workers quiet\n--out FOLDER=demo  Write the results to this folder.",
+    options={
+        "Options": {
+            **shared("workers quiet"),
+            "--out FOLDER=demo": "Write the results to this folder.",
+        }
+    },
 )
 def demo(options: Namespace) -> None:
     """Show what PairNorm does, without a network connection.
@@ -313,7 +327,7 @@ def demo(options: Namespace) -> None:
     )
 
 
-@command("datasets", "pairnorm datasets --root ~/graphs", options="Options: root")
+@command("datasets", "pairnorm datasets --root ~/graphs", options={"Options": shared("root")})
 def datasets(options: Namespace) -> None:
     """List the graphs of the paper, and where their files are."""
     from pairnorm import data
