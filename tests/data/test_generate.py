@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pairnorm.data import Graph, csbm, row_normalize
+from pairnorm.data.masks import Stream
 from pairnorm.data.named import _WeightedDraw
-from pairnorm.data.split import Stream
 
 
 @pytest.mark.parametrize("nodes", [100, 1000, 20_000])

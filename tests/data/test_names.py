@@ -9,7 +9,8 @@ from pairnorm.data import tables
 from pairnorm.data.edges import EndpointColumns, read_edges
 from pairnorm.data.labels import near_duplicate_notes
 from pairnorm.data.nodes import node_names, read_rows
-from pairnorm.data.tables import Table, open_table, read_blocks
+from pairnorm.data.readers import open_table
+from pairnorm.data.tables import Table, read_blocks
 
 Write = Callable[[str, str], Path]
 NODES = Table("nodes.csv", ("id",))

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairnorm.data import Encoder, Graph
-from pairnorm.data import columns as module
+from pairnorm.data import encoder as module
 from pairnorm.data.encoder import Column, ColumnOptions, align_features
-from pairnorm.data.frames import arrow_frame
 from pairnorm.data.nodes import read_nodes
+from pairnorm.data.readers import arrow_frame
 from pairnorm.data.tables import Table
 
 Cell = st.one_of(st.none(), st.integers(-9, 9))

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pairnorm.data.split import Stream
+from pairnorm.data.masks import Stream
 
 
 def test_the_stream_is_pinned() -> None:

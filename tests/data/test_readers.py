@@ -17,7 +17,8 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.data.encoder import ColumnOptions, ReadingOptions
 from pairnorm.data.files import find_files
 from pairnorm.data.profile import parse_dates
-from pairnorm.data.tables import open_table, open_tables, read_blocks
+from pairnorm.data.readers import open_table, open_tables
+from pairnorm.data.tables import read_blocks
 
 Write = Callable[[str, str], Path]
 

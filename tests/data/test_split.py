@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairnorm.data import Graph, load, per_class, random_split
-from pairnorm.data.split import of_development
+from pairnorm.data.masks import of_development
 
 Labels = st.lists(st.integers(-1, 3), min_size=1, max_size=60).map(torch.tensor)
 

@@ -7,7 +7,8 @@ import pyarrow
 import pytest
 
 from pairnorm.data.profile import MISSING_WORDS
-from pairnorm.data.tables import Table, open_table, read_blocks
+from pairnorm.data.readers import open_table
+from pairnorm.data.tables import Table, read_blocks
 
 Write = Callable[[str, str], Path]
 

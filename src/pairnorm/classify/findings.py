@@ -54,7 +54,7 @@ from pairnorm.classify.scaling import is_large
 from pairnorm.classify.search import SEARCH_SHARE, Baseline, evaluate_baseline
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
 from pairnorm.data import Graph, Split
-from pairnorm.data.split import Stream
+from pairnorm.data.masks import Stream
 
 # Other ways to hold nodes out.
 LATER, RANDOM = "coming later, with their edges", "on a random split"

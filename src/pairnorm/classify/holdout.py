@@ -18,7 +18,7 @@ from pairnorm.base.memory import free_memory, size
 from pairnorm.data import Graph, Split
 from pairnorm.data.adjacency import along_and_against, csr_matrix, hops
 from pairnorm.data.features import stored_rows, take_columns, with_values
-from pairnorm.data.split import Stream
+from pairnorm.data.masks import Stream
 
 HELD_OUT_SHARE = 0.2
 # Fewer held-out nodes allow no verdict.

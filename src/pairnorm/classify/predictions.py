@@ -18,7 +18,7 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.base.escaping import redact, spreadsheet
 from pairnorm.base.files import atomic_file
 from pairnorm.data import Graph
-from pairnorm.data.frames import connect_arguments
+from pairnorm.data.readers import connect_arguments
 
 if TYPE_CHECKING:
     import pandas

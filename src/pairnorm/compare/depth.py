@@ -19,8 +19,8 @@ from pairnorm.base.files import csv_text
 from pairnorm.data import Graph, Split
 from pairnorm.data.adjacency import mark_validated, symmetric_adjacency
 from pairnorm.data.labels import UNKNOWN
+from pairnorm.data.masks import Stream, rest_is_test
 from pairnorm.data.named import data_folder
-from pairnorm.data.split import Stream, rest_is_test
 from pairnorm.paper.experiments import DATASETS as PAPER_DATASETS
 from pairnorm.sweep.grid import Grid, SelectionRule, Summary
 from pairnorm.sweep.index import ResultIndex

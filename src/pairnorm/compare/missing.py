@@ -15,8 +15,8 @@ from pairnorm.base.errors import PairNormError, one_of, real_number, whole_numbe
 from pairnorm.compare.depth import MINESWEEPER
 from pairnorm.data import Graph, Missing, Split, features_after, load
 from pairnorm.data.adjacency import components, reachable
+from pairnorm.data.masks import Stream
 from pairnorm.data.named import data_folder
-from pairnorm.data.split import Stream
 from pairnorm.impute.methods import STORED_IMPUTATIONS
 from pairnorm.sweep.grid import Grid, SelectionRule, Settings, expand
 from pairnorm.train import Spec

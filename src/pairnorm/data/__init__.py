@@ -9,6 +9,7 @@ from pairnorm.data.graph import Graph
 from pairnorm.data.masks import (
     Features,
     Missing,
+    Split,
     features_after,
     given_missing,
     missing_by_class,
@@ -17,10 +18,11 @@ from pairnorm.data.masks import (
     missing_entries,
     missing_nodes,
     missing_vectors,
+    per_class,
+    random_split,
 )
 from pairnorm.data.named import Dataset, csbm, datasets, load
 from pairnorm.data.packed import PackedGraph
-from pairnorm.data.split import Split, per_class, random_split
 
 if TYPE_CHECKING:
     from pairnorm.data.packing import pack

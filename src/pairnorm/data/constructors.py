@@ -29,8 +29,8 @@ from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import as_tensor, to_endpoints
 from pairnorm.data.files import PathOrPaths, explain_read_errors, name_without_endings
 from pairnorm.data.labels import to_labels
+from pairnorm.data.masks import Split
 from pairnorm.data.packed import PackedGraph
-from pairnorm.data.split import Split
 
 if TYPE_CHECKING:
     import networkx

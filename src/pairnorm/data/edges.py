@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import csr_matrix, csr_tensor
-from pairnorm.data.columns import ColumnValues, read_column
-from pairnorm.data.encoder import Column, ColumnOptions, Encoder
+from pairnorm.data.encoder import Column, ColumnOptions, ColumnValues, Encoder
 from pairnorm.data.files import quote_names
-from pairnorm.data.nodes import NodeIndex, read_nodes
+from pairnorm.data.nodes import NodeIndex, read_column, read_nodes
 from pairnorm.data.profile import ID_NAME
 from pairnorm.data.tables import Table, read_blocks, without_header
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, closest, one_of, quoted, whole_number
+from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.features import take_columns
 from pairnorm.data.files import check_encoding, quote_names
 from pairnorm.data.profile import is_number
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from pairnorm.data.tables import Table
 
 EACH = "each"
+# Below this share of non-zeros a sparse tensor is both smaller and faster.
+MAX_SPARSE_DENSITY = 0.1
 Kind = Literal["id", "label", "split", "ignored", "number", "category", "date", "sparse", "structure", "edge"]
 FEATURES: tuple[Kind, ...] = ("number", "category", "date", "sparse", "structure", "edge")
 
@@ -205,6 +209,56 @@ class Encoder(ReadingOptions):
             label=merged.label or (labels[0] if labels else None),
             ignore=[*ignored, *splits, *labels, *merged.ignore],
         )
+
+
+class ColumnValues(NamedTuple):
+    """Columns, their stored entries (row, place, value) among their features, and which cells are empty."""
+
+    columns: tuple[Column, ...]
+    rows: NDArray[np.int64]
+    places: NDArray[np.int64]
+    values: NDArray[np.float32]
+    empty: NDArray[np.bool_]
+
+    @classmethod
+    def of_numbers(cls, columns: tuple[Column, ...], values: NDArray[np.float32]) -> ColumnValues:
+        """Store numbers, [rows, columns], NaN where empty."""
+        empty = np.isnan(values)
+        rows, places = np.nonzero(~empty & (values != 0))
+        return cls(columns, rows, places, values[rows, places], empty)
+
+    @property
+    def widths(self) -> list[int]:
+        """How many features each column makes."""
+        return [column.width for column in self.columns]
+
+
+def assemble(read: Sequence[ColumnValues], nodes: int) -> tuple[Tensor, Tensor]:
+    """Return features [n, d], dense or sparse, and what is missing of them, bool [n] or [n, d]."""
+    starts = np.cumsum([0, *(sum(one.widths) for one in read)])
+    width, stored = int(starts[-1]), sum(len(one.values) for one in read)
+    places = [one.places + start for one, start in zip(read, starts, strict=False)]
+    if stored < MAX_SPARSE_DENSITY * nodes * width:
+        from scipy.sparse import coo_array
+
+        rows, values = (np.concatenate([one[field] for one in read]) for field in (1, 3))
+        matrix = coo_array((values, (rows, np.concatenate(places))), shape=(nodes, width)).tocsr()
+        matrix.sort_indices()
+        features = csr_tensor(matrix)
+    else:
+        dense = np.zeros((nodes, width), dtype=np.float32)
+        for one, place in zip(read, places, strict=True):
+            dense[one.rows, place] = one.values
+        features = torch.from_numpy(dense)
+
+    whole, partly = np.full(nodes, bool(read)), np.zeros(nodes, dtype=bool)
+    for one in read:
+        whole &= one.empty.all(1)
+        partly |= one.empty.any(1)
+    if (whole == partly).all():
+        return features, torch.from_numpy(whole)
+    entries = [np.repeat(one.empty, one.widths, axis=1) for one in read]
+    return features, torch.from_numpy(np.concatenate(entries, 1))
 
 
 def compare_columns(place: str, names: Sequence[str], known: Encoder, strict: bool) -> list[str]:

@@ -35,12 +35,10 @@ from pairnorm.data.features import (
 )
 from pairnorm.data.files import quote_names
 from pairnorm.data.labels import UNKNOWN, check_labels, numbered_classes, restore_class_types, to_labels
-from pairnorm.data.split import Split, check_split, split_by_name
+from pairnorm.data.masks import Split, check_split, split_by_name
 
 if TYPE_CHECKING:
-    import networkx
-    import scipy.sparse
-    from torch_geometric.data import Data
+    pass
 
 
 _UNSET: Any = None
@@ -300,17 +298,7 @@ class Graph(GraphConstructors):
         mark_validated(tensors["adjacency"])
         return self.replace(**tensors)
 
-    def to_pyg(self) -> Data:
-        """Return a PyG ``Data``: x, edge_index, edge_weight, y, three masks, and missing if any is."""
-        return exchange.to_pyg(self)
-
-    def to_scipy(self) -> tuple[scipy.sparse.csr_array, Any]:
-        """Return the adjacency matrix as a scipy ``csr_array``, and features as one or as a numpy array."""
-        return exchange.to_scipy(self)
-
-    def to_networkx(self) -> networkx.Graph:
-        """Return a networkx graph: ``x``, ``label`` and ``split`` on its nodes, ``weight`` on its edges."""
-        return exchange.to_networkx(self)
+    to_pyg, to_scipy, to_networkx = exchange.to_pyg, exchange.to_scipy, exchange.to_networkx
 
     def describe(self) -> list[tuple[str, str]]:
         """Return what is inside: a list of what it is about, and a text."""

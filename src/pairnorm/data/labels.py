@@ -17,11 +17,13 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.encoder import EACH
 from pairnorm.data.features import as_array, as_tensor, is_null
 from pairnorm.data.files import quote_names
-from pairnorm.data.split import Split
+from pairnorm.data.masks import Split
+from pairnorm.data.profile import MISSING_WORDS, unit_note
 
 if TYPE_CHECKING:
     import pandas
 
+    from pairnorm.data.encoder import ColumnOptions, Encoder
     from pairnorm.data.tables import Table
 
 UNKNOWN = -1
@@ -410,3 +412,26 @@ def near_duplicate_notes(
         f"{len(pairs):,} {what} differ from another {SPELLING}, as {first} and {second}; "
         f"they are different {are}"
     ]
+
+
+def encoder_notes(encoder: Encoder, classes: Sequence[str], options: ColumnOptions) -> tuple[str, ...]:
+    """Return notes on what may be unintended: no features, near-duplicates, numbers or missing values."""
+    notes = []
+    if not encoder.features:
+        notes.append("there are no feature columns: fit takes degrees and other structure instead")
+    # Classes -1 and 1 are plausible, and so is any negative number among others.
+    minus = len(classes) > 2 and all(name.isdecimal() for name in classes if name != "-1")
+    notes += [
+        f"{quoted(name)} is read as a class; empty the cells if it means unknown"
+        for name in classes
+        if name in MISSING_WORDS or name.lower() == "unknown" or (minus and name == "-1")
+    ]
+    for column in encoder.named("category"):
+        where = f"texts in column {quoted(column.name)}"
+        notes += near_duplicate_notes(column.categories, where, "categories")
+        if column.name not in (*options.categorical, *options.keep):
+            notes += unit_note(column.name, column.categories)
+        for word in (word for word in column.categories if word in MISSING_WORDS):
+            where = f"{word!r} in column {quoted(column.name)}"
+            notes.append(f"{where} is read as a category; empty the cells if it means missing")
+    return tuple(notes)

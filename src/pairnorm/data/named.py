@@ -26,7 +26,7 @@ from pairnorm.data.adjacency import csr_tensor, first_of_run, mark_validated, sy
 from pairnorm.data.exchange import PLANETOID_PIECES, read_npz, read_planetoid
 from pairnorm.data.features import with_values
 from pairnorm.data.graph import Graph
-from pairnorm.data.split import Split, Stream, per_class, rest_is_test
+from pairnorm.data.masks import Split, Stream, per_class, rest_is_test
 
 BUNDLED = Path(__file__).parent
 SHA256 = dict(

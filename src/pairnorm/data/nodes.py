@@ -1,9 +1,10 @@
-"""Read tables of nodes: ids, features, labels, split, and the encoder that describes the columns."""
+"""Read tables of nodes: ids, labels, split; features, numbers as they are, dates as days, texts one-hot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,21 +13,42 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.data.columns import ColumnValues, assemble, encoder_notes, note_empty_columns, read_columns
-from pairnorm.data.encoder import EACH, Column, ColumnOptions, Encoder, compare_columns
+from pairnorm.data.encoder import (
+    EACH,
+    Column,
+    ColumnOptions,
+    ColumnValues,
+    Encoder,
+    assemble,
+    compare_categories,
+    compare_columns,
+    reject_dates,
+)
 from pairnorm.data.files import quote_names
 from pairnorm.data.labels import (
     SPELLING,
     bin_codes,
     bin_names,
     class_sort_key,
+    encoder_notes,
     find_bins,
     near_duplicate_notes,
     plain_form,
     read_labels,
     read_split,
 )
+from pairnorm.data.profile import (
+    DATE_PATTERNS,
+    EMPTY_NOTE,
+    ID_NAME,
+    MONTH_FIRST,
+    decide_typed,
+    parse_dates,
+    parse_numbers,
+)
 from pairnorm.data.tables import Table, read_blocks
+
+NUMBERS_AT_ONCE = 10_000_000
 
 
 def read_nodes(
@@ -66,7 +88,10 @@ def read_nodes(
     read = list(read_columns(table, frame, chosen, options, known))
     left_out = [column for one in read for column in one.columns if column.kind == "ignored"]
     read = [one for one in read if one.columns[0].kind != "ignored"]
-    note_empty_columns(table, read, absent)
+    for one in read:
+        for place in np.flatnonzero(one.empty.all(0)):
+            if one.columns[place].name not in absent:
+                table.add_column_note(EMPTY_NOTE, one.columns[place].name)
     if long or (known is not None and known.named("sparse")):
         read.append(read_long(long, identity, node_names, options, known))
     rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
@@ -77,7 +102,11 @@ def read_nodes(
     )
     if encoder.named("structure"):  # they are made of the edges, later
         encoder = replace(encoder, columns=tuple(c for c in encoder.columns if c.kind != "structure"))
-    _check_long_names(table, encoder)
+    wide = {column.name for column in encoder.named("number", "category", "date")}
+    if twice := [column.name for column in encoder.named("sparse") if column.name in wide]:
+        problem = f"{quoted(twice[0])} is a column, and a feature of the long table too"
+        hint = "Rename one, or pass {ignore}."
+        table.reject(None, problem, "duplicate-column", value=twice[0], hint=hint, ignore=twice[:1])
     features, missing = assemble(read, len(frame))
     remarks = [*differences, *table.all_notes(), *(remark for one in long for remark in one.all_notes())]
     notes = (*remarks, *near_duplicate_notes(node_names), *encoder_notes(encoder, classes, options))
@@ -116,12 +145,97 @@ def _read_classes(
     return parts, bins
 
 
-def _check_long_names(table: Table, encoder: Encoder) -> None:
-    wide = {column.name for column in encoder.named("number", "category", "date")}
-    if twice := [column.name for column in encoder.named("sparse") if column.name in wide]:
-        problem = f"{quoted(twice[0])} is a column, and a feature of the long table too"
-        hint = "Rename one, or pass {ignore}."
-        table.reject(None, problem, "duplicate-column", value=twice[0], hint=hint, ignore=twice[:1])
+def read_columns(
+    table: Table,
+    frame: pandas.DataFrame,
+    names: Sequence[str],
+    options: ColumnOptions,
+    known: Encoder | None = None,
+) -> Iterator[ColumnValues]:
+    """Read columns in order: each by itself, but plain numbers many at a time, for a table may be wide."""
+    plain = {
+        name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind in "iufb"
+    }
+    plain -= {
+        *options.categorical,
+        *(() if known is None else (column.name for column in known.named("category", "date"))),
+        *(() if known else filter(ID_NAME.search, names)),
+    }
+    step = max(1, NUMBERS_AT_ONCE // len(frame))
+    for together, run in groupby(names, plain.__contains__):
+        group = list(run)
+        for start in range(0, len(group), step) if together else ():
+            lenient = known is not None and not options.strict
+            yield _read_numbers(table, frame[group[start : start + step]], lenient)
+        for name in () if together else group:
+            yield read_column(table, name, frame[name], known.features[name] if known else None, options)
+
+
+def _read_numbers(table: Table, frame: pandas.DataFrame, lenient: bool) -> ColumnValues:
+    with np.errstate(over="ignore"):
+        values = frame.to_numpy(dtype=np.float64).astype(np.float32)
+    for place in np.flatnonzero(np.isinf(values).any(0)).tolist():
+        name = frame.columns[place]
+        values[:, place] = table.to_float32(name, frame[name].to_numpy(np.float64), lenient=lenient)
+    return ColumnValues.of_numbers(tuple(Column(name, "number") for name in frame.columns), values)
+
+
+def read_column(
+    table: Table, name: str, cells: pandas.Series, known: Column | None, options: ColumnOptions
+) -> ColumnValues:
+    """Read a feature: numbers and dates as numbers, text one-hot; by the encoder, or by its profile."""
+    kind = known.kind if known else "category" if name in options.categorical else None
+    keep, lenient = name in options.keep, known is not None and not options.strict
+    # Numbers that pandas types as categories are meant so; texts may be typed so to save memory.
+    categories = cells.cat.categories if isinstance(cells.dtype, pandas.CategoricalDtype) else None
+    if kind is None and categories is not None and categories.dtype.kind in "iuf":
+        table.add_column_note("numbers are read as categories, as their type says", name)
+        kind = "category"
+    typed = None if kind == "category" else table.typed(name, cells)
+    if typed is not None:
+        values = typed[1]
+        decision = table.note(name, decide_typed(typed[0], name, None if known or keep else _counts(values)))
+        if decision.kind == "ignored":
+            return _ignored(name)
+        own = Column(name, decision.kind)
+        if known is None or known.kind == own.kind or np.isnan(values).all():
+            narrow = table.to_float32(name, values, lenient=lenient)
+            return ColumnValues.of_numbers((known or own,), narrow[:, None])
+        compare_categories(table.name, own, known, options.strict)
+    coded = table.profile(name, cells)
+    texts = coded.profile.texts
+    form = known.form if known else ""
+    decision = table.decide(name, *coded, kind=kind, form=form, keep=keep, lenient=lenient)
+    if decision.kind == "ignored":
+        return _ignored(name)
+    if decision.kind in ("number", "date"):
+        is_date = decision.kind == "date"
+        parsed = parse_dates(texts, decision.dates) if is_date else parse_numbers(texts, decision.numbers)
+        if is_date and form and any(map(DATE_PATTERNS[MONTH_FIRST].fullmatch, texts[np.isnan(parsed)])):
+            reject_dates(table.name, name, form)
+        narrow = table.to_float32(name, coded.values(parsed), lenient=lenient)
+        return ColumnValues.of_numbers(
+            (known or Column(name, decision.kind, form=decision.form),), narrow[:, None]
+        )
+    column = known or Column(name, "category", tuple(sorted(texts)))
+    if known:
+        here = Column(name, "category", tuple(texts))
+        if note := compare_categories(table.name, here, known, options.strict):
+            table.notes.append(note)
+    order = pandas.Index(column.categories, dtype=object).get_indexer(pandas.Index(texts, dtype=object))
+    codes = np.append(order, -1)[coded.codes].astype(np.int64)
+    rows = np.flatnonzero(codes >= 0)
+    return ColumnValues((column,), rows, codes[rows], np.ones(len(rows), np.float32), codes[:, None] < 0)
+
+
+def _counts(values: NDArray[np.float64]) -> Any:
+    filled = values[~np.isnan(values)]
+    return lambda: (len(filled), len(np.unique(filled)), int((filled != np.floor(filled)).sum()))
+
+
+def _ignored(name: str) -> ColumnValues:
+    nothing = np.zeros(0, dtype=np.int64)
+    return ColumnValues((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
 
 
 def read_rows(

@@ -14,7 +14,6 @@ import pandas
 
 from pairnorm.base.errors import quoted, whole_number
 from pairnorm.base.memory import BYTES_PER_CELL
-from pairnorm.data.columns import encoder_notes
 from pairnorm.data.encoder import EACH, Column, ColumnOptions, Encoder
 from pairnorm.data.labels import (
     PARTS,
@@ -22,6 +21,7 @@ from pairnorm.data.labels import (
     choose_classes,
     class_sort_key,
     cut_points,
+    encoder_notes,
     near_duplicate_notes,
     reject_bins,
     reject_part,

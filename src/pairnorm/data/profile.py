@@ -7,7 +7,6 @@ by ``GROUP BY``. ``decide`` returns how to encode the column, with the notes to 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -422,36 +421,6 @@ def to_days(moments: Any) -> NDArray[np.float64]:
     seconds = moments.astype("datetime64[us]").astype(np.int64) / 1e6
     days: NDArray[np.float64] = np.where(pandas.isna(moments), np.nan, seconds / 86400)
     return days
-
-
-def first_line_is_data(
-    titles: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    is_edge: bool,
-    named: Sequence[str],
-    may_be_numbered: bool,
-) -> bool:
-    """Return whether the first line of a text is no header: its cells look like those of the ``rows`` below.
-
-    With ``may_be_numbered``, increasing whole numbers may be column names, as pandas writes them.
-    """
-    repeated = [title for title, times in Counter(titles).items() if times > 1]
-    if any(is_edge or is_number(title) for title in repeated):
-        return True
-    texts = [place for place, title in enumerate(titles) if not (is_missing(title) or is_number(title))]
-    if not titles[0] or any(titles[place] in named or ID_NAME.search(titles[place]) for place in texts):
-        return False
-    is_repeated = False
-    for place in texts:
-        cells = {row[place] for row in rows if place < len(row) and not is_missing(row[place])}
-        if cells and all(map(is_number, cells)):
-            return False
-        is_repeated |= titles[place] in cells
-    if texts or not rows:
-        return is_repeated
-    numbers = [float(title) for title in titles if WHOLE.fullmatch(title)]
-    is_increasing = len(numbers) == len(titles) and all(np.diff(numbers) > 0)
-    return not (may_be_numbered and is_increasing)
 
 
 def is_missing(text: str) -> bool:

@@ -15,9 +15,9 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
 from pairnorm.data.encoder import ReadingOptions
 from pairnorm.data.files import explain_read_errors, file_type
-from pairnorm.data.frames import FRAMES
 from pairnorm.data.profile import DASHES, MISSING_WORDS, NULLS
-from pairnorm.data.tables import DEFAULT_OPTIONS, Table, open_table
+from pairnorm.data.readers import DEFAULT_OPTIONS, FRAMES, open_table
+from pairnorm.data.tables import Table
 
 SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 WHOLE = (*SIGNED, *(f"U{kind}" for kind in SIGNED))

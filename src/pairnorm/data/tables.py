@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import partial
-from io import BytesIO
-from itertools import islice
-from math import inf
-from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
@@ -20,49 +13,24 @@ import pandas
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, closest, quoted
-from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, NO_LIMIT, MemoryLimit
-from pairnorm.data.encoder import ReadingOptions
 from pairnorm.data.files import (
-    COMPRESSED,
-    STDIN,
-    Open,
-    PathOrPaths,
     TextFile,
-    check_is_file,
-    empty_file,
     explain_read_errors,
-    file_type,
-    find_comments_and_spaces,
-    find_encoding,
-    find_files,
-    load_library,
-    open_converted,
-    open_plain,
     quote_names,
-    read_stdin,
 )
-from pairnorm.data.frames import FRAMES, as_seekable, check_column_names, read_frame, run_query
 from pairnorm.data.profile import (
     NULLS,
     ColumnProfile,
     Decision,
     decide,
     decide_typed,
-    first_line_is_data,
     parse_numbers,
     to_days,
     unreadable_note,
 )
 
 ROWS_PER_BLOCK = 1_000_000
-DEFAULT_OPTIONS = ReadingOptions()
 NOT_A_CELL = (bytes, list, dict, set, np.ndarray)
-DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
-TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
-# Text files whose delimiter is detected, white space included.
-TEXT_FILES = (".txt", ".dat", ".data", ".edgelist", ".edges", ".content", ".cites")
-TABLES = (*DELIMITERS, *TEXT_FILES, *FRAMES)
-ROWS_TO_COMPARE = 200
 
 
 @dataclass(frozen=True)
@@ -275,98 +243,6 @@ def _cell_text(value: Any) -> str:
     return str(int(value) if whole else value)
 
 
-def open_tables(
-    role: str,
-    given: PathOrPaths,
-    options: ReadingOptions = DEFAULT_OPTIONS,
-    *,
-    database: str | None = None,
-    memory: MemoryLimit = NO_LIMIT,
-) -> list[Table]:
-    """Look at the head of each of some tables of one ``role``: nodes, edges or features.
-
-    They are files, patterns, ``'-'``, or queries of a database.
-    """
-    several = [given] if isinstance(given, str | PathLike) else list(given)
-    if database is not None:
-        name = f"the query for {role}"
-        frames = [run_query(name, database, fspath(query), memory) for query in several]
-        return [Table(name, tuple(frame.columns), frame) for frame in frames]
-    tables = []
-    for place in find_files(several):
-        if place == STDIN:
-            name = "the standard input"
-            kind, data = read_stdin(name, role, memory)
-            tables.append(_open(name, kind, partial(BytesIO, data), role, options, memory))
-        else:
-            tables.append(open_table(place, role, options, memory))
-    return tables
-
-
-def open_table(
-    path: Path,
-    role: str = "nodes",
-    options: ReadingOptions = DEFAULT_OPTIONS,
-    memory: MemoryLimit = NO_LIMIT,
-) -> Table:
-    """Look at the head of one file."""
-    book, _, sheet = str(path).rpartition("#")
-    if book.lower().endswith(".xlsx") and not path.exists():
-        opened = partial(open_plain, check_is_file(Path(book)))
-        return _open(path.name, ".xlsx", opened, f"#{sheet}", options, memory)
-    if check_is_file(path).stat().st_size == 0:
-        raise empty_file(path.name)
-    kind, compression = file_type(path), path.suffix.lower()
-    if compression not in COMPRESSED and kind not in FRAMES:
-        count = path.stat().st_size
-        memory.check(path.name, count * BYTES_PER_TEXT_BYTE, f"a text of {count:,} bytes")
-    opened = partial(COMPRESSED.get(compression, open_plain), path)
-    return _open(path.name, kind, opened, role, options, memory)
-
-
-def _open(
-    name: str, kind: str, opened: Open, role: str, options: ReadingOptions, memory: MemoryLimit
-) -> Table:
-    decimal = options.decimal
-    if kind == ".parquet":  # may be large, and names its columns first
-        with explain_read_errors(name), opened() as file:
-            parquet = load_library("pyarrow.parquet", "Parquet")
-            columns = check_column_names(name, parquet.read_schema(as_seekable(name, file, memory)).names)
-        load = partial(read_frame, name, kind, opened, role, memory)
-        return Table(name, columns, load=lambda: load()[0], decimal=decimal)
-    if kind in FRAMES:
-        frame, notes = read_frame(name, kind, opened, role, memory)
-        return Table(name, check_column_names(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
-    given = options.delimiter_of(role)
-    sign = "\t" if given in TAB else given or DELIMITERS.get(kind, ",")
-    if len(sign) != 1:
-        problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
-        raise PairNormError(problem, code="out-of-range", value=sign, expected=expected)
-    limited = partial(_limited, name, opened, memory, sign)
-    max_cells = (4.0 if kind in DELIMITERS else inf) if role == "edges" or kind not in DELIMITERS else 0.0
-    text, notes = _open_text(name, limited, sign, options.encoding, max_cells, given is None)
-    with explain_read_errors(name), text.rows(errors="replace") as reader:
-        stripped = ([cell.strip() for cell in cells] for cells in reader)
-        header, *rows = list(islice(filter(any, stripped), ROWS_TO_COMPARE + 1)) or [[]]
-    if not header:
-        raise empty_file(name)
-    other = next((one for one in (",", ";", "\t", "|") if one != text.delimiter and one in header[0]), None)
-    if len(header) == 1 and other and given is None:
-        again = replace(options, delimiter=other, edge_delimiter=None)
-        result = _open(name, kind, opened, role, again, memory)
-        note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
-        return replace(result, notes=[*result.notes, note])
-    if len(header) == 1 and other:
-        problem = f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not {sign!r}?"
-        hint = "Pass {delimiter}."
-        raise PairNormError(problem, code="wrong-delimiter", value=sign, hint=hint, delimiter=other)
-    named = options.columns_of(role)
-    if first_line_is_data(header, rows, role == "edges", named, may_be_numbered=not text.is_converted):
-        table = Table(name, tuple(header), text=text, decimal=decimal, notes=notes)
-        return without_header(table, {"edges": "an edge", "nodes": "a node"}.get(role, "a row"), named)
-    return Table(name, check_column_names(name, header), text=text, decimal=decimal, notes=notes)
-
-
 def without_header(source: Table, what: str, named: Sequence[str | None]) -> Table:
     """Return a text table whose first line is a row; its columns are numbered, unless the user names them."""
     assert source.text is not None
@@ -376,32 +252,6 @@ def without_header(source: Table, what: str, named: Sequence[str | None]) -> Tab
         for n, title in enumerate(source.columns)
     )
     return replace(source, columns=tuple(columns), text=replace(source.text, has_header=False))
-
-
-def _limited(name: str, opened: Open, memory: MemoryLimit, delimiter: str) -> Any:
-    return memory.stream(name, opened(), delimiter)
-
-
-def _open_text(
-    name: str, opened: Open, delimiter: str, encoding: str | None, max_cells: float, may_have_spaces: bool
-) -> tuple[TextFile, list[str]]:
-    """Find the encoding of a text and, unless ``max_cells`` is 0, comments and cells separated by spaces."""
-    with explain_read_errors(name):
-        if encoding is None:
-            encoding, notes = find_encoding(name, opened)
-        else:  # with or without a byte order mark
-            is_utf8, notes = codecs.lookup(encoding).name == "utf-8", []
-            encoding = "utf-8-sig" if is_utf8 else encoding
-        has_comments, has_spaces = (
-            find_comments_and_spaces(opened, encoding, max_cells) if max_cells else (False, False)
-        )
-    has_spaces &= may_have_spaces
-    if not has_comments and not has_spaces:
-        return TextFile(opened, delimiter, encoding), notes
-    if has_spaces:
-        notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
-    converted = partial(open_converted, opened, encoding, has_spaces)
-    return TextFile(converted, "\t" if has_spaces else delimiter, is_converted=True), notes
 
 
 def read_blocks(

@@ -28,9 +28,9 @@ from pairnorm.data.files import (
     is_pattern,
     load_library,
 )
-from pairnorm.data.frames import arrow_frame, check_column_names
 from pairnorm.data.nodes import read_nodes
-from pairnorm.data.tables import TABLES, Table, open_tables
+from pairnorm.data.readers import TABLES, arrow_frame, check_column_names, open_tables
+from pairnorm.data.tables import Table
 
 if TYPE_CHECKING:
     import networkx

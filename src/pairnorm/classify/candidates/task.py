@@ -20,7 +20,7 @@ from pairnorm.classify.holdout import hide
 from pairnorm.classify.regression import SearchLimits, subsample
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
-from pairnorm.data.split import Stream
+from pairnorm.data.masks import Stream
 from pairnorm.nn import Normalization
 from pairnorm.train.distributed import Shards
 from pairnorm.train.problem import part_accuracies, part_losses

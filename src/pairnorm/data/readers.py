@@ -1,33 +1,60 @@
-"""Read tables whole: Parquet, Excel, JSON, and queries of databases."""
+"""Open tables: text files, whose rows are read later, and whole Parquet, Excel, JSON files and queries."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from io import BufferedReader, BytesIO
+from itertools import islice
+from math import inf
+from os import PathLike, fspath
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pandas
 
 from pairnorm.base.errors import PairNormError, closest, quoted
-from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
+from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, BYTES_PER_XML_BYTE, NO_LIMIT, MemoryLimit
+from pairnorm.data.encoder import ReadingOptions
 from pairnorm.data.files import (
+    COMPRESSED,
+    STDIN,
     Open,
+    PathOrPaths,
+    TextFile,
     check_is_file,
     empty_file,
     explain_read_errors,
+    file_type,
+    find_comments_and_spaces,
+    find_encoding,
+    find_files,
     load_library,
     missing_library,
+    open_converted,
+    open_plain,
     quote_names,
+    read_stdin,
 )
+from pairnorm.data.profile import ID_NAME, WHOLE, is_missing, is_number
+from pairnorm.data.tables import Table, without_header
 
 MAX_EXCEL_ROWS = 2**20
 CONNECT_SECONDS = 10
 ROWS_AT_ONCE = 10_000
+DEFAULT_OPTIONS = ReadingOptions()
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
+# Text files whose delimiter is detected, white space included.
+TEXT_FILES = (".txt", ".dat", ".data", ".edgelist", ".edges", ".content", ".cites")
+ROWS_TO_COMPARE = 200
 
 
 def check_column_names(name: str, header: Sequence[Any]) -> tuple[str, ...]:
@@ -190,6 +217,7 @@ def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 FRAMES = {".parquet": _read_parquet, ".xlsx": _read_excel, ".json": _read_json, ".jsonl": _read_json_lines}
+TABLES = (*DELIMITERS, *TEXT_FILES, *FRAMES)
 
 
 def connect_arguments(url: Any) -> dict[str, Any]:
@@ -244,3 +272,151 @@ def _no_database(problem: str, error: Exception) -> PairNormError:
         expected="a URL such as sqlite:///file.db, duckdb:///file.db or postgresql://user@host/database, "
         "and a query that it answers",
     )
+
+
+def open_tables(
+    role: str,
+    given: PathOrPaths,
+    options: ReadingOptions = DEFAULT_OPTIONS,
+    *,
+    database: str | None = None,
+    memory: MemoryLimit = NO_LIMIT,
+) -> list[Table]:
+    """Look at the head of each of some tables of one ``role``: nodes, edges or features.
+
+    They are files, patterns, ``'-'``, or queries of a database.
+    """
+    several = [given] if isinstance(given, str | PathLike) else list(given)
+    if database is not None:
+        name = f"the query for {role}"
+        frames = [run_query(name, database, fspath(query), memory) for query in several]
+        return [Table(name, tuple(frame.columns), frame) for frame in frames]
+    tables = []
+    for place in find_files(several):
+        if place == STDIN:
+            name = "the standard input"
+            kind, data = read_stdin(name, role, memory)
+            tables.append(_open(name, kind, partial(BytesIO, data), role, options, memory))
+        else:
+            tables.append(open_table(place, role, options, memory))
+    return tables
+
+
+def open_table(
+    path: Path,
+    role: str = "nodes",
+    options: ReadingOptions = DEFAULT_OPTIONS,
+    memory: MemoryLimit = NO_LIMIT,
+) -> Table:
+    """Look at the head of one file."""
+    book, _, sheet = str(path).rpartition("#")
+    if book.lower().endswith(".xlsx") and not path.exists():
+        opened = partial(open_plain, check_is_file(Path(book)))
+        return _open(path.name, ".xlsx", opened, f"#{sheet}", options, memory)
+    if check_is_file(path).stat().st_size == 0:
+        raise empty_file(path.name)
+    kind, compression = file_type(path), path.suffix.lower()
+    if compression not in COMPRESSED and kind not in FRAMES:
+        count = path.stat().st_size
+        memory.check(path.name, count * BYTES_PER_TEXT_BYTE, f"a text of {count:,} bytes")
+    opened = partial(COMPRESSED.get(compression, open_plain), path)
+    return _open(path.name, kind, opened, role, options, memory)
+
+
+def _open(
+    name: str, kind: str, opened: Open, role: str, options: ReadingOptions, memory: MemoryLimit
+) -> Table:
+    decimal = options.decimal
+    if kind == ".parquet":  # may be large, and names its columns first
+        with explain_read_errors(name), opened() as file:
+            parquet = load_library("pyarrow.parquet", "Parquet")
+            columns = check_column_names(name, parquet.read_schema(as_seekable(name, file, memory)).names)
+        load = partial(read_frame, name, kind, opened, role, memory)
+        return Table(name, columns, load=lambda: load()[0], decimal=decimal)
+    if kind in FRAMES:
+        frame, notes = read_frame(name, kind, opened, role, memory)
+        return Table(name, check_column_names(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
+    given = options.delimiter_of(role)
+    sign = "\t" if given in TAB else given or DELIMITERS.get(kind, ",")
+    if len(sign) != 1:
+        problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
+        raise PairNormError(problem, code="out-of-range", value=sign, expected=expected)
+    max_cells = (4.0 if kind in DELIMITERS else inf) if role == "edges" or kind not in DELIMITERS else 0.0
+    counted = partial(_counted, name, opened, memory, sign)
+    text, notes = _open_text(name, counted, sign, options.encoding, max_cells, given is None)
+    with explain_read_errors(name), text.rows(errors="replace") as reader:
+        stripped = ([cell.strip() for cell in cells] for cells in reader)
+        header, *rows = list(islice(filter(any, stripped), ROWS_TO_COMPARE + 1)) or [[]]
+    if not header:
+        raise empty_file(name)
+    other = next((one for one in (",", ";", "\t", "|") if one != text.delimiter and one in header[0]), None)
+    if len(header) == 1 and other and given is None:
+        again = replace(options, delimiter=other, edge_delimiter=None)
+        result = _open(name, kind, opened, role, again, memory)
+        note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
+        return replace(result, notes=[*result.notes, note])
+    if len(header) == 1 and other:
+        problem = f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not {sign!r}?"
+        hint = "Pass {delimiter}."
+        raise PairNormError(problem, code="wrong-delimiter", value=sign, hint=hint, delimiter=other)
+    named = options.columns_of(role)
+    if first_line_is_data(header, rows, role == "edges", named, may_be_numbered=not text.is_converted):
+        table = Table(name, tuple(header), text=text, decimal=decimal, notes=notes)
+        return without_header(table, {"edges": "an edge", "nodes": "a node"}.get(role, "a row"), named)
+    return Table(name, check_column_names(name, header), text=text, decimal=decimal, notes=notes)
+
+
+def _counted(name: str, opened: Open, memory: MemoryLimit, delimiter: str) -> IO[bytes]:
+    return memory.stream(name, opened(), delimiter)
+
+
+def _open_text(
+    name: str, opened: Open, delimiter: str, encoding: str | None, max_cells: float, may_have_spaces: bool
+) -> tuple[TextFile, list[str]]:
+    """Find the encoding of a text and, unless ``max_cells`` is 0, comments and cells separated by spaces."""
+    with explain_read_errors(name):
+        if encoding is None:
+            encoding, notes = find_encoding(name, opened)
+        else:  # with or without a byte order mark
+            is_utf8, notes = codecs.lookup(encoding).name == "utf-8", []
+            encoding = "utf-8-sig" if is_utf8 else encoding
+        has_comments, has_spaces = (
+            find_comments_and_spaces(opened, encoding, max_cells) if max_cells else (False, False)
+        )
+    has_spaces &= may_have_spaces
+    if not has_comments and not has_spaces:
+        return TextFile(opened, delimiter, encoding), notes
+    if has_spaces:
+        notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
+    converted = partial(open_converted, opened, encoding, has_spaces)
+    return TextFile(converted, "\t" if has_spaces else delimiter, is_converted=True), notes
+
+
+def first_line_is_data(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    is_edge: bool,
+    named: Sequence[str],
+    may_be_numbered: bool,
+) -> bool:
+    """Return whether the first line of a text is no header: its cells look like those of the ``rows`` below.
+
+    With ``may_be_numbered``, increasing whole numbers may be column names, as pandas writes them.
+    """
+    repeated = [title for title, times in Counter(titles).items() if times > 1]
+    if any(is_edge or is_number(title) for title in repeated):
+        return True
+    texts = [place for place, title in enumerate(titles) if not (is_missing(title) or is_number(title))]
+    if not titles[0] or any(titles[place] in named or ID_NAME.search(titles[place]) for place in texts):
+        return False
+    is_repeated = False
+    for place in texts:
+        cells = {row[place] for row in rows if place < len(row) and not is_missing(row[place])}
+        if cells and all(map(is_number, cells)):
+            return False
+        is_repeated |= titles[place] in cells
+    if texts or not rows:
+        return is_repeated
+    numbers = [float(title) for title in titles if WHOLE.fullmatch(title)]
+    is_increasing = len(numbers) == len(titles) and all(np.diff(numbers) > 0)
+    return not (may_be_numbered and is_increasing)
