@@ -216,7 +216,7 @@ MISSING += ["--model", "SGC,label propagation"]
 def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(tmp_path: Path, pairnorm) -> None:
     words = [*MISSING, "--out", str(tmp_path)]
     assert (
-        "Time limit reached: 13 runs remain. Resume with: pairnorm reproduce missing"
+        "Time limit reached: 13 trials remain. Resume with: pairnorm reproduce missing"
         in pairnorm(*words, "--time-limit", "0").out
     )
     printed = pairnorm(*words).out

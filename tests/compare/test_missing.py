@@ -11,7 +11,7 @@ from pairnorm.compare.missing import (
     SSNC,
     TRAINED,
     MissingCell,
-    Selection,
+    choose_protocols,
     hold_out_labels,
     largest_component,
     mask_features,
@@ -65,19 +65,19 @@ def test_what_has_no_seed_is_run_once_where_all_masks_are_alike() -> None:
 
 def test_a_selection_is_part_of_the_comparison() -> None:
     whole = {cell for protocol in PROTOCOLS.values() for cell in protocol.cells()}
-    chosen = Selection(["ssnc-mv", "fp-vectors"], ["cora"], ["GCN", FIT], [99.5, 100], runs=2).chosen()
+    chosen = choose_protocols(["ssnc-mv", "fp-vectors"], ["cora"], ["GCN", FIT], [99.5, 100], runs=2)
     some = {cell for protocol in chosen for cell in protocol.cells()}
     assert some < whole
     assert {cell.model for cell in some} == {"GCN"}
     assert {cell.missing_percent for cell in some} == {99.5, 100}
     assert all(protocol.runs == 2 for protocol in chosen)
-    assert Selection().chosen() == list(PROTOCOLS.values())
-    assert [one.name for one in Selection(["tables", "ssnc-mv"]).chosen()] == [
+    assert choose_protocols() == list(PROTOCOLS.values())
+    assert [one.name for one in choose_protocols(["tables", "ssnc-mv"])] == [
         "ssnc-mv",
         "tables-80",
         "tables-95",
     ]
-    few = Selection(["ssnc-mv"], models=["SGC"], epochs=3).chosen()[0]
+    few = choose_protocols(["ssnc-mv"], models=["SGC"], epochs=3)[0]
     assert {spec.epochs for cell in few.cells() for spec in few.candidates(cell, 0)} == {3}
     assert set(few.trained) == {"SGC"} < set(TRAINED)
 
@@ -95,7 +95,7 @@ def test_a_selection_is_part_of_the_comparison() -> None:
 )
 def test_what_there_is_not_is_refused(options: dict, code: str, raises) -> None:
     with raises(code):
-        Selection(**options).chosen()
+        choose_protocols(**options)
 
 
 def test_hidden_features_are_those_drawn_and_those_the_data_lacks() -> None:

@@ -24,15 +24,16 @@ from pairnorm.compare.missing import (
 from pairnorm.compare.missing_runs import (
     Evaluation,
     MissingResults,
-    compare,
     count_pending,
     evaluate,
     pending_evaluations,
     read_evaluations,
+    reproduce,
     write_evaluations,
 )
 from pairnorm.data import Graph, csbm, load, missing_nodes, missing_vectors
 from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.runner import Outcome
 from pairnorm.train import Spec, Store, Trial, train
 from pairnorm.train.schedule import Running
 
@@ -62,13 +63,14 @@ def an_evaluation(**changes: object) -> Evaluation:
 def test_it_trains_evaluates_and_resumes_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "missing.sqlite"
     # Two candidates of two cells, the second run of the selected ones, and one evaluation.
-    assert count_pending([SMALL], MissingResults.read(path)) == 4 + 2 + 1
-    assert compare([SMALL], path, Running("cpu", workers=1, minutes=0)) == 7
-    assert not path.exists()
-    assert compare([SMALL], path, Running("cpu", workers=1)) == 0
-    with Store(path, read_only=True) as store:
+    with Store(path) as store:
+        assert count_pending([SMALL], store) == 4 + 2 + 1
+        assert reproduce([SMALL], store, Running("cpu", workers=1, minutes=0)) == Outcome(0, 7)
+        assert not path.exists()
+        assert reproduce([SMALL], store, Running("cpu", workers=1)) == Outcome(7, 0)
         assert len(store) == 4 + 2
-    found, before = MissingResults.read(path), path.read_bytes()
+        found = MissingResults.read(store)
+    before = path.read_bytes()
     chosen = found.index.chosen(SMALL, CELL)
     assert chosen is not None
     spec = chosen.best.spec
@@ -76,7 +78,8 @@ def test_it_trains_evaluates_and_resumes_where_it_stopped(tmp_path: Path) -> Non
     assert [row.cell for row in found.evaluated.values()] == [
         MissingCell("ssnc-mv", name, "", "label propagation", 100) for name in ("cora", "cora-reached")
     ]
-    assert compare([SMALL], path, Running("cpu", workers=1)) == 0
+    with Store(path) as store:
+        assert reproduce([SMALL], store, Running("cpu", workers=1)) == Outcome(0, 0)
     assert path.read_bytes() == before
 
 

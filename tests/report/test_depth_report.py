@@ -10,12 +10,16 @@ from pairnorm.base import plotting
 from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable
 from pairnorm.compare.depth_analysis import Choice, draw, draw_ranking, ranked
 from pairnorm.data import csbm
-from pairnorm.report import render_html
-from pairnorm.report.depth_report import advice, document, report, tables
+from pairnorm.report import render_html, render_markdown
+from pairnorm.report.depth_report import advice, document, tables
 from pairnorm.train import Spec, Store
 from pairnorm.train.result import Result
 
 RESULTS = Path(__file__).parents[2] / "results"
+
+
+def report(*arguments: Any) -> str:
+    return render_markdown(document(*arguments))
 
 
 def test_what_to_use_is_what_validation_chooses() -> None:

@@ -13,12 +13,12 @@ from pairnorm.compare.missing import (
     SSNC,
     TABLES_80,
     MissingCell,
-    Selection,
+    choose_protocols,
 )
 from pairnorm.compare.missing_runs import Evaluation, MissingResults
 from pairnorm.report import render_html, render_markdown
 from pairnorm.report.missing_report import Line, document, draw, lines, write_csv
-from pairnorm.train import Spec, Trial
+from pairnorm.train import Spec, Store, Trial
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -166,8 +166,9 @@ def test_the_report_names_the_commits_of_several() -> None:
 
 
 def test_the_committed_store_gives_the_committed_report(tmp_path: Path) -> None:
-    protocols = Selection().chosen()
-    results = MissingResults.read(RESULTS / "missing.sqlite")
+    protocols = choose_protocols()
+    with Store(RESULTS / "missing.sqlite", read_only=True) as store:
+        results = MissingResults.read(store)
     some = lines(protocols, results)
     write_csv(some, tmp_path / "missing.csv")
     assert (tmp_path / "missing.csv").read_bytes() == (RESULTS / "missing.csv").read_bytes()

@@ -2,8 +2,7 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -164,13 +163,14 @@ def write_depths(
 ) -> Path:
     """Write table, figures and report of a comparison by depth, and return the report."""
     from pairnorm.compare.depth_analysis import draw
-    from pairnorm.report.depth_report import report
+    from pairnorm.report.depth_report import document
+    from pairnorm.report.document import render_markdown
 
     figures = draw_figures(lambda: draw(comparison, table.rows, out / "figures", name)) or {}
     pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
     table_file, report_file = out / f"{name}.csv", out / f"{name}.md"
     write_text(table_file, table.csv())
-    write_text(report_file, report(table, command, pictures))
+    write_text(report_file, render_markdown(document(table, command, pictures)))
     show_written([table_file, *(path for paths in figures.values() for path in paths), report_file])
     return report_file
 
@@ -186,7 +186,13 @@ def running(options: Namespace) -> "Running":
 
 
 def train(
-    path: Path, runner: Any, requested: Any, graphs: Collection[str], resume: str, running: "Running"
+    path: Path,
+    runner: Any,
+    requested: Any,
+    graphs: Collection[str],
+    resume: str,
+    running: "Running",
+    unit: str = "layer-epochs",
 ) -> "Outcome":
     """Train pending trials with a progress bar.
 
@@ -197,6 +203,7 @@ def train(
         graphs: names of the graphs, which are fetched first.
         resume: the command that resumes, shown after Ctrl-C.
         running: where to train, and for how long.
+        unit: what the progress counts.
     """
     from pairnorm.data import datasets, load
     from pairnorm.train import Store
@@ -214,8 +221,14 @@ def train(
         if pending:
             console.show(f"Training {pending:,} trials; results in {safe(path)} are not computed again.")
         try:
-            with training_progress("trials to train", "layer-epochs") as on_progress:
-                outcome: Outcome = runner.reproduce(requested, store, running, on_progress)
+            with console.progress() as on_progress:
+
+                def update(stage: str, now: "Progress") -> None:
+                    if now.trials:
+                        latest = now.label if now.done else f"{now.trials:,} trials to train"
+                        on_progress(console.Progress(stage, now.done, now.total, latest, unit))
+
+                outcome: Outcome = runner.reproduce(requested, store, running, update)
                 return outcome
         except KeyboardInterrupt:
             left = runner.count_pending(requested, store)
@@ -226,23 +239,10 @@ def train(
             raise console.Stopped from None
 
 
-@contextmanager
-def training_progress(what: str, unit: str = "") -> "Iterator[Callable[[str, Progress], None]]":
-    """Show the progress of a training, which counts ``unit`` and starts with a number of ``what``."""
-    with console.progress() as on_progress:
-
-        def update(stage: str, now: "Progress") -> None:
-            if now.trials:
-                latest = now.label if now.done else f"{now.trials:,} {what}"
-                on_progress(console.Progress(stage, now.done, now.total, latest, unit))
-
-        yield update
-
-
-def show_remaining(left: int, resume: str, what: str = "trials") -> None:
+def show_remaining(left: int, resume: str) -> None:
     """Print how much remains after the time limit, and the command that resumes it."""
     if left:
-        console.show(f"Time limit reached: {left:,} {what} remain. Resume with: [bold]{safe(resume)}[/]")
+        console.show(f"Time limit reached: {left:,} trials remain. Resume with: [bold]{safe(resume)}[/]")
 
 
 def show_written(files: Iterable[Path]) -> None:

@@ -20,7 +20,6 @@ from pairnorm.commands.compare import (
     show_written,
     train,
     train_depths,
-    training_progress,
     write_depths,
 )
 from pairnorm.commands.console import safe
@@ -154,34 +153,26 @@ def _reproduce_depth(options: Namespace, path: Path, resume: str) -> Path:
 
 def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
     """Compare all methods where features are missing; return the report."""
-    from pairnorm.compare.missing import GROUPS, MODELS, PROTOCOLS, Selection
-    from pairnorm.compare.missing_runs import MissingResults, compare, count_pending
+    from pairnorm.compare import missing_runs
+    from pairnorm.compare.missing import GROUPS, MODELS, PROTOCOLS, choose_protocols
 
     refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
     if options.depth is not None or options.backend != "here":
         problem = "'missing' runs on this machine, with depths of its own"
         hint = "Leave out {depths} and {on}."
         raise PairNormError(problem, code="wrong-option", value=options.what, hint=hint, depths=..., on=...)
-    how = running(options)
-    chosen = Selection(
+    chosen = choose_protocols(
         names_in("protocol", options.protocol, (*PROTOCOLS, *GROUPS)),
         names_in("dataset", options.dataset),
         names_in("model", options.model, MODELS),
         numbers_in("missing", options.missing, float),
         options.runs,
         options.epochs,
-    ).chosen()
-    pending = count_pending(chosen, MissingResults.read(path))
-    if pending:
-        console.show(f"Pending runs: {pending:,} or more; results in {safe(path)} are not computed again.")
-    try:
-        with training_progress("runs") as on_progress:
-            left = compare(chosen, path, how, on_progress) if pending else 0
-    except KeyboardInterrupt:
-        console.show(f"\n[yellow]Stopped.[/] Resume with: [bold]{safe(resume)}[/]")
-        raise console.Stopped from None
+    )
+    graphs = {name for protocol in chosen for name in protocol.datasets}
+    outcome = train(path, missing_runs, chosen, graphs, resume, running(options), unit="")
     files = _write_missing(chosen, path, options.out)
-    show_remaining(left, resume, "runs")
+    show_remaining(outcome.left, resume)
     console.show(f"Results: {safe(path)}")
     show_written(files)
     return files[-1]
@@ -192,8 +183,10 @@ def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path
     from pairnorm.compare.missing_runs import MissingResults
     from pairnorm.report.document import render_markdown
     from pairnorm.report.missing_report import document, draw, lines, write_csv
+    from pairnorm.train import Store
 
-    stored = MissingResults.read(path)
+    with Store(path) as store:
+        stored = MissingResults.read(store)
     results = lines(chosen, stored)
     rows = [
         (

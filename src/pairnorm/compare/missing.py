@@ -1,11 +1,11 @@
 """Imputations and models under missing features, as data: methods, graphs, masks and protocols."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from pairnorm.sweep.grid import Grid, SelectionRule, Settings, expand
 from pairnorm.train import Spec
 from pairnorm.train.problem import DRAW
 
+Name = TypeVar("Name")
 REACHED = {"cora-reached": "cora", "citeseer-reached": "citeseer"}
 """Graphs tested only on nodes in a component with a training node: no feature or label reaches the others."""
 _CODES = ("status", "major", "second_major", "dorm", "high_school")
@@ -283,9 +284,15 @@ GROUPS = ("fp", "tables", "by")
 MODELS = (*TRAINED, "Correct & Smooth", FSD_CAP, FSD_CAP_RELEASED, *ALONE, FIT)
 
 
-@dataclass(frozen=True)
-class Selection:
-    """A part of the comparison.
+def choose_protocols(
+    protocols: Sequence[str] | None = None,
+    datasets: Sequence[str] | None = None,
+    models: Sequence[str] | None = None,
+    missing: Sequence[float] | None = None,
+    runs: int | None = None,
+    epochs: int | None = None,
+) -> list[Protocol]:
+    """Return a part of the comparison; raise an error if nothing of it is left.
 
     Args:
         protocols: only these; ``"fp"``, ``"tables"`` and ``"by"`` are all whose names begin so.
@@ -295,69 +302,50 @@ class Selection:
         runs: at most this many runs.
         epochs: of trained models.
 
-    >>> [protocol] = Selection(["ssnc-mv"], ["cora"], ["GCN", "fit"], [100]).chosen()
+    >>> [protocol] = choose_protocols(["ssnc-mv"], ["cora"], ["GCN", "fit"], [100])
     >>> [len(list(cells)) for cells in (protocol.cells(), protocol.evaluated_cells())]
     [6, 1]
     """
+    graphs = tuple(dict.fromkeys(name for protocol in PROTOCOLS.values() for name in protocol.datasets))
+    for what, names, allowed in (
+        ("protocol", protocols, (*PROTOCOLS, *GROUPS)),
+        ("dataset", datasets, graphs),
+        ("model", models, MODELS),
+    ):
+        for name in names or ():
+            one_of(what, name, allowed)
+    for percent in missing or ():
+        real_number("missing", percent, least=0, most=100)
+    least_runs = None if runs is None else whole_number("runs", runs, least=1)
+    changed = {} if epochs is None else {"epochs": whole_number("epochs", epochs, least=1)}
 
-    protocols: Sequence[str] | None = None
-    datasets: Sequence[str] | None = None
-    models: Sequence[str] | None = None
-    missing: Sequence[float] | None = None
-    runs: int | None = None
-    epochs: int | None = None
+    def only(own: Iterable[Name], chosen: Sequence[Name] | None) -> tuple[Name, ...]:
+        return tuple(one for one in own if chosen is None or one in chosen)
 
-    def chosen(self) -> list[Protocol]:
-        """Return the selected part of the protocols; raise an error if nothing is left."""
-        for name in self.protocols or ():
-            one_of("protocol", name, (*PROTOCOLS, *GROUPS))
-        every = dict.fromkeys(name for protocol in PROTOCOLS.values() for name in protocol.datasets)
-        for name in self.datasets or ():
-            one_of("dataset", name, tuple(every))
-        for name in self.models or ():
-            one_of("model", name, MODELS)
-        for percent in self.missing or ():
-            real_number("missing", percent, least=0, most=100)
-        narrowed = [self._narrow(protocol) for protocol in PROTOCOLS.values() if self._names(protocol)]
-        chosen = [protocol for protocol in narrowed if protocol is not None]
-        if not chosen:
-            raise PairNormError(
-                "nothing of the comparison is left",
-                code="nothing-selected",
-                hint="Leave out some of {protocol}, {dataset}, {model} and {missing}.",
-                protocol=...,
-                dataset=...,
-                model=...,
-                missing=...,
-            )
-        return chosen
-
-    def _names(self, protocol: Protocol) -> bool:
-        """Return whether a protocol is selected by its name or its group."""
-        group = protocol.name.partition("-")[0]
-        given = self.protocols
-        return given is None or protocol.name in given or (group in GROUPS and group in given)
-
-    def _narrow(self, protocol: Protocol) -> Protocol | None:
-        changes: dict[str, Any] = {}
-        if self.runs is not None:
-            changes["runs"] = min(protocol.runs, whole_number("runs", self.runs, least=1))
-        if self.epochs is not None:
-            epochs = whole_number("epochs", self.epochs, least=1)
-            changes["trained"] = {
-                name: {**settings, "epochs": epochs} for name, settings in protocol.trained.items()
-            }
-        if self.datasets is not None:
-            changes["datasets"] = tuple(name for name in protocol.datasets if name in self.datasets)
-        if self.missing is not None:
-            changes["missing"] = tuple(one for one in protocol.missing if one in self.missing)
-        if self.models is not None:
-            trained = changes.get("trained", protocol.trained)
-            changes["trained"] = {name: trained[name] for name in trained if name in self.models}
-            changes["evaluated"] = tuple(name for name in protocol.evaluated if name in self.models)
-        small = replace(protocol, **changes)
-        empty = not (small.datasets and small.missing and (small.trained or small.evaluated))
-        return None if empty else small
+    narrowed = [
+        replace(
+            one,
+            runs=one.runs if least_runs is None else min(one.runs, least_runs),
+            datasets=only(one.datasets, datasets),
+            missing=only(one.missing, missing),
+            trained={name: {**one.trained[name], **changed} for name in only(one.trained, models)},
+            evaluated=only(one.evaluated, models),
+        )
+        for name, one in PROTOCOLS.items()
+        if protocols is None or {name, name.partition("-")[0]} & {*protocols}
+    ]
+    chosen = [one for one in narrowed if one.datasets and one.missing and (one.trained or one.evaluated)]
+    if not chosen:
+        raise PairNormError(
+            "nothing of the comparison is left",
+            code="nothing-selected",
+            hint="Leave out some of {protocol}, {dataset}, {model} and {missing}.",
+            protocol=...,
+            dataset=...,
+            model=...,
+            missing=...,
+        )
+    return chosen
 
 
 def mask_features(graph: Graph, missing: Missing) -> Graph:

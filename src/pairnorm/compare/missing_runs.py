@@ -34,7 +34,7 @@ from pairnorm.compare.missing import (
 )
 from pairnorm.data import Graph
 from pairnorm.sweep.index import ResultIndex
-from pairnorm.sweep.runner import Batch, OnProgress, ignore_progress, train_batches
+from pairnorm.sweep.runner import Batch, OnProgress, Outcome, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, Trial
 from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin
@@ -119,35 +119,30 @@ class MissingResults:
         self.commits = commits
 
     @classmethod
-    def read(cls, path: Path) -> "MissingResults":
-        """Read a store, if there is one."""
-        if not path.exists():
-            return cls({})
-        with Store(path, read_only=True) as store:
-            results, evaluations = store.results_by_spec(), read_evaluations(store)
+    def read(cls, store: Store) -> "MissingResults":
+        """Read a store."""
+        results, evaluations = store.results_by_spec(), read_evaluations(store)
         trials = {spec: [one.trial for one in some] for spec, some in results.items()}
         commits = [one.origin.git_commit for some in results.values() for one in some]
         commits += [row.git_commit for row in evaluations]
         return cls(trials, evaluations, dict(Counter(one[:7] for one in commits if one).most_common()))
 
 
-def compare(
-    protocols: Sequence[Protocol], path: Path, running: Running, on_progress: OnProgress = ignore_progress
-) -> int:
-    """Train and evaluate what is pending, and return how many runs are left because time was up.
+def reproduce(
+    protocols: Sequence[Protocol], store: Store, running: Running, on_progress: OnProgress = ignore_progress
+) -> Outcome:
+    """Train and evaluate what is pending.
 
     Args:
         protocols: what is requested.
-        path: of the store.
+        store: where results are and go.
         running: where models are trained, and for how long.
         on_progress: called now and then.
     """
     should_stop = running.clock()
-    if not should_stop():
-        with Store(path) as store:
-            train_batches(_batches(protocols, running.root), store, running, should_stop, on_progress)
-        _evaluate_all(protocols, path, running, on_progress, should_stop)
-    return count_pending(protocols, MissingResults.read(path))
+    trained = train_batches(_batches(protocols, running.root), store, running, should_stop, on_progress)
+    trained += _evaluate_all(protocols, store, running, on_progress, should_stop)
+    return Outcome(trained, count_pending(protocols, store))
 
 
 def _batches(protocols: Iterable[Protocol], root: Path | None) -> Iterator[Batch]:
@@ -167,8 +162,9 @@ def _own_graphs(protocol: Protocol, dataset: str, root: Path | None) -> dict[str
     return {protocol.graph_name(dataset): protocol.graph(dataset, root)}
 
 
-def count_pending(protocols: Sequence[Protocol], results: MissingResults) -> int:
-    """Return how many runs are pending."""
+def count_pending(protocols: Sequence[Protocol], store: Store) -> int:
+    """Return how many runs of the protocols are not in the store."""
+    results = MissingResults.read(store)
     return results.index.count_pending(protocols) + len(pending_evaluations(protocols, results))
 
 
@@ -196,16 +192,16 @@ def pending_evaluations(
 
 def _evaluate_all(
     protocols: Sequence[Protocol],
-    path: Path,
+    store: Store,
     running: Running,
     on_progress: OnProgress,
     should_stop: Callable[[], bool],
-) -> None:
-    """Evaluate what is pending, in order, in several processes."""
-    waiting = pending_evaluations(protocols, MissingResults.read(path))
+) -> int:
+    """Evaluate what is pending, in order, in several processes; return how many runs were evaluated."""
+    waiting = pending_evaluations(protocols, MissingResults.read(store))
     total = len(waiting)
     if not waiting or should_stop():
-        return
+        return 0
     futures: set[Future[list[Evaluation]]] = set()
     workers = running.workers or os.cpu_count() or 1
     with Workers(workers) as pool:
@@ -217,10 +213,9 @@ def _evaluate_all(
                 label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
                 on_progress(f"{protocol.name}, without epochs", Progress(done, total, total, label))
             if not futures:
-                break
+                return total - len(waiting)
             finished, futures = wait(futures, return_when=FIRST_COMPLETED)
-            with Store(path) as store:
-                write_evaluations(store, [row for future in finished for row in future.result()])
+            write_evaluations(store, [row for future in finished for row in future.result()])
 
 
 def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None = None) -> list[Evaluation]:

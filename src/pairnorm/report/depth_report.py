@@ -23,7 +23,7 @@ from pairnorm.compare.depth_analysis import (
     short,
     title,
 )
-from pairnorm.report.document import Details, Document, Markdown, Only, Section, Table, render_markdown
+from pairnorm.report.document import Details, Document, Markdown, Only, Section, Table
 from pairnorm.sweep.significance import ERROR_RATE, compare_with, paired_difference
 
 DEEP_LAYERS = 16
@@ -87,7 +87,7 @@ rate and α at every depth; the published numbers were tuned for the model."""
 def advice(comparison: DepthComparison, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a sentence per graph, model and missing rate: what validation accuracy selects, and its gain.
 
-    As in ``report``, among depths at which enough methods were run.
+    As in ``document``, among depths at which enough methods were run.
     """
     groups = group_by(comparable(rows), "dataset", "model", "missing_percent")
     for (dataset, model, percent), some in groups.items():
@@ -150,8 +150,10 @@ def _number(row: Row | None = None) -> str:
     return f"{row['score']:.3f}{deviation}{diverged}"
 
 
-def report(table: DepthTable, command: str, figures: Mapping[tuple[str, str], str] | None = None) -> str:
-    """Return the comparison in Markdown.
+def document(
+    table: DepthTable, command: str, figures: Mapping[tuple[str, str], str] | None = None
+) -> Document:
+    """Return the comparison as a document.
 
     Args:
         table: the rows of a store.
@@ -159,13 +161,6 @@ def report(table: DepthTable, command: str, figures: Mapping[tuple[str, str], st
         figures: files of the figures, relative to the report, by graph and model; of a ranking over graphs,
             by an empty name and the model.
     """
-    return render_markdown(document(table, command, figures))
-
-
-def document(
-    table: DepthTable, command: str, figures: Mapping[tuple[str, str], str] | None = None
-) -> Document:
-    """Return the comparison as a document; see ``report``."""
     comparison, rows, figures = table.comparison, table.rows, figures or {}
     enough = comparable(rows)
     citation = [row for row in enough if row["dataset"] not in LONG_RANGE]
