@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
-from hashlib import sha256
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from hypothesis import strategies as st
 import pairnorm
 from pairnorm.base.errors import PairNormError
 from pairnorm.train import database
-from pairnorm.train.database import APPLICATION, SCHEMA_VERSION, connect, hash_number, transaction
+from pairnorm.train.database import APPLICATION, SCHEMA_VERSION, connect, transaction
 from pairnorm.train.result import TYPES, Trial
-from pairnorm.train.spec import ADDED_FIELDS, STORED_NAMES, Spec
+from pairnorm.train.spec import STORED_NAMES, Spec
 from pairnorm.train.store import Merged, Store
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -59,58 +58,6 @@ def test_the_view_has_the_columns_of_a_result(path: Path) -> None:
     assert found | {"hash": "TEXT"} == {name: kinds.get(TYPES[name], "TEXT") for name in TYPES}
 
 
-@pytest.mark.parametrize("schema_version", [1, 2, 5])
-def test_an_older_store_is_read_merged_and_migrated(tmp_path: Path, schema_version: int) -> None:
-    """Versions 1 and 2 had one wide row per trial, version 5 no precision."""
-    path, here = tmp_path / "old.sqlite", tmp_path / "here.sqlite"
-    other = Spec("cora", "SGC", 2, norm="PN", scale=10.0)
-    with Store(here) as store:
-        store.add_trials(
-            {SPEC: [a_trial(0), a_trial(1, nan, measures={"apd": 0.1})], other: [a_trial(5)]}, seconds=2.5
-        )
-        store.add(SPEC, [a_trial(2, curves={"test_loss": [1.0]})], seconds=0.5)
-        results, rows = store.results(), store.export(tmp_path / "here.csv").read_bytes()
-    make_older(here, path, schema_version)
-    before = path.read_bytes()
-    with Store(path, read_only=True) as store:
-        assert repr(store.results()) == repr(results)
-    with Store(tmp_path / "merged.sqlite") as store:
-        assert store.merge(path) == Merged(added=4, same=0, different=0)
-        assert store.merge(here) == Merged(added=0, same=4, different=0)
-    assert path.read_bytes() == before
-    with Store(path) as store:
-        assert store.missing(SPEC, range(4)) == [3]
-        assert store.export(tmp_path / "migrated.csv").read_bytes() == rows
-        assert store.add(SPEC, [a_trial(3)], seconds=1.0) == 1
-    with closing(connect(path)) as connection:
-        assert version(connection) == SCHEMA_VERSION
-        assert set(columns(connection, "results")) == set(TYPES)
-
-
-def make_older(source: Path, path: Path, schema_version: int) -> None:
-    """Write the trials of a store as an older version did."""
-    if schema_version == 5:
-        shutil.copy(source, path)
-        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute("DROP VIEW results")
-            connection.execute("ALTER TABLE protocols DROP COLUMN precision")
-            connection.execute("PRAGMA user_version = 5")
-        return
-    added = {STORED_NAMES.get(name, name) for name in ADDED_FIELDS} - {"scaling"}
-    names = [name for name in TYPES if name not in added and (name != "scaling" or schema_version == 2)]
-    quoted, marks = ", ".join(f'"{name}"' for name in names), ", ".join("?" * len(names))
-    with (
-        closing(sqlite3.connect(path, isolation_level=None)) as connection,
-        closing(sqlite3.connect(source)) as now,
-    ):
-        connection.execute(f"CREATE TABLE trials ({quoted}, PRIMARY KEY (hash, seed))")
-        rows = now.execute(f"SELECT {quoted.replace(chr(34) + 'measures' + chr(34), MEASURES)} FROM results")
-        connection.executemany(f"INSERT INTO trials ({quoted}) VALUES ({marks})", rows.fetchall())
-        connection.execute(f"PRAGMA user_version = {schema_version}")
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-
-
-MEASURES = "ifnull(measures, '{}')"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS hash, i AS seed FROM n"
 
 
@@ -135,8 +82,6 @@ def test_an_endless_view_of_results_is_not_read(path: Path, tmp_path: Path) -> N
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DROP VIEW results")
         connection.execute(f"CREATE VIEW results AS {ENDLESS}")
-        connection.execute("ALTER TABLE protocols DROP COLUMN precision")
-        connection.execute("PRAGMA user_version = 5")
     with Store(path) as store:
         assert store.trials(SPEC) == [a_trial(0)]
         store.export(tmp_path / "rows.csv")
@@ -179,24 +124,11 @@ def test_specs_protocols_and_origins_are_kept_once(tmp_path: Path) -> None:
             assert counts == [1, 3, origins, 9]
 
 
-def test_a_migration_that_fails_changes_nothing(
-    raises: Any, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("difference", "code"), [(1, "newer-store"), (-1, "older-store")])
+def test_a_store_of_another_version_is_refused(raises: Any, path: Path, difference: int, code: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 5")
-    before = path.read_bytes()
-    monkeypatch.setattr(
-        database, "_statements", lambda name: ["CREATE TABLE more (a)", "UPDATE nowhere SET a = 1"]
-    )
-    with raises("store-damaged"):
-        connect(path)
-    assert path.read_bytes() == before
-
-
-def test_a_newer_store_is_refused(raises: Any, path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    _check_refused(raises, path, "newer-store")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + difference}")
+    _check_refused(raises, path, code)
 
 
 @pytest.mark.parametrize(
@@ -319,39 +251,6 @@ def test_trials_come_back_exactly_also_by_way_of_csv(cell: list[Trial]) -> None:
             assert rebuilt.merge(f"{folder}/one.csv") == Merged(added=len(cell), same=0, different=0)
             assert [repr(trial) for trial in rebuilt.trials(SPEC)] == wanted
             assert rebuilt.export(f"{folder}/rebuilt.csv").read_bytes() == exported
-
-
-@pytest.mark.parametrize(
-    ("spec", "columns"),
-    [
-        (Spec("cora", "GCN", 2, norm="PN"), {"skip": 1}),
-        (Spec("cora", "GAT", 3), {"skip": 2}),
-        (Spec("cora", "GCN", 2, split="random"), {"split": "random@0"}),
-        (Spec("mine", "GCN", 2, split="per-class-20"), {"split": "per-class-20@0"}),
-        (Spec("cora", "GCN", 2), {"split": "public"}),
-    ],
-    ids=str,
-)
-def test_trials_under_an_older_hash_are_those_of_the_canonical_spec(
-    store: Store, spec: Spec, columns: dict[str, Any]
-) -> None:
-    assert Spec(**{field.name: getattr(spec, field.name) for field in fields(spec)} | columns) == spec
-    store.add(spec, [a_trial(0), a_trial(1)], seconds=1.0)
-    [(name, value)] = columns.items()
-    text = spec.text.replace(f"{name}={getattr(spec, name)}", f"{name}={value}")
-    older = hash_number(sha256(text.encode()).hexdigest()[:16])
-    with closing(sqlite3.connect(store.path)) as connection, connection:
-        connection.execute(f'UPDATE protocols SET "{name}" = ?', [value])
-        for table in ("specs", "trials"):
-            connection.execute(f"UPDATE {table} SET hash = ?", [older])
-    with Store(store.path) as again:
-        assert again.missing(spec, range(3)) == [2]
-        assert again.add(spec, [a_trial(1), a_trial(2)], seconds=1.0) == 1
-        assert again.trials(spec) == [a_trial(seed) for seed in range(3)]
-        assert again.trials_by_spec() == {spec: [a_trial(seed) for seed in range(3)]}
-        with closing(sqlite3.connect(store.path)) as connection, connection:
-            connection.execute("UPDATE trials SET seed = 0 WHERE seed = 2")
-        assert [trial.seed for trial in again.trials(spec)] == [0, 1], "a seed under two hashes is one trial"
 
 
 def test_only_what_is_missing_is_asked_for(store: Store) -> None:
@@ -661,8 +560,5 @@ def test_specs_of_committed_stores_keep_their_hashes(path: Path) -> None:
         stored = {hash for (hash,) in connection.execute("SELECT printf('%016x', hash) FROM specs")}
     with Store(path, read_only=True) as store:
         specs = list(store.trials_by_spec())
-        older = store._older_hashes
-    assert {spec.hash for spec in specs if spec not in older} <= stored
-    assert {hash for spec in specs for hash in (spec.hash, *older.get(spec, ()))} >= stored
-    assert all(spec.split == "per-class-20-of-1500" or spec.depth == 2 for spec in older)
+    assert {spec.hash for spec in specs} == stored
     assert all(Spec.parse(spec.text) == Spec.parse(str(spec)) == spec for spec in specs[:: len(specs) // 500])

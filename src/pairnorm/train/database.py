@@ -10,27 +10,19 @@ from pathlib import Path
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.files import writable
 from pairnorm.train.result import UNEXPECTED
-from pairnorm.train.spec import ADDED_FIELDS, STORED_NAMES
 
 APPLICATION = int.from_bytes(b"Pair", "big")
 """SQLite's ``application_id`` of a store."""
 
 SCHEMA_VERSION = 7
-"""SQLite's ``user_version`` of a store with the schema of ``schema.sql``."""
+"""SQLite's ``user_version`` of a store with the schema of ``schema.sql``; no other is read."""
 
 BUSY_SECONDS = 60
 """How long a process waits for other processes that write."""
 
 
-def _statements(name: str) -> list[str]:
-    text = (files("pairnorm.train") / name).read_text(encoding="utf-8")
-    return text.strip().removesuffix(";").split(";\n")
-
-
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Open the file of a store. A new file is created, an older one is migrated to the present schema.
-
-    An older file that is opened for reading stays as it is: a copy in memory is migrated.
+    """Open the file of a store, or create it.
 
     The journal is a rollback journal, SQLite's default, and not a write-ahead log: between two writes the one
     file is complete and can be copied, and it can be read from a folder where nothing may be written.
@@ -54,16 +46,14 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
             connection.execute("PRAGMA trusted_schema = OFF")
             # One transaction, since another process may be creating the store at this moment.
-            with transaction(connection, "DEFERRED"):
-                version = _check_schema(connection, path)
-            if read_only:
-                if version == 0:
+            with transaction(connection, "DEFERRED" if path.stat().st_size else "IMMEDIATE"):
+                is_empty = _check_schema(connection, path)
+                if is_empty and read_only:
                     raise _no_store(path, "empty-store", "an empty file:", "Run an experiment first.")
-                if version < SCHEMA_VERSION:
-                    connection = _migrated_copy(connection, path)
+                if is_empty:
+                    _create_tables(connection)
+            if read_only:
                 connection.execute("PRAGMA query_only = ON")
-            elif version < SCHEMA_VERSION:
-                _migrate(connection, path)
     except BaseException:
         if connection is not None:
             connection.close()
@@ -84,18 +74,23 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
         raise
 
 
-def _check_schema(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the schema version, 0 for an empty file; raise an error for a file that is not a store."""
+def _check_schema(connection: sqlite3.Connection, path: Path) -> bool:
+    """Return whether the file is empty; raise an error for a file that is not a store."""
     application, version = (
         int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")
     )
     objects = connection.execute("SELECT type, name, rootpage FROM sqlite_master").fetchall()
-    if application != APPLICATION and (application or version or objects):
+    if not (application or version or objects):
+        return True
+    if application != APPLICATION:
         raise _no_store(path, "not-a-store", "the SQLite file of another program:", "Choose another path.")
-    if version > SCHEMA_VERSION:
-        problem = f"{path} was written by a newer pairnorm (schema version {version})"
-        expected, hint = f"up to {SCHEMA_VERSION}", "Upgrade pairnorm."
-        raise PairNormError(problem, code="newer-store", value=version, expected=expected, hint=hint)
+    if version != SCHEMA_VERSION:
+        which, hint = "newer", "Upgrade pairnorm."
+        if version < SCHEMA_VERSION:
+            which, hint = "older", "Export it as .csv with the pairnorm that wrote it, and merge that file."
+        problem = f"{path} is from a pairnorm that is {which} than this one (schema version {version})"
+        expected = f"version {SCHEMA_VERSION}"
+        raise PairNormError(problem, code=f"{which}-store", value=version, expected=expected, hint=hint)
     for kind, name, page in objects:
         # A view or a virtual table can run without end when it is read, a trigger when a row is added.
         is_computed = kind == "trigger" or (kind in ("table", "view") and not page)
@@ -103,40 +98,15 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> int:
             problem = f"{path} has a {kind} {str(name)[:50]!r} that no store has"
             hint = "Do not use this file: somebody changed it."
             raise PairNormError(problem, code="store-damaged", value=path, hint=hint)
-    return version
+    return False
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a file of any older version, or an empty one, to the present schema."""
-    connection.create_function("hash_number", 1, hash_number, deterministic=True)
-    with transaction(connection):
-        if _check_schema(connection, path) == SCHEMA_VERSION:
-            return  # another process was first
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        table = "protocols" if "protocols" in tables else "trials" if "trials" in tables else None
-        if table is not None:
-            present = {column[1] for column in connection.execute(f"PRAGMA table_info({table})")}
-            for name, value in ADDED_FIELDS.items():
-                if (column := STORED_NAMES.get(name, name)) not in present:
-                    kind, default = ("TEXT", f"'{value}'") if isinstance(value, str) else ("REAL", value)
-                    added = f'"{column}" {kind} NOT NULL DEFAULT {default}'
-                    connection.execute(f"ALTER TABLE {table} ADD COLUMN {added}")
-        has_wide_rows = table == "trials"
-        if has_wide_rows:
-            connection.execute("ALTER TABLE trials RENAME TO wide")
-        connection.execute("DROP VIEW IF EXISTS results")
-        for statement in _statements("schema.sql") + (_statements("wide_rows.sql") if has_wide_rows else []):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-
-
-def _migrated_copy(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    copy = sqlite3.connect(":memory:", isolation_level=None)
-    connection.backup(copy)
-    connection.close()
-    _migrate(copy, path)
-    return copy
+def _create_tables(connection: sqlite3.Connection) -> None:
+    schema = (files("pairnorm.train") / "schema.sql").read_text(encoding="utf-8")
+    for statement in schema.strip().removesuffix(";").split(";\n"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
 
 
 def hash_number(digits: str) -> int:

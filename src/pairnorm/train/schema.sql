@@ -1,7 +1,7 @@
 -- A sweep has many specs that differ only in depth, scale and missing rate: the other fields are a protocol, kept once.
 -- Trials that were computed together share an origin. A hash is stored as the integer of its 16 hexadecimal digits.
 -- NULL stands for NaN in the metrics: SQLite has no NaN. The view `results` has one row per trial with all columns.
-CREATE TABLE IF NOT EXISTS protocols (
+CREATE TABLE protocols (
     id INTEGER PRIMARY KEY, dataset TEXT NOT NULL, model TEXT NOT NULL, hidden INTEGER NOT NULL,
     heads INTEGER NOT NULL, norm TEXT NOT NULL, "order" TEXT NOT NULL, skip INTEGER NOT NULL,
     dropout REAL NOT NULL, adjacency TEXT NOT NULL, missing_kind TEXT NOT NULL, split TEXT NOT NULL,
@@ -10,18 +10,18 @@ CREATE TABLE IF NOT EXISTS protocols (
     metric TEXT NOT NULL
 );
 
-CREATE TABLE IF NOT EXISTS specs (
+CREATE TABLE specs (
     hash INTEGER PRIMARY KEY, protocol INTEGER NOT NULL REFERENCES protocols, depth INTEGER NOT NULL,
     scale REAL NOT NULL, missing_rate REAL NOT NULL
 );
 
-CREATE TABLE IF NOT EXISTS origins (
+CREATE TABLE origins (
     id INTEGER PRIMARY KEY, seconds REAL NOT NULL, shared_by INTEGER NOT NULL,
     pairnorm_version TEXT NOT NULL, torch_version TEXT NOT NULL, python_version TEXT NOT NULL,
     device TEXT NOT NULL, git_commit TEXT, finished TEXT NOT NULL
 );
 
-CREATE TABLE IF NOT EXISTS trials (
+CREATE TABLE trials (
     hash INTEGER NOT NULL REFERENCES specs, seed INTEGER NOT NULL, diverged INTEGER NOT NULL,
     best_epoch INTEGER NOT NULL, train_loss REAL, train_accuracy REAL, validation_loss REAL,
     validation_accuracy REAL, test_loss REAL, test_accuracy REAL, measures TEXT, curves TEXT,

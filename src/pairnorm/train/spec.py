@@ -36,7 +36,7 @@ ADDED_FIELDS: dict[str, Any] = {
     "precision": "float32",
     "metric": "accuracy",
 }
-"""Fields that older stores do not have, with the value that their trials were computed with."""
+"""Fields that ``Spec.text`` leaves out if they have this value, and that older exports do not have."""
 
 FINGERPRINTS = {
     "cora": "783d7040302a5768",

@@ -6,7 +6,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cache
 from math import nan
 from pathlib import Path
 from types import TracebackType
@@ -160,8 +160,8 @@ class Store:
 
     def missing(self, spec: Spec, seeds: Iterable[int]) -> list[int]:
         """Return the seeds without a trial of this spec, in the order given."""
-        condition, values = _condition({"hash": self._hashes(spec)})
-        present = {seed for (seed,) in self._query(f"SELECT seed FROM trials WHERE {condition}", values)}
+        query = "SELECT seed FROM trials WHERE hash = ?"
+        present = {seed for (seed,) in self._query(query, [hash_number(spec.hash)])}
         return [seed for seed in dict.fromkeys(seeds) if seed not in present]
 
     def add(
@@ -188,11 +188,11 @@ class Store:
         """Write results atomically and return how many are new."""
         given = list(results)
         with self._transaction() as connection:
-            return _add(connection, given, self._older_hashes)
+            return _add(connection, given)
 
     def trials(self, spec: Spec) -> list[Trial]:
         """Return the trials of a spec by seed."""
-        return self.trials_by_spec(hash=self._hashes(spec)).get(spec, [])
+        return self.trials_by_spec(hash=spec.hash).get(spec, [])
 
     def trials_by_spec(self, **where: Any) -> dict[Spec, list[Trial]]:
         """Return the trials of every spec, sorted. ``where`` restricts a field to a value or several."""
@@ -242,7 +242,7 @@ class Store:
                 for spec, trials in self.trials_by_spec().items()
                 for trial in trials
             }
-            added = _add(connection, theirs, self._older_hashes)
+            added = _add(connection, theirs)
             same = sum(ours.get((spec, trial.seed)) == _outcome(trial) for spec, trial, _ in theirs)
             if records:
                 connection.execute(_CREATE_RECORDS)
@@ -278,24 +278,6 @@ class Store:
     def _has_records(self) -> bool:
         return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'records'"))
 
-    def _hashes(self, spec: Spec) -> list[str]:
-        """Return the hash of a spec and other hashes under which an older version stored it."""
-        return [spec.hash, *self._older_hashes.get(spec, ())]
-
-    @cached_property
-    def _older_hashes(self) -> dict[Spec, list[str]]:
-        """Hashes that older versions computed from fields that change nothing, by spec."""
-        idle = "split GLOB '*@0*' OR split = 'public' OR (skip > 0 AND skip > depth - 2)"
-        columns = f"printf('%016x', hash), {_names(SPEC)}"
-        rows = self._query(f"SELECT {columns} FROM {_SPECS} WHERE {idle}")
-        older: dict[Spec, list[str]] = defaultdict(list)
-        with damaged_values(self.path):
-            for stored, *values in rows:
-                spec = Spec(**dict(zip(SPEC.values(), values, strict=True)))
-                if stored != spec.hash:
-                    older[spec].append(stored)
-        return dict(older)
-
     def _read(self, where: Mapping[str, Any]) -> Iterable[tuple[Spec, list[tuple[Trial, int]]]]:
         """Return the specs, sorted, with their trials by seed and the row ids of the trials' origins."""
         where = {STORED_NAMES.get(name, name): value for name, value in where.items()}
@@ -326,22 +308,8 @@ class Store:
                 trials[number].append((_trial(values), origin))
             for number, protocol, depth, *others in spec_rows:
                 if number in trials:
-                    spec = deep(protocol, *others).at(depth)
-                    by_spec[spec] = (
-                        _union(by_spec[spec], trials[number]) if spec in by_spec else trials[number]
-                    )
+                    by_spec[deep(protocol, *others).at(depth)] = trials[number]
         return by_spec.items()
-
-
-def _union(
-    trials: Sequence[tuple[Trial, int]], others: Sequence[tuple[Trial, int]]
-) -> list[tuple[Trial, int]]:
-    """Return the trials of one spec under two hashes by seed; of equal seeds, the one with more measures."""
-    by_seed = {trial.seed: (trial, origin) for trial, origin in trials}
-    for trial, origin in others:
-        if trial.seed not in by_seed or len(trial.measures) > len(by_seed[trial.seed][0].measures):
-            by_seed[trial.seed] = trial, origin
-    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -356,30 +324,22 @@ def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
     return " AND ".join(parts), values
 
 
-def _add(
-    connection: sqlite3.Connection, results: Iterable[Result], older_hashes: Mapping[Spec, Sequence[str]]
-) -> int:
+def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
     """Insert the new trials with their protocols, specs and origins; return how many were new."""
-    protocols, origins = (
-        _Rows(connection, *table) for table in (("protocols", _PROTOCOL), ("origins", ORIGIN))
-    )
-    numbers: dict[Spec, int] = {}
+    protocols, origins = _Rows(connection, "protocols", _PROTOCOL), _Rows(connection, "origins", ORIGIN)
     added = 0
     for spec, trial, origin in results:
-        if spec not in numbers:
-            numbers[spec] = hash_number(spec.hash)
-        stored = [numbers[spec], *map(hash_number, older_hashes.get(spec, ()))]
-        present = f"SELECT 1 FROM trials WHERE hash IN ({', '.join('?' * len(stored))}) AND seed = ?"
-        if connection.execute(present, [*stored, trial.seed]).fetchone():
+        number = hash_number(spec.hash)
+        present = "SELECT 1 FROM trials WHERE hash = ? AND seed = ?"
+        if connection.execute(present, [number, trial.seed]).fetchone():
             continue
-        varied = [getattr(spec, name) for name in _VARIED]
         connection.execute(
             f"{_insert('specs', ('hash', 'protocol', *_VARIED))} ON CONFLICT DO NOTHING",
-            [numbers[spec], protocols.number(spec), *varied],
+            [number, protocols.number(spec), *(getattr(spec, name) for name in _VARIED)],
         )
         values = [_encode(value) for value in (vars(trial) | {"measures": trial.measures or None}).values()]
         connection.execute(
-            _insert("trials", ("hash", *TRIAL, "origin")), [numbers[spec], *values, origins.number(origin)]
+            _insert("trials", ("hash", *TRIAL, "origin")), [number, *values, origins.number(origin)]
         )
         added += 1
     return added
