@@ -107,32 +107,21 @@ def lines(
     file_name: str = "",
 ) -> Chart:
     """Return a line chart; ``marks`` are named points, ``vertical`` is a named dotted line."""
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
+    traces = []
+    for line in curves:
+        y_values = [round(value, 6) if isfinite(value) else None for value in map(float, line.y)]
+        trace = _scatter("lines+markers", line.x, y_values, line.color, line.symbol, 6)
+        dash = {"color": line.color, "dash": "dash" if line.dashed else "solid", "width": 2}
+        trace |= {
             "name": line.name,
             "showlegend": line.listed,
-            "x": list(line.x),
-            "y": [round(value, 6) if isfinite(value) else None for value in map(float, line.y)],
-            "line": {"color": line.color, "dash": "dash" if line.dashed else "solid", "width": 2},
-            "marker": {"color": line.color, "symbol": line.symbol, "size": 6},
+            "line": dash,
             "hovertemplate": f"%{{y:{form}}}",
         }
-        for line in curves
-    ]
-    traces += [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": [x_value],
-            "y": [value],
-            "marker": {"color": INK, "symbol": symbol, "size": 13},
-            "hoverinfo": "skip",
-        }
-        for (x_value, value, name), symbol in zip(marks, ("star", "diamond-open"), strict=False)
-    ]
+        traces.append(trace)
+    for (x_value, value, name), symbol in zip(marks, ("star", "diamond-open"), strict=False):
+        point = _scatter("markers", [x_value], [value], INK, symbol, 13)
+        traces.append(point | {"name": name, "hoverinfo": "skip"})
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": x}, "rangemode": "tozero", "unifiedhovertitle": {"text": f"{x} %{{x}}"}},
         "yaxis": {"title": {"text": y}, **({"rangemode": "tozero"} if from_zero else {})},
@@ -144,6 +133,14 @@ def lines(
         layout["shapes"] = [_vertical(x_value, {"color": INK, "dash": "dot", "width": 1})]
         layout["annotations"] = [{**note, "showarrow": False}]
     return Chart(title, traces, layout, name=file_name)
+
+
+def _scatter(
+    mode: str, x: Sequence[float], y: Sequence[float | None], color: Any, symbol: Any, size: Any
+) -> dict[str, Any]:
+    """Return a trace of lines or markers; colors, symbols and sizes may differ by point."""
+    marker = {"color": color, "symbol": symbol, "size": size}
+    return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), "marker": marker}
 
 
 def _vertical(x: float, line: dict[str, Any]) -> dict[str, Any]:
@@ -162,21 +159,10 @@ def _intervals(
         *([round(one, 4) if isfinite(one) else 0 for one in both] for both in lengths), strict=True
     )
     colors, symbols = zip(*styles, strict=True)
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [round(value, 4) for value, _, _ in ends],
-        "y": list(range(len(ends))),
-        "error_x": {
-            "type": "data",
-            "symmetric": False,
-            "array": list(above),
-            "arrayminus": list(below),
-            "color": GRAY,
-        },
-        "marker": {"color": list(colors), "symbol": list(symbols), "size": size},
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }
+    values = [round(value, 4) for value, _, _ in ends]
+    trace = _scatter("markers", values, range(len(ends)), colors, symbols, size)
+    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": GRAY}
+    return trace | {"error_x": bars, "hovertemplate": "%{customdata}<extra></extra>"}
 
 
 def intervals(
@@ -294,24 +280,13 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
     x, y = (100 * np.bincount(number, part, bins)[filled] / counts[filled] for part in (sure, hits))
     # The area of a point shows the number of nodes.
     sizes = (6 + 20 * np.sqrt(counts[filled] / counts.max())).round(1).tolist()
-    diagonal = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [0, 100],
-        "y": [0, 100],
-        "name": "ideal",
-        "line": {"color": GRAY, "dash": "dot"},
-        "hoverinfo": "skip",
-    }
-    trace = {
-        "type": "scatter",
-        "mode": "lines+markers",
+    diagonal = _scatter("lines", [0, 100], [0, 100], GRAY, "circle", 6)
+    diagonal |= {"name": "ideal", "line": {"color": GRAY, "dash": "dot"}, "hoverinfo": "skip"}
+    trace = _scatter("lines+markers", x.round(2).tolist(), y.round(2).tolist(), BLUE, "circle", sizes)
+    trace |= {
         "name": "this model",
         "cliponaxis": False,  # the largest points are at the edge
-        "x": x.round(2).tolist(),
-        "y": y.round(2).tolist(),
         "line": {"color": BLUE, "width": 2},
-        "marker": {"color": BLUE, "size": sizes},
         "customdata": counts[filled].tolist(),
         "hovertemplate": "%{customdata:,} nodes, on average %{x:.1f}% confident: "
         "%{y:.1f}% are right<extra></extra>",

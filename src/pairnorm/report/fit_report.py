@@ -41,7 +41,6 @@ from pairnorm.report.fit_tables import (
     MIN_MEASURED,
     SCORE_COLUMNS,
     accuracy_tables,
-    delivered_labels,
     node_table,
     percent,
     percent_range,
@@ -207,7 +206,7 @@ def _nodes(count: int) -> str:
 
 def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     """Return the three numbers of the first screen: accuracy, gain, and labels to review."""
-    confidence, counted = delivered_labels(findings)[0].max(1), findings.nodes_to_label
+    confidence, counted = findings.delivered_probabilities.max(1), findings.nodes_to_label
     review = f"{int((counted & (confidence < CONFIDENT)).sum()):,} of {int(counted.sum()):,}"
     total = "in all" if findings.graph.labeled.all() else "without a known label"
     to_review = ("Labels to review", review, f"nodes {total} have a confidence below {CONFIDENT:.0%}.")
@@ -235,7 +234,7 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
 
 def _trust(findings: Findings) -> list[Text | Threshold]:
     delivered, evaluated = (
-        thousandths(one.max(1)) for one in (delivered_labels(findings)[0], findings.probabilities)
+        thousandths(one.max(1)) for one in (findings.delivered_probabilities, findings.probabilities)
     )
     test, counted = findings.test, findings.nodes_to_label
     right = findings.predicted == findings.graph.labels.cpu().numpy()

@@ -86,12 +86,6 @@ def set_tables(sets: PredictionSets, groups: Mapping[str, NDArray[np.bool_]]) ->
     return blocks
 
 
-def delivered_labels(findings: Findings) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the probabilities and the labels that predictions.csv holds."""
-    classifier = findings.classifier
-    return classifier.probabilities_, classifier.decide(classifier.probabilities_)
-
-
 def thousandths(values: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return probabilities in thousandths, as integers."""
     # Round down, so that 0.9997 is not shown as certain; but 0.9, slightly less in float32, is 900.
@@ -103,7 +97,7 @@ def node_table(findings: Findings, sets: Sequence[PredictionSets]) -> Nodes:
     from scipy.sparse import csr_array
 
     graph = findings.graph
-    probabilities, predicted = delivered_labels(findings)
+    probabilities, predicted = findings.delivered_probabilities, findings.delivered
     confidence = probabilities.max(1)
     rows = np.sort(np.argsort(confidence, kind="stable")[:MAX_ROWS])
     labels, train = graph.labels.cpu().numpy(), graph.train.cpu().numpy()
