@@ -1,8 +1,8 @@
 """Imputations of missing features, and the registry that ``impute`` selects from.
 
 Every imputation has the signature ``(x, missing_mask, matrix)``: features, a mask that is True where a value
-is missing (as in PyG), and a propagation matrix. It returns known entries unchanged, and zero where no known
-value is in reach. ``impute`` lists the shapes that features and mask may have.
+is missing (as in PyG), and the propagation matrix P, ``normalized_adjacency(adjacency)``. It returns known
+entries unchanged, and zero where no known value is in reach. ``impute`` lists the shapes of ``x`` and mask.
 """
 
 import math
@@ -86,13 +86,7 @@ def apply_linear(imputation: Callable[[Tensor], Tensor], x: Tensor, missing: Ten
 
 
 def zero(x: Tensor, missing_mask: Tensor, matrix: SparseMatrix) -> Tensor:
-    """Impute zero, as the paper does.
-
-    Args:
-        x: features [n, d].
-        missing_mask: True where missing.
-        matrix: not used.
-    """
+    """Impute zero, as the paper does."""
     return known_values(x, broadcast_mask(x, missing_mask))
 
 
@@ -100,11 +94,6 @@ def column_mean(x: Tensor, missing_mask: Tensor, matrix: SparseMatrix) -> Tensor
     r"""Impute the mean of the known values of a column; zero where a column has none.
 
     $$\hat{x}_{ij} = \textstyle\sum_k m_{kj} x_{kj} \,/\, \sum_k m_{kj}$$
-
-    Args:
-        x: features [n, d].
-        missing_mask: True where missing.
-        matrix: not used.
     """
     missing = broadcast_mask(x, missing_mask)
     values = known_values(x, missing)
@@ -119,9 +108,6 @@ def known_neighbor_mean(x: Tensor, missing_mask: Tensor, matrix: SparseMatrix, *
     One step is the convolution of PaGNN (Jiang and Zhang, 2020) if the rows of P sum to one.
 
     Args:
-        x: features [n, d], or any block of columns.
-        missing_mask: True where missing.
-        matrix: P, ``normalized_adjacency(adjacency)``.
         steps: number k of propagation steps.
     """
     whole_number("steps", steps)
@@ -147,8 +133,6 @@ def feature_propagation(x: Tensor, missing_mask: Tensor, matrix: SparseMatrix, *
     The limit solves $\mathbf{X} = \mathbf{P} \mathbf{X}$ at the missing entries.
 
     Args:
-        x: features [n, d], or any block of columns.
-        missing_mask: True where missing.
         matrix: P; ``normalized_adjacency(adjacency, "sym")`` as in the authors' code. PyG's transform leaves
             out the self-loops. With ``"rw"`` a constant feature stays constant.
         steps: number of propagation steps.
@@ -187,9 +171,6 @@ def pcfi(
     ``beta=0``, which leaves it out.
 
     Args:
-        x: features [n, d].
-        missing_mask: True where missing.
-        matrix: P, ``normalized_adjacency(adjacency)``.
         alpha: confidence that one hop keeps, above 0 and at most 1.
         beta: weight of the other channels.
         steps: number of propagation steps.
@@ -271,9 +252,6 @@ def missing_indicator(
     [n, d + 1].
 
     Args:
-        x: features [n, d].
-        missing_mask: True where missing.
-        matrix: passed to ``imputation``.
         imputation: imputes the values; ``zero`` as published.
     """
     missing = broadcast_mask(x, missing_mask)

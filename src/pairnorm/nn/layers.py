@@ -21,13 +21,8 @@ class GraphConvolution(nn.Module):
     """A linear map of every node, an exchange with its neighbors, bias and activation.
 
     Subclasses define the exchange in ``forward``. Parameters are stacked along a leading model axis:
-    ``weight`` is ``[models, in, out]``, ``bias`` ``[models, out]``.
-
-    Args:
-        in_channels: Features per node that come in.
-        out_channels: Features per node that go out.
-        num_models: Number of models that are stacked.
-        activation: ``"relu"``, ``"elu"`` or ``"none"``.
+    ``weight`` is ``[models, in, out]``, ``bias`` ``[models, out]``. The activation is ``"relu"``, ``"elu"``
+    or ``"none"``.
     """
 
     is_graph_convolution: ClassVar[bool] = True
@@ -145,12 +140,6 @@ class GCNIIConvolution(nn.Module):
     \big((1 - \alpha) \tilde{\mathbf{A}} \mathbf{H} + \alpha \mathbf{H}_0\big)
         \big((1 - \beta) \mathbf{I} + \beta \mathbf{W}\big)
     $$
-
-    Args:
-        features: Features per node.
-        num_models: Number of models that are stacked.
-        alpha: The share of the initial representation.
-        beta: The share of the weight; the rest is the identity.
     """
 
     is_graph_convolution: ClassVar[bool] = True
@@ -168,20 +157,12 @@ class GCNIIConvolution(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings, for ``repr``."""
-        return (
-            f"{self.weight.size(-1)}, num_models={len(self.weight)}, alpha={self.alpha}, beta={self.beta:.4g}"
-        )
+        num_models, width, _ = self.weight.shape
+        return f"{width}, num_models={num_models}, alpha={self.alpha}, beta={self.beta:.4g}"
 
 
 class Linear(nn.Module):
-    """A linear map of every node, for many models: ``weight`` is ``[models, in, out]``.
-
-    Args:
-        in_channels: Features per node that come in.
-        out_channels: Features per node that go out.
-        num_models: Number of models that are stacked.
-        bias: Whether there is one.
-    """
+    """A linear map of every node, for many models: ``weight`` is ``[models, in, out]``."""
 
     def __init__(self, in_channels: int, out_channels: int, num_models: int, bias: bool = True) -> None:
         super().__init__()

@@ -264,20 +264,23 @@ def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatr
 def entries(
     adjacency: Tensor | SparseMatrix, num_nodes: int | None = None
 ) -> tuple[int, Tensor, Tensor, Tensor]:
-    """Return the number of nodes, and row, column and weight of every entry of an adjacency matrix.
+    """Return the number of nodes, and row, column and weight of every entry; see ``normalized_adjacency``.
 
     A row is a node that receives, a column one that it receives from: the target and the source of an edge.
-
-    Args:
-        adjacency: see ``normalized_adjacency``.
-        num_nodes: see ``normalized_adjacency``.
     """
     adjacency = _without_subclass(adjacency)
-    if is_edge_index(adjacency):
-        return _edge_index_entries(adjacency, num_nodes)
-    matrix = _square(adjacency)
-    pattern = matrix.pattern
-    return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
+    if not is_edge_index(adjacency):
+        matrix = _square(adjacency)
+        pattern = matrix.pattern
+        return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
+    if num_nodes is None:
+        num_nodes = int(adjacency.max()) + 1 if adjacency.numel() else 0
+    if (node := out_of_range(adjacency, num_nodes)) is not None:
+        problem = f"edge_index names node {node}"
+        expected = "numbers from 0" if node < 0 else f"numbers below {num_nodes}, the number of nodes"
+        raise PairNormError(problem, code="out-of-range", value=node, expected=expected)
+    source, target = adjacency.long()
+    return num_nodes, target, source, torch.ones(source.numel(), device=adjacency.device)
 
 
 def _without_subclass(adjacency: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
@@ -308,22 +311,6 @@ def is_edge_index(value: object) -> TypeGuard[Tensor]:
     >>> is_edge_index(torch.tensor([[0, 1], [1, 2]])), is_edge_index(torch.eye(2))
     (True, False)
     """
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.dim() == 2
-        and value.size(0) == 2
-        and value.dtype in (torch.int64, torch.int32)
-    )
-
-
-def _edge_index_entries(edge_index: Tensor, num_nodes: int | None) -> tuple[int, Tensor, Tensor, Tensor]:
-    nodes = num_nodes
-    if nodes is None:
-        nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
-    if (node := out_of_range(edge_index, nodes)) is not None:
-        problem = f"edge_index names node {node}"
-        expected = "numbers from 0" if node < 0 else f"numbers below {nodes}, the number of nodes"
-        raise PairNormError(problem, code="out-of-range", value=node, expected=expected)
-    source, target = edge_index.long()
-    return nodes, target, source, torch.ones(source.numel(), device=edge_index.device)
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return value.dim() == 2 and len(value) == 2 and value.dtype in (torch.int64, torch.int32)

@@ -8,25 +8,18 @@ from torch import Tensor
 from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.ops.kernels import KernelFunction, find_kernels, in_transform_or_compile
 
-Two = tuple[Tensor, Tensor | None]
-
 
 def stacked_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
     """Return dropout(x)·W for every model: ``[nodes, models or 1, in]`` by ``[models, in, out]``."""
     x = x.expand(-1, weight.size(0), -1)
     kernels = find_kernels("linear", x, weight)
-    result: Tensor
     if kernels is not None:
-        result = KernelFunction.apply(
-            kernels.forward, kernels.backward, _reference, (rate, keys), x, weight, None
-        )[0]
-    elif in_transform_or_compile():
-        result = _reference(x, weight, None, rate, keys)[0]
-    else:
-        wide = x.to(torch.promote_types(x.dtype, weight.dtype))
-        wide = wide if keys is None else dropout(wide, rate, keys)
-        result = _StackedLinear.apply(wide, weight.to(wide.dtype)).to(x.dtype)
-    return result
+        return _run(kernels, x, weight, None, rate, keys)[0]
+    if in_transform_or_compile():
+        return _reference(x, weight, None, rate, keys)[0]
+    wide = x.to(torch.promote_types(x.dtype, weight.dtype))
+    wide = wide if keys is None else dropout(wide, rate, keys)
+    return _StackedLinear.apply(wide, weight.to(wide.dtype)).to(x.dtype)
 
 
 def stacked_linear_with_scores(
@@ -35,10 +28,7 @@ def stacked_linear_with_scores(
     """Return z = dropout(x)·W and the scores z·E of attention; E is ``[models, out, scores]``."""
     kernels = find_kernels("linear", x, weight, att_vectors)
     if kernels is not None:
-        x = x.expand(-1, weight.size(0), -1)
-        return KernelFunction.apply(
-            kernels.forward, kernels.backward, _reference, (rate, keys), x, weight, att_vectors
-        )
+        return _run(kernels, x.expand(-1, weight.size(0), -1), weight, att_vectors, rate, keys)
     z = stacked_linear(x, weight, rate, keys)
     return z, stacked_linear(z.to(torch.promote_types(z.dtype, att_vectors.dtype)), att_vectors)
 
@@ -52,7 +42,7 @@ def _run(
 
 def _reference(
     x: Tensor, weight: Tensor, att_vectors: Tensor | None, rate: float, keys: Tensor | None
-) -> Two:
+) -> tuple[Tensor, Tensor | None]:
     wide = x.to(torch.promote_types(x.dtype, weight.dtype))
     z = torch.einsum("nti,tio->nto", wide if keys is None else dropout(wide, rate, keys), weight)
     return z.to(x.dtype), None if att_vectors is None else torch.einsum("nto,toe->nte", z, att_vectors)

@@ -19,16 +19,7 @@ BLOCK = 128
 def propagate(
     crow: Tensor, column: Tensor, weight: Tensor | None, roots: Tensor | None, x: Tensor, y: Tensor
 ) -> None:
-    """Write D̃⁻¹ Ã x, or with ``roots`` D̃^(-1/2) Ã D̃^(-1/2) x, to ``y``.
-
-    Args:
-        crow: int64 [n + 1].
-        column: int32 [entries].
-        weight: float32 [entries]; None for ones.
-        roots: float32 [n], D̃^(-1/2).
-        x: [n, columns], contiguous.
-        y: like x.
-    """
+    """Write D̃⁻¹ Ã x, or with ``roots`` D̃^(-1/2) Ã D̃^(-1/2) x, to ``y``; arguments as in ``_numba``."""
     nodes, width = x.shape
     block = min(BLOCK, triton.next_power_of_2(width))
     grid = (nodes, triton.cdiv(width, block))
