@@ -6,11 +6,11 @@ import pandas
 import pytest
 
 from pairnorm.data import tables
-from pairnorm.data.edges import EndpointColumns, read_edges
 from pairnorm.data.labels import near_duplicate_notes
 from pairnorm.data.nodes import node_names, read_rows
 from pairnorm.data.readers import open_table
 from pairnorm.data.tables import Table, read_blocks
+from pairnorm.data.tabular import EndpointColumns, read_edges
 
 Write = Callable[[str, str], Path]
 NODES = Table("nodes.csv", ("id",))
@@ -90,7 +90,7 @@ def test_a_file_without_a_header_is_noticed(write: Write, raises: Callable) -> N
     for guessed in (True, False):  # naming the columns of a file without a header does not eat its first edge
         edges = open_table(write("edges.csv", "5,7\n7,9\n"))
         found = read_edges(edges, EndpointColumns("5", "7", guessed), np.array([5, 7, 9]), None)
-        assert found.edge_index.tolist() == [[0, 1], [1, 2]]
+        assert found[0].tolist() == [[0, 1], [1, 2]]
         assert edges.notes == ["line 1 of edges.csv is an edge, not a header"]
     edges = open_table(write("edges.csv", "0,1\n1,2\n"))  # perhaps the header that pandas writes
     with raises("header-missing", "edges.csv", value=("0", "1")):
@@ -158,7 +158,7 @@ def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raise
         read_edges(table, EndpointColumns("a", "b"), LETTERS, None)
     assert "differs from the node 'y' only in case, spaces" in caught.value.problem
     found = read_edges(table, EndpointColumns("a", "b"), LETTERS, None, drop=True)
-    assert found.edge_index.tolist() == [[0], [1]]
+    assert found[0].tolist() == [[0], [1]]
     assert table.notes[0].startswith("2 of 3 edges in e.csv were dropped: an end is not a node, such as 'Y'")
 
 

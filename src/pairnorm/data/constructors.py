@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -27,7 +28,14 @@ from pairnorm.data.adjacency import (
 )
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import as_tensor, to_endpoints
-from pairnorm.data.files import PathOrPaths, explain_read_errors, name_without_endings
+from pairnorm.data.files import (
+    STDIN,
+    PathOrPaths,
+    explain_read_errors,
+    file_type,
+    is_pattern,
+    name_without_endings,
+)
 from pairnorm.data.labels import to_labels
 from pairnorm.data.masks import Split
 from pairnorm.data.packed import PackedGraph
@@ -199,8 +207,6 @@ class GraphConstructors:
             memory: the most memory that reading may take, in bytes or as ``'8GB'``. Default: half of what is
                 free. A file that needs more, also one that unpacks to more, is refused.
         """
-        from pairnorm.data import tabular
-
         options = ColumnOptions(
             id=id, label=label, split=split, source=source, target=target, weight=weight, classes=classes,
             merge_classes=merge_classes, categorical=categorical, ignore=ignore, keep=keep, strict=strict,
@@ -208,8 +214,8 @@ class GraphConstructors:
             edge_delimiter=edge_delimiter, encoding=encoding, decimal=decimal,
         )  # fmt: skip
         given = {"nodes": nodes, "edges": edges, "features": features}
-        parts = tabular.read_files(given, database, options, encoder, MemoryLimit.of(memory))
-        place = tabular.base_name(nodes) if database is None else "graph"
+        parts = _read_files(given, database, options, encoder, MemoryLimit.of(memory))
+        place = _base_name(nodes) if database is None else "graph"
         with explain_read_errors(place):
             graph = _from_read(cls, parts | {"name": name or name_without_endings(place)})
         return _warned(graph)
@@ -307,12 +313,10 @@ class GraphConstructors:
             ignore: attributes of nodes to leave out.
             encoder: as for ``from_files``.
         """
-        from pairnorm.data import tabular
-
         options = ColumnOptions(
             label=label, split=split, weight=weight, categorical=categorical, ignore=ignore
         )
-        return _from_read(cls, tabular.from_networkx(graph, options, encoder, features))
+        return _from_read(cls, exchange.from_networkx(graph, options, encoder, features))
 
     @classmethod
     def from_pyg(cls: type[Any], data: Data, **parts: Any) -> Graph:
@@ -345,3 +349,55 @@ def _warned(graph: Graph) -> Graph:
     if graph.notes:
         warnings.warn(f"{graph.name}: {'; '.join(graph.notes)}.", GraphWarning, stacklevel=3)
     return graph
+
+
+def _read_files(
+    given: dict[str, PathOrPaths | None],
+    database: str | None,
+    options: ColumnOptions,
+    encoder: Encoder | None,
+    memory: MemoryLimit,
+) -> exchange.Parts:
+    """Return the parts of a graph in tables, or in one file that holds it whole."""
+    from pairnorm.data.readers import open_tables
+    from pairnorm.data.tabular import read_tables
+
+    for role, value in given.items():
+        if not isinstance(value, str | PathLike | Sequence | None):
+            problem, kind = f"{role} is a {type(value).__name__}", type(value).__name__
+            expected, hint = "the name of a file, or a list of them", "Graph.from_frames takes frames."
+            raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, hint=hint)
+    nodes, edges = given["nodes"], given["edges"]
+    if not isinstance(nodes, str | PathLike | None) and len(nodes) == 1:
+        (nodes,) = nodes
+    again = options.after(encoder)
+    if database is None and _holds_graph(nodes, edges, again.delimiter):
+        return exchange.read_graph_file(Path(nodes), given, options, encoder, memory)  # type: ignore[arg-type]
+    if edges is None:
+        problem = f"{_base_name(nodes or '')}: a table of nodes needs a table of edges"
+        raise PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
+    if nodes == edges == STDIN:
+        problem = "nodes and edges are both '-'"
+        raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
+    tables = [
+        [] if value is None else open_tables(role, value, again, database=database, memory=memory)
+        for role, value in (given | {"nodes": nodes}).items()
+    ]
+    return read_tables(tables, again, encoder)
+
+
+def _holds_graph(nodes: PathOrPaths | None, edges: PathOrPaths | None, delimiter: str | None) -> bool:
+    """Return whether a file is no table: by its ending, unless edges and a delimiter come with it."""
+    from pairnorm.data.readers import TABLES
+
+    is_text = edges is not None and delimiter is not None
+    if not isinstance(nodes, str | PathLike) or nodes == STDIN or is_text:
+        return False
+    path = Path(nodes)
+    return not is_pattern(path.name) and not path.is_dir() and file_type(path) not in TABLES
+
+
+def _base_name(given: PathOrPaths) -> str:
+    """Return what to call a graph, or its nodes, by where they are."""
+    first = given if isinstance(given, str | PathLike) else next(iter(given), "")
+    return Path(first).name

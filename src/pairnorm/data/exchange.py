@@ -1,11 +1,14 @@
-"""Convert graphs from and to arrays: PyG, scipy and networkx, and the files that hold such arrays."""
+"""Convert graphs from and to PyG, scipy and networkx, and read the files that hold whole graphs."""
 
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import asdict, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -15,8 +18,11 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted, whole_number
+from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
 from pairnorm.data.adjacency import check_csr, csr_matrix
+from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import to_dense_or_csr
+from pairnorm.data.files import check_is_file, explain_read_errors, load_library
 from pairnorm.data.labels import UNKNOWN, to_class_numbers
 
 if TYPE_CHECKING:
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 
 Parts = dict[str, Any]
 PLANETOID_PIECES = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+ATTRIBUTE_OPTIONS = ("label", "split", "weight", "categorical", "ignore", "edge_columns")
+_NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
 PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
 
 
@@ -243,6 +251,157 @@ def _read_torch(path: Path) -> Parts:
 
 
 READERS = {".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
+
+
+def from_networkx(
+    graph: networkx.Graph,
+    options: ColumnOptions,
+    encoder: Encoder | None,
+    features: str = "x",
+    limit: Callable[[int, int], None] = lambda rows, columns: None,
+) -> Parts:
+    """Return the parts of a networkx graph; attributes of nodes are read as the columns of a file are.
+
+    ``limit`` raises an error where a table has too many rows and columns.
+    """
+    import pandas
+
+    from pairnorm.data.nodes import read_nodes
+    from pairnorm.data.tables import Table
+    from pairnorm.data.tabular import EndpointColumns, add_edges
+
+    for items in (graph.nodes(data=True), graph.edges(data=True)):
+        limit(len(items), len({key for *_, attributes in items for key in attributes}))
+    nodes = _attributes([attributes for _, attributes in graph.nodes(data=True)])
+    edges = _edges(graph)
+    options = options.after(encoder)
+    if encoder is None:
+        candidates = nodes.keys() - set(options.ignore)
+        defaults: dict[str, Any] = {
+            name: name for name in ("label", "split") if name in candidates and not getattr(options, name)
+        }
+        options = replace(options, **defaults)
+    else:
+        candidates = nodes.keys() - {*options.ignore, *encoder.features}
+        options = replace(options, id=_NODE)
+    vectors = nodes[features] if features in candidates and any(map(_is_vector, nodes[features])) else None
+    if vectors is not None:
+        used = (options.label, options.split, *options.ignore)
+        nodes = {name: cells for name, cells in nodes.items() if name in used}
+    weight = options.weight
+    if weight is None and "weight" in edges:
+        weight = "weight"
+        edges[weight] = [1.0 if value is None else value for value in edges[weight]]
+    node_table, edge_table = (
+        Table(f"the {what} of the networkx graph", tuple(columns), pandas.DataFrame(columns))
+        for what, columns in (("nodes", {_NODE: list(graph.nodes)} | nodes), ("edges", edges))
+    )
+    weight = weight and edge_table.column("weight", weight)
+    parts = read_nodes([node_table], options, encoder)
+    parts = add_edges(parts, [edge_table], [EndpointColumns(_SOURCE, _TARGET)], weight, options, encoder)
+    parts["name"] = graph.name or "graph"
+    return parts if vectors is None else parts | _vectors(vectors, features)
+
+
+def _edges(graph: networkx.Graph) -> dict[str, list[Any]]:
+    """Return the two ends and the attributes of every edge, in both directions where it has none."""
+    edges = list(graph.edges(data=True))
+    if not graph.is_directed():
+        edges += [(target, source, attributes) for source, target, attributes in edges if source != target]
+    ends = {_SOURCE: [edge[0] for edge in edges], _TARGET: [edge[1] for edge in edges]}
+    return ends | _attributes([edge[2] for edge in edges])
+
+
+def _attributes(items: list[dict[Any, Any]]) -> dict[str, list[Any]]:
+    """Return a column for each attribute that some node or edge has; None for those that have it not."""
+    known = dict.fromkeys(key for attributes in items for key in attributes)
+    return {str(key): [attributes.get(key) for attributes in items] for key in known}
+
+
+def _is_vector(value: object) -> bool:
+    return isinstance(value, Sized) and not isinstance(value, str)
+
+
+def _vectors(vectors: list[Any], attribute: str) -> Parts:
+    """Return features that come as whole vectors, some of which may be None: those are missing."""
+    width = len(next(filter(_is_vector, vectors)))
+    try:
+        values = torch.tensor([[torch.nan] * width if one is None else list(one) for one in vectors])
+    except (TypeError, ValueError) as error:
+        problem = f"attribute {quoted(attribute)} is not {width} numbers on every node: {error}"
+        raise PairNormError(problem, code="wrong-shape", value=attribute) from error
+    missing = torch.zeros(len(vectors), dtype=torch.bool)
+    return {"features": values, "missing": missing, "encoder": None, "notes": ()}
+
+
+def read_graph_file(
+    path: Path, given: dict[str, Any], options: ColumnOptions, encoder: Encoder | None, memory: MemoryLimit
+) -> Parts:
+    """Return the parts of a graph in one file.
+
+    Args:
+        path: the file.
+        given: what else the user names: ``edges`` and ``features``, which must be None.
+        options: how to read attributes.
+        encoder: of a graph read before.
+        memory: the most that reading may take.
+    """
+    from pairnorm.data.readers import TABLES
+
+    for option in ("edges", "features"):
+        if given[option] is not None:
+            raise PairNormError(
+                f"{path.name}: {path.suffix!r} is no table, but {option} are given",
+                code="unknown-file-type",
+                value=path.suffix,
+                expected=", ".join(TABLES),
+                hint="For a text file with another ending pass {delimiter}.",
+                delimiter=",",
+            )
+    kind = check_is_file(path).suffix.lower()
+    with explain_read_errors(path.name):
+        _check_applies(kind, options)
+        count = path.stat().st_size
+        if kind in NETWORKX_READERS:
+            memory.check(path.name, count * BYTES_PER_XML_BYTE, f"{count:,} bytes of {kind[1:].upper()}")
+            graph = NETWORKX_READERS[kind](path)
+            return from_networkx(graph, options, encoder, limit=partial(memory.check_cells, path.name))
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                count = sum(member.file_size for member in archive.infolist())
+        memory.check(path.name, count, "its arrays")
+        return READERS[kind](path)
+
+
+def _check_applies(kind: str, options: ColumnOptions) -> None:
+    """Refuse a kind of file that is not known, and options that mean nothing in it."""
+    from pairnorm.data.readers import TABLES
+
+    if kind not in (*NETWORKX_READERS, *READERS):
+        problem = f"files of type {quoted(kind)} are not known"
+        expected = "one of " + ", ".join((*TABLES, *NETWORKX_READERS, *READERS))
+        raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
+    for option, value in asdict(options).items():
+        if value and not (kind in NETWORKX_READERS and option in ATTRIBUTE_OPTIONS):
+            problem, hint = f"{option} does not apply to {kind} files", f"Leave out {{{option}}}."
+            fields = {option: value}
+            raise PairNormError(problem, code="option-does-not-apply", value=option, hint=hint, **fields)
+
+
+def _read_graphml(path: Path) -> networkx.Graph:
+    return load_library("networkx", "GraphML").read_graphml(path)
+
+
+def _read_gml(path: Path) -> networkx.Graph:
+    """Read GML: nodes without labels are called by their ids, and an edge may be listed several times."""
+    text = path.read_text(encoding="utf-8")
+    if not re.search(r"\bmultigraph\b", text):
+        text = re.sub(r"\bgraph\s*\[", "graph [\n multigraph 1\n", text, count=1)
+    label = "label" if re.search(r"\blabel\b", text) else "id"
+    return load_library("networkx", "GML").parse_gml(text, label=label)
+
+
+NETWORKX_READERS = {".graphml": _read_graphml, ".gml": _read_gml}
 
 
 class PlanetoidUnpickler(pickle.Unpickler):

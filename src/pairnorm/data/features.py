@@ -61,14 +61,6 @@ def with_values(features: Tensor, values: Tensor) -> Tensor:
     return sparse_csr(features.crow_indices(), features.col_indices(), values, features.shape)
 
 
-def without_rows(features: Tensor, rows: Tensor) -> Tensor:
-    """Return features that are zero in some rows."""
-    remaining = ~rows.to(features.device)
-    if features.layout != torch.sparse_csr:
-        return features * remaining[:, None]
-    return with_values(features, features.values() * remaining[stored_rows(features)])
-
-
 def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:
     """Return the columns at ``places``, zeros for -1."""
     if features.layout != torch.sparse_csr:

@@ -21,7 +21,6 @@ from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.base.files import atomic_folder
 from pairnorm.base.memory import parse_memory, size
 from pairnorm.data.adjacency import EdgeCounts, Ranges
-from pairnorm.data.edges import find_endpoint_columns, header_is_edge, note_unused_columns
 from pairnorm.data.encoder import Column, ColumnOptions
 from pairnorm.data.labels import PARTS, bin_codes, check_training
 from pairnorm.data.pack_nodes import NodeTable, Tick
@@ -29,6 +28,7 @@ from pairnorm.data.packed import DTYPES, ROWS_PER_BATCH, Facts, PackedGraph
 from pairnorm.data.profile import EMPTY_NOTE, Decision, NumberFormat, parse_dates, parse_numbers
 from pairnorm.data.queries import Database, File, Files, as_id, as_number, as_text, sql_name, sql_row
 from pairnorm.data.tables import without_header
+from pairnorm.data.tabular import find_endpoint_columns, header_is_edge, note_unused_columns
 
 OPTIONS = (
     *("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "keep", "classes"),

@@ -1,160 +1,296 @@
-"""Read graphs from tables: files, databases, frames, and the attributes of networkx graphs."""
+"""Read graphs from tables or frames: endpoints and weights of edges, and columns of edges as features."""
 
 from __future__ import annotations
 
-import re
-import zipfile
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import asdict, replace
-from functools import partial
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas
 import torch
+from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
-from pairnorm.data.edges import EndpointColumns, add_edges, read_tables
-from pairnorm.data.encoder import ColumnOptions, Encoder
-from pairnorm.data.exchange import READERS, Parts
-from pairnorm.data.files import (
-    STDIN,
-    PathOrPaths,
-    check_is_file,
-    explain_read_errors,
-    file_type,
-    is_pattern,
-    load_library,
-)
-from pairnorm.data.nodes import read_nodes
-from pairnorm.data.readers import TABLES, arrow_frame, check_column_names, open_tables
-from pairnorm.data.tables import Table
+from pairnorm.data.adjacency import csr_matrix, csr_tensor
+from pairnorm.data.encoder import Column, ColumnOptions, ColumnValues, Encoder
+from pairnorm.data.files import quote_names
+from pairnorm.data.nodes import NodeIndex, read_column, read_nodes
+from pairnorm.data.profile import ID_NAME
+from pairnorm.data.readers import arrow_frame, check_column_names
+from pairnorm.data.tables import Table, read_blocks, without_header
 
-if TYPE_CHECKING:
-    import networkx
-
-ATTRIBUTE_OPTIONS = ("label", "split", "weight", "categorical", "ignore", "edge_columns")
-_NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
+AUTO = "auto"
+MAX_EDGE_CATEGORIES = 50
+# Columns of a frame without names, as pandas writes them.
+PANDAS_DEFAULT = ("0", "1")
 
 
-def read_files(
-    given: dict[str, PathOrPaths | None],
-    database: str | None,
-    options: ColumnOptions,
-    encoder: Encoder | None,
-    memory: MemoryLimit,
-) -> Parts:
-    """Return the parts of a graph in tables, or in one file that holds it whole.
+class EndpointColumns(NamedTuple):
+    """The two columns of a table of edges that name nodes, and whether we guessed them by their place."""
 
-    Args:
-        given: the files or queries for ``nodes``, ``edges`` and ``features``.
-        database: its URL, where queries are given.
-        options: how to read columns.
-        encoder: of a graph read before.
-        memory: the most that reading may take.
+    source: str
+    target: str
+    guessed: bool = False
+
+
+def find_endpoint_columns(
+    edges: Table, source: str | None = None, target: str | None = None
+) -> EndpointColumns:
+    """Return the columns that are named, else ``source`` and ``target``, else the first two."""
+    if len(edges.columns) < 2:
+        problem = f"{edges.name}: it has one column only, {quoted(edges.columns[0])}"
+        hint = "Pass --edge-delimiter ' ' if spaces separate its cells." if " " in edges.columns[0] else ""
+        raise PairNormError(problem, code="too-few-columns", expected="the two ends of an edge", hint=hint)
+    titled = {"source", "target"} <= set(edges.columns)
+    defaults = ("source", "target") if titled else edges.columns[:2]
+    first = defaults[0] if source is None else edges.column("source", source)
+    second = defaults[1] if target is None else edges.column("target", target)
+    if first == second:
+        problem = f"{edges.name}: column {quoted(first)} is both source and target"
+        raise PairNormError(problem, code="same-column", value=first, hint="Name the two ends.")
+    return EndpointColumns(first, second, guessed=not titled and source is None and target is None)
+
+
+def note_unused_columns(
+    table: Table, ends: EndpointColumns, weight: str | None, edge_columns: Sequence[str] = ()
+) -> None:
+    """Check that the columns that are named exist, and note the columns of edges that are not used."""
+    if weight is not None:
+        table.column("weight", weight)
+    for name in edge_columns:
+        table.column("edge_columns", name)
+    if unused := [name for name in table.columns if name not in (*ends[:2], weight, *edge_columns)]:
+        columns = f"{'column' if len(unused) == 1 else 'columns'} {quote_names(unused)}"
+        more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
+        more += "; --edge-columns (edge_columns=) makes features of them"
+        table.notes.append(f"{columns} of {table.name}: not used{more}")
+
+
+def header_is_edge(edges: Table, ends: EndpointColumns) -> bool:
+    """Return whether the header of a table of edges, whose two titles are nodes, is an edge itself."""
+    if edges.text is not None and edges.text.is_converted:  # pandas writes neither spaces nor comments
+        return True
+    if edges.text is None or (ends.guessed and ends[:2] == PANDAS_DEFAULT):
+        sign = "," if edges.text is None else edges.text.delimiter
+        raise PairNormError(
+            f"{edges.name}: line 1 may be a header or an edge between the nodes {quoted(ends.source)} and "
+            f"{quoted(ends.target)}",
+            code="header-missing",
+            value=ends[:2],
+            hint="If it is an edge, put a first line such as "
+            f"{quoted(sign.join(('source', 'target')))} above it; if it is a header, name its columns.",
+        )
+    return ends.guessed or ends[:2] != PANDAS_DEFAULT
+
+
+def read_edges(
+    edges: Table,
+    ends: EndpointColumns,
+    names: NDArray[Any],
+    weight: str | None,
+    drop: bool = False,
+    columns: Sequence[str] = (),
+    text: Sequence[str] = (),
+) -> tuple[NDArray[np.int64], NDArray[np.float32] | None, pandas.DataFrame | None]:
+    """Return the numbers of the two nodes of every edge, the weights, and other columns, some as text.
+
+    With ``drop``, an edge with unknown endpoints is left out, and how many those are is noted.
     """
-    for role, value in given.items():
-        if not isinstance(value, str | PathLike | Sequence | None):
-            problem, kind = f"{role} is a {type(value).__name__}", type(value).__name__
-            expected, hint = "the name of a file, or a list of them", "Graph.from_frames takes frames."
-            raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, hint=hint)
-    nodes, edges = given["nodes"], given["edges"]
-    if not isinstance(nodes, str | PathLike | None) and len(nodes) == 1:
-        (nodes,) = nodes
-    again = options.after(encoder)
-    if database is None and _holds_graph(nodes, edges, again.delimiter):
-        return _read_whole(Path(nodes), given, options, encoder, memory)  # type: ignore[arg-type]
-    if edges is None:
-        problem = f"{base_name(nodes or '')}: a table of nodes needs a table of edges"
-        raise PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
-    if nodes == edges == STDIN:
-        problem = "nodes and edges are both '-'"
-        raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
-    tables = [
-        [] if value is None else open_tables(role, value, again, database=database, memory=memory)
-        for role, value in (given | {"nodes": nodes}).items()
-    ]
-    return read_tables(tables, again, encoder)
+    is_named = all((names.astype(str) == end).any() for end in ends[:2])
+    if edges.has_header and is_named and header_is_edge(edges, ends):
+        edges = without_header(edges, "an edge", edges.columns)
+    index, first = NodeIndex(names, drop), 0
+    pairs, weights = [np.zeros((2, 0), dtype=np.int64)], []
+    frames: list[pandas.DataFrame] = []
+    # Whole numbers are read as such: that is several times faster than text.
+    text = [*text, *(edges.padded() if columns else ())]
+    for block in read_blocks(edges, text if names.dtype == np.int64 else [*text, *ends[:2]]):
+        numbers = np.stack([index.places(edges, name, block[name], first) for name in ends[:2]])
+        both = (numbers >= 0).all(0)
+        pairs.append(numbers if both.all() else numbers[:, both])
+        frames += [block.filter(list(columns), axis=1).iloc[np.flatnonzero(both)]] if columns else []
+        if weight is not None:
+            weights.append(_weights(edges, weight, block[weight], first)[both])
+        first += len(block)
+    whole = np.concatenate(pairs, 1)
+    if dropped := first - whole.shape[1]:
+        edges.notes.append(
+            f"{dropped:,} of {first:,} edges in {edges.name} were dropped: an end is not a node, such as "
+            f"{index.unknown_example}"
+        )
+    table = pandas.concat(frames, ignore_index=True) if frames else None
+    return whole, np.concatenate(weights) if weights else None, table
 
 
-def _holds_graph(nodes: PathOrPaths | None, edges: PathOrPaths | None, delimiter: str | None) -> bool:
-    """Return whether a file is no table: by its ending, unless edges and a delimiter come with it."""
-    is_text = edges is not None and delimiter is not None
-    if not isinstance(nodes, str | PathLike) or nodes == STDIN or is_text:
-        return False
-    path = Path(nodes)
-    return not is_pattern(path.name) and not path.is_dir() and file_type(path) not in TABLES
+def _weights(edges: Table, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:
+    values = edges.numbers(name, column, first)
+    if values is None or not (values > 0).all():
+        row = 0 if values is None else int((~(values > 0)).argmax())
+        cell = edges.texts(name, column.iloc[row : row + 1], first + row)[0]
+        problem = f"the weight in column {quoted(name)} is {quoted(cell)}"
+        edges.reject(first + row, problem, "bad-weight", value=cell, expected="a positive number")
+    return values
 
 
-def base_name(given: PathOrPaths) -> str:
-    """Return what to call a graph, or its nodes, by where they are."""
-    first = given if isinstance(given, str | PathLike) else next(iter(given), "")
-    return Path(first).name
+def choose_edge_columns(
+    table: Table, ends: EndpointColumns, weight: str | None, options: ColumnOptions, known: Encoder | None
+) -> list[str]:
+    """Return the columns of edges to aggregate: those of a model, those that are named, or all others."""
+    if known is not None:
+        return [column.name for column in known.edge_columns]
+    if tuple(options.edge_columns) != (AUTO,):
+        return list(options.edge_columns)
+    return [name for name in table.columns if name not in (*ends[:2], weight)]
 
 
-def _read_whole(
-    path: Path, given: dict[str, Any], options: ColumnOptions, encoder: Encoder | None, memory: MemoryLimit
-) -> Parts:
-    """Return the parts of a graph in one file."""
-    for option in ("edges", "features"):
-        if given[option] is not None:
-            raise PairNormError(
-                f"{path.name}: {path.suffix!r} is no table, but {option} are given",
-                code="unknown-file-type",
-                value=path.suffix,
-                expected=", ".join(TABLES),
-                hint="For a text file with another ending pass {delimiter}.",
-                delimiter=",",
+def read_tables(
+    tables: Sequence[Sequence[Table]], options: ColumnOptions, known: Encoder | None
+) -> dict[str, Any]:
+    """Return the parts of a graph in tables of nodes, of edges, and of features."""
+    nodes, edges, features = tables
+    if known is not None and any(column.name.startswith("column ") for column in known.columns):
+        has_number = {f"column {n + 1}" for n in range(len(known.columns))}.__contains__
+        nodes = [
+            without_header(one, "a node", [])
+            if one.text is not None and one.has_header and not any(map(has_number, one.columns))
+            else one
+            for one in nodes
+        ]
+    ends = [find_endpoint_columns(table, options.source, options.target) for table in edges]
+    for table, two in zip(edges, ends, strict=True):
+        columns = choose_edge_columns(table, two, options.weight, options, known)
+        note_unused_columns(table, two, options.weight, columns)
+    try:
+        parts = read_nodes(nodes, options, known, features)
+        return add_edges(parts, edges, ends, options.weight, options, known)
+    except PairNormError as error:
+        # A node that has the name of a column is the first row of a table without a header.
+        first = nodes[0]
+        titles = () if first.text is None or not first.has_header else first.columns
+        title = next((title for title in titles if options.id in (None, title)), "id")
+        if error.code != "unknown-node" or str(error.value) != title or ID_NAME.search(title):
+            raise
+        first = without_header(first, "a node", [options.id, *(name for _, name in options.named)])
+        tables = [[replace(first, _column_notes={}), *nodes[1:]], edges, features]
+        return read_tables(tables, options, known)
+
+
+def add_edges(
+    parts: dict[str, Any],
+    tables: Sequence[Table],
+    ends: Sequence[EndpointColumns],
+    weight: str | None,
+    options: ColumnOptions,
+    known: Encoder | None,
+) -> dict[str, Any]:
+    """Return the parts of a graph with its edges, and the aggregates of their columns as features."""
+    columns = choose_edge_columns(tables[0], ends[0], weight, options, known)
+    text = [] if known is None else [one.name for one in known.edge_columns if one.kind == "category"]
+    drop, names = options.unknown_edges == "drop", parts["node_names"]
+    read = (
+        read_edges(table, two, names, weight, drop, columns, text)
+        for table, two in zip(tables, ends, strict=True)
+    )
+    pairs, weights, frames = zip(*read, strict=True)
+    parts = parts | {
+        "edge_index": np.concatenate(pairs, 1),
+        "weights": None if weight is None else np.concatenate(weights),
+        "notes": (*parts["notes"], *(remark for table in tables for remark in table.all_notes())),
+        "num_nodes": len(names),
+    }
+    if not columns:
+        return parts
+    frame = pandas.concat(frames, ignore_index=True)
+    first = tables[0]
+    rows = Table(first.name, first.columns, frame, first.text, decimal=first.decimal)
+    return _add_edge_features(parts, rows, frame, options, known)
+
+
+def _add_edge_features(
+    parts: dict[str, Any],
+    table: Table,
+    frame: pandas.DataFrame,
+    options: ColumnOptions,
+    known: Encoder | None,
+) -> dict[str, Any]:
+    expected = {} if known is None else {column.name: column for column in known.edge_columns}
+    used = []
+    for name in frame.columns:
+        one = read_column(table, name, frame[name], expected.get(name), options)
+        (column,) = one.columns
+        if known is None and len(column.categories) > MAX_EDGE_CATEGORIES:
+            table.add_column_note(
+                f"left out, because it holds {len(column.categories):,} different texts", name
             )
-    kind = check_is_file(path).suffix.lower()
-    with explain_read_errors(path.name):
-        _check_applies(kind, options)
-        count = path.stat().st_size
-        if kind in NETWORKX_READERS:
-            memory.check(path.name, count * BYTES_PER_XML_BYTE, f"{count:,} bytes of {kind[1:].upper()}")
-            graph = NETWORKX_READERS[kind](path)
-            return from_networkx(graph, options, encoder, limit=partial(memory.check_cells, path.name))
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                count = sum(member.file_size for member in archive.infolist())
-        memory.check(path.name, count, "its arrays")
-        return READERS[kind](path)
+        elif column.kind != "ignored":
+            used.append(one)
+    names, values = aggregate_edges(used, parts["edge_index"], parts["num_nodes"])
+    encoder, features, missing = parts["encoder"], parts["features"], parts["missing"]
+    if known is None:
+        columns = (*encoder.columns, *(Column(name, "edge") for name in names))
+        edge_columns = tuple(one.columns[0] for one in used)
+        encoder = replace(encoder, columns=columns, edge_columns=edge_columns)
+    entries = missing if missing.dim() == 2 else missing[:, None].expand(features.shape)
+    entries = torch.cat([entries, torch.from_numpy(np.isnan(values))], 1)
+    dense = np.nan_to_num(values)
+    if features.layout == torch.sparse_csr:
+        from scipy.sparse import csr_array, hstack
+
+        features = csr_tensor(hstack([csr_matrix(features), csr_array(dense)], format="csr"))
+    else:
+        features = torch.cat([features, torch.from_numpy(dense)], 1)
+    return parts | {
+        "features": features,
+        "missing": entries if entries.any() else entries.any(1),
+        "encoder": encoder,
+        "notes": (*parts["notes"], *table.all_notes()),
+    }
 
 
-def _check_applies(kind: str, options: ColumnOptions) -> None:
-    """Refuse a kind of file that is not known, and options that mean nothing in it."""
-    if kind not in (*NETWORKX_READERS, *READERS):
-        problem = f"files of type {quoted(kind)} are not known"
-        expected = "one of " + ", ".join((*TABLES, *NETWORKX_READERS, *READERS))
-        raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
-    for option, value in asdict(options).items():
-        if value and not (kind in NETWORKX_READERS and option in ATTRIBUTE_OPTIONS):
-            problem, hint = f"{option} does not apply to {kind} files", f"Leave out {{{option}}}."
-            fields = {option: value}
-            raise PairNormError(problem, code="option-does-not-apply", value=option, hint=hint, **fields)
+def aggregate_edges(
+    columns: Sequence[ColumnValues], edge_index: NDArray[np.int64], nodes: int
+) -> tuple[list[str], NDArray[np.float32]]:
+    """Return the names and values [nodes, aggregates] of counts, sums and means over the edges of each node.
 
+    An edge counts at both of its nodes. Numbers give a sum and a mean, dates a mean, categories a count each
+    and the sums of the numbers. The mean over no edge is NaN.
+    """
+    source, target = edge_index
+    is_between = source != target
 
-def _read_graphml(path: Path) -> networkx.Graph:
-    return load_library("networkx", "GraphML").read_graphml(path)
+    def total(values: NDArray[Any]) -> NDArray[np.float64]:
+        sums = np.bincount(source, values, nodes).astype(np.float64)
+        return sums + np.bincount(target[is_between], values[is_between], nodes)
 
-
-def _read_gml(path: Path) -> networkx.Graph:
-    """Read GML: nodes without labels are called by their ids, and an edge may be listed several times."""
-    text = path.read_text(encoding="utf-8")
-    if not re.search(r"\bmultigraph\b", text):
-        text = re.sub(r"\bgraph\s*\[", "graph [\n multigraph 1\n", text, count=1)
-    label = "label" if re.search(r"\blabel\b", text) else "id"
-    return load_library("networkx", "GML").parse_gml(text, label=label)
-
-
-NETWORKX_READERS = {".graphml": _read_graphml, ".gml": _read_gml}
+    aggregates = {"edges: count": total(np.ones(len(source)))}
+    numbers: dict[str, NDArray[Any]] = {}
+    indicators: dict[str, NDArray[Any]] = {}
+    for one in columns:
+        (column,), name = one.columns, one.columns[0].name
+        if column.kind == "category":
+            codes = np.full(len(source), -1)
+            codes[one.rows] = one.places
+            indicators |= {f"{name}={text}": codes == place for place, text in enumerate(column.categories)}
+            continue
+        values = np.zeros(len(source))
+        values[one.rows] = one.values
+        sums, counts = total(values), total(~one.empty[:, 0])
+        if column.kind == "number":
+            numbers[name] = values
+            aggregates[f"edges: sum of {name}"] = sums
+        aggregates[f"edges: mean of {name}"] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    for category, holds in indicators.items():
+        aggregates[f"edges: count of {category}"] = total(holds)
+        for name, values in numbers.items():
+            aggregates[f"edges: sum of {name} where {category}"] = total(values * holds)
+    largest = float(np.finfo(np.float32).max)
+    return list(aggregates), np.stack([*aggregates.values()], 1).clip(-largest, largest).astype(np.float32)
 
 
 def from_frames(
     nodes: Any, edges: Any, features: Any, options: ColumnOptions, encoder: Encoder | None
-) -> Parts:
+) -> dict[str, Any]:
     """Return the parts of a graph in frames of pandas, or of any library that hands its columns over."""
     tables = [
         [] if role == "features" and frame is None else [_frame_source(f"the frame of {role}", frame)]
@@ -194,78 +330,3 @@ def _frame_source(name: str, frame: Any) -> Table:
         frame = frame.reset_index()
     columns = check_column_names(name, list(frame.columns))
     return Table(name, columns, frame.set_axis(columns, axis=1))
-
-
-def from_networkx(
-    graph: networkx.Graph,
-    options: ColumnOptions,
-    encoder: Encoder | None,
-    features: str = "x",
-    limit: Callable[[int, int], None] = lambda rows, columns: None,
-) -> Parts:
-    """Return the parts of a networkx graph; attributes of nodes are read as the columns of a file are.
-
-    ``limit`` raises an error where a table has too many rows and columns.
-    """
-    for items in (graph.nodes(data=True), graph.edges(data=True)):
-        limit(len(items), len({key for *_, attributes in items for key in attributes}))
-    nodes = _attributes([attributes for _, attributes in graph.nodes(data=True)])
-    edges = _edges(graph)
-    options = options.after(encoder)
-    if encoder is None:
-        candidates = nodes.keys() - set(options.ignore)
-        defaults: dict[str, Any] = {
-            name: name for name in ("label", "split") if name in candidates and not getattr(options, name)
-        }
-        options = replace(options, **defaults)
-    else:
-        candidates = nodes.keys() - {*options.ignore, *encoder.features}
-        options = replace(options, id=_NODE)
-    vectors = nodes[features] if features in candidates and any(map(_is_vector, nodes[features])) else None
-    if vectors is not None:
-        used = (options.label, options.split, *options.ignore)
-        nodes = {name: cells for name, cells in nodes.items() if name in used}
-    weight = options.weight
-    if weight is None and "weight" in edges:
-        weight = "weight"
-        edges[weight] = [1.0 if value is None else value for value in edges[weight]]
-    node_table, edge_table = (
-        Table(f"the {what} of the networkx graph", tuple(columns), pandas.DataFrame(columns))
-        for what, columns in (("nodes", {_NODE: list(graph.nodes)} | nodes), ("edges", edges))
-    )
-    weight = weight and edge_table.column("weight", weight)
-    parts = read_nodes([node_table], options, encoder)
-    parts = add_edges(parts, [edge_table], [EndpointColumns(_SOURCE, _TARGET)], weight, options, encoder)
-    parts["name"] = graph.name or "graph"
-    return parts if vectors is None else parts | _vectors(vectors, features)
-
-
-def _edges(graph: networkx.Graph) -> dict[str, list[Any]]:
-    """Return the two ends and the attributes of every edge, in both directions where it has none."""
-    edges = list(graph.edges(data=True))
-    if not graph.is_directed():
-        edges += [(target, source, attributes) for source, target, attributes in edges if source != target]
-    ends = {_SOURCE: [edge[0] for edge in edges], _TARGET: [edge[1] for edge in edges]}
-    return ends | _attributes([edge[2] for edge in edges])
-
-
-def _attributes(items: list[dict[Any, Any]]) -> dict[str, list[Any]]:
-    """Return a column for each attribute that some node or edge has; None for those that have it not."""
-    known = dict.fromkeys(key for attributes in items for key in attributes)
-    return {str(key): [attributes.get(key) for attributes in items] for key in known}
-
-
-def _is_vector(value: object) -> bool:
-    return isinstance(value, Sized) and not isinstance(value, str)
-
-
-def _vectors(vectors: list[Any], attribute: str) -> Parts:
-    """Return features that come as whole vectors, some of which may be None: those are missing."""
-    width = len(next(filter(_is_vector, vectors)))
-    try:
-        values = torch.tensor([[torch.nan] * width if one is None else list(one) for one in vectors])
-    except (TypeError, ValueError) as error:
-        problem = f"attribute {quoted(attribute)} is not {width} numbers on every node: {error}"
-        raise PairNormError(problem, code="wrong-shape", value=attribute) from error
-    missing = torch.zeros(len(vectors), dtype=torch.bool)
-    return {"features": values, "missing": missing, "encoder": None, "notes": ()}
