@@ -21,8 +21,7 @@ from benchmarks.timing import copy_bandwidth
 from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, csbm, load
 from pairnorm.train import Progress, Spec, Store, run
-from pairnorm.train.engine import train_job
-from pairnorm.train.jobs import plan
+from pairnorm.train.engine import plan, train_job
 
 CUDA = torch.device("cuda")
 TRIALS, DEPTH, EPOCHS = 50, 10, 125

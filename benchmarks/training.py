@@ -19,7 +19,7 @@ from benchmarks.report import Row, duration
 from benchmarks.timing import cpu_rates, interleave
 from pairnorm.data import Graph, load
 from pairnorm.train import Spec, Store, run
-from pairnorm.train.jobs import plan
+from pairnorm.train.engine import plan
 
 WORKERS = 2
 GOALS = {"GCN": {2: 30, 10: 40, 30: 40}, "GAT": {2: 30, 10: 20, 30: 20}}

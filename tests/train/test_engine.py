@@ -12,8 +12,7 @@ from pairnorm import measure
 from pairnorm.data import Graph, csbm, features_after, given_missing
 from pairnorm.nn import pair_norm
 from pairnorm.train import Spec, Trial, engine, fit, train
-from pairnorm.train.engine import find_device, train_job
-from pairnorm.train.jobs import Job, plan
+from pairnorm.train.engine import Job, find_device, plan, train_job
 from pairnorm.train.loop import Loop
 from pairnorm.train.problem import Problem, aucs
 from pairnorm.train.trainers import GNNTrainer

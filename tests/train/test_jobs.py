@@ -6,7 +6,7 @@ import torch
 
 from pairnorm.data import Graph, csbm
 from pairnorm.train import Spec
-from pairnorm.train.jobs import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
+from pairnorm.train.engine import CACHE_BYTES, SGC_BYTES, Job, Pair, plan
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GIBIBYTE = 2**30

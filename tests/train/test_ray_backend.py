@@ -12,7 +12,7 @@ import pytest
 
 from pairnorm.data import Graph
 from pairnorm.train import Progress, Spec, Store, ray_backend, run
-from pairnorm.train.jobs import Job
+from pairnorm.train.engine import Job
 from pairnorm.train.pools import Event
 from pairnorm.train.ray_backend import RayPool
 

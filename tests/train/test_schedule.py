@@ -14,7 +14,7 @@ import torch
 
 from pairnorm.data import Graph, csbm, load
 from pairnorm.train import Progress, Spec, Store, run, train
-from pairnorm.train.jobs import plan
+from pairnorm.train.engine import plan
 from pairnorm.train.schedule import Running
 
 GRAPH = {"nodes": 200, "classes": 4, "features": 60, "seed": 1}  # of runs.py

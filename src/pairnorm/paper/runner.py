@@ -11,8 +11,7 @@ from pairnorm.sweep.grid import Experiment
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.runner import Batch, OnProgress, Outcome, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, run
-from pairnorm.train.engine import find_device
-from pairnorm.train.jobs import Pair
+from pairnorm.train.engine import Pair, find_device
 from pairnorm.train.schedule import Running
 
 

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pairnorm.train import Spec, Trial
-from pairnorm.train.jobs import Pair
+from pairnorm.train.engine import Pair
 
 Settings = Mapping[str, Any]
 """Fields of a ``Spec``. A tuple lists values among which validation accuracy selects."""

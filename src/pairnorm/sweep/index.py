@@ -15,7 +15,7 @@ from typing import Any
 from pairnorm.base.errors import PairNormError
 from pairnorm.sweep.grid import CellT, Grid, Summary
 from pairnorm.train import Spec, Store, Trial
-from pairnorm.train.jobs import Pair
+from pairnorm.train.engine import Pair
 
 MAX_EXPANSION = 200
 """How many times larger than its gzip file an export may be: text does not compress further."""

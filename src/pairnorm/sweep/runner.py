@@ -9,7 +9,7 @@ from pairnorm.data import Graph
 from pairnorm.sweep.grid import Grid
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Progress, Store, run
-from pairnorm.train.jobs import Pair
+from pairnorm.train.engine import Pair
 from pairnorm.train.schedule import Running
 
 OnProgress = Callable[[str, Progress], None]

@@ -19,8 +19,7 @@ import torch
 
 from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.data import Graph
-from pairnorm.train.engine import train_job
-from pairnorm.train.jobs import CUDA_STREAMS, Job, Pair
+from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, train_job
 from pairnorm.train.methods import add_methods
 from pairnorm.train.result import Origin, Result, Trial
 

@@ -22,7 +22,7 @@ from pairnorm.base.csr import csr_components
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.data import Graph
 from pairnorm.data.packed import PackedGraph
-from pairnorm.train.jobs import Job, plan
+from pairnorm.train.engine import Job, plan
 from pairnorm.train.pools import Event, OnEvent, Pool, keep_freed_memory, run_all, work
 from pairnorm.train.propagation import BlockEvent, Propagation, ignore_progress
 from pairnorm.version import __version__

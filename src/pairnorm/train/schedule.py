@@ -16,8 +16,7 @@ import torch
 from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
 from pairnorm.data import Graph, load
 from pairnorm.data.graph import check_graph
-from pairnorm.train.engine import check_measures, find_device
-from pairnorm.train.jobs import Job, Pair, plan
+from pairnorm.train.engine import Job, Pair, check_measures, find_device, plan
 from pairnorm.train.methods import registered_methods
 from pairnorm.train.pools import Event, make_pool, run_all
 from pairnorm.train.ray_backend import RayPool
