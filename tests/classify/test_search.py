@@ -1,5 +1,5 @@
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -363,3 +363,34 @@ def test_residual_networks_continue_where_they_compete(
     choice = search(task, families, steps.append)
     assert sum(one.candidate.model == "residual GCN" for one in choice.results) == count
     assert len(steps) == sum(family.steps for family in families)
+
+
+def test_the_family_that_has_used_the_least_time_goes_next(task: Task, monkeypatch: Any) -> None:
+    clock = [0.0]
+    result = next(iter(LabelPropagation().fit(task, lambda step: None)))
+
+    @dataclass(frozen=True)
+    class Steps:
+        name: str
+        seconds: float
+        steps: int = 4
+
+        def fit(self, task: Task, tick: Any) -> Any:
+            for _ in range(self.steps):
+                clock[0] += self.seconds
+                order.append(self.name)
+                yield result
+
+    order: list[str] = []
+    monkeypatch.setattr("pairnorm.classify.search.time.perf_counter", lambda: clock[0])
+    families: Any = [Steps("slow", 3.0), Steps("quick", 1.0)]
+    search(replace(task, began=0.0, time_limit=100.0), families)
+    assert order == ["slow", "quick", "quick", "quick", "slow", "quick", "slow", "slow"]
+
+
+def test_a_short_search_has_no_time_for_networks(small: Graph) -> None:
+    short, long = (
+        {family.name for family in plan(NodeClassifier(time_limit=limit), small)} for limit in (10, 60)
+    )
+    assert long - short >= {"residual GCN"}
+    assert {"SGC", *SIMPLE} <= short

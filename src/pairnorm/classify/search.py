@@ -7,8 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from math import inf, isinf, nan
+from math import isinf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -48,6 +47,8 @@ if TYPE_CHECKING:
 SELF_TRAINING_MODELS = ("SGC", "logistic regression")
 # Shares of the time limit after which no candidate is evaluated, and no ensemble self-trained.
 SEARCH_SHARE, SELF_TRAINING_SHARE = 0.5, 0.7
+# Share of the time limit after which networks start, even if other candidates are not finished.
+NETWORK_SHARE = 0.2
 # Residual GCNs whose first candidate has a larger loss than this factor of the best are not trained further.
 MAX_LOSS_RATIO = 1.15
 # Share of the time limit that a whole fit takes where its search is cut short.
@@ -227,30 +228,43 @@ def search(
 def _evaluate(
     task: Task, families: Sequence[Family], tick: Tick, on_result: Callable[[CandidateResult], None]
 ) -> list[tuple[Family, Sequence[CandidateResult]]]:
-    """Evaluate candidates until there are no more, or time is up: one of each family first, then the others.
+    """Evaluate candidates until there are no more, or time is up.
 
+    Every family but networks gets a first candidate. Then the next one is of the family that has used the
+    least time, so that a short search is not spent on one of them. Networks start when a part of the time
+    has passed or the others are finished.
     Ctrl-C ends the search; the best candidates so far are delivered.
     """
     running = [family.fit(task, tick) for family in families]
     results: list[list[CandidateResult]] = [[] for _ in families]
+    seconds = [0.0] * len(families)
+
+    def advance(number: int) -> bool:
+        """Evaluate the next candidate of a family; return whether there was one."""
+        began = time.perf_counter()
+        one = next(running[number], None)
+        seconds[number] += time.perf_counter() - began
+        if one is not None:
+            results[number].append(one)
+            on_result(one)
+        return one is not None
+
     try:
-        for number, candidates in enumerate(running):
-            if isinstance(families[number], GNNFamily) and any(results):
-                continue  # its first candidate takes long
-            for first in islice(candidates, 1):
-                results[number].append(first)
-                on_result(first)
-        # Networks come last. Residual GCNs continue where their first candidate competes with the others.
-        for number in sorted(range(len(families)), key=lambda number: _cost(families[number])):
-            while not task.has_used(SEARCH_SHARE):
-                if isinstance(families[number], ResidualGCNs) and not _competes(results[number], results):
-                    for _ in range(families[number].steps - len(results[number]) + 1):
-                        tick(f"{families[number].name}: not needed")
-                    break
-                if (one := next(running[number], None)) is None:
-                    break
-                results[number].append(one)
-                on_result(one)
+        networks = [number for number, family in enumerate(families) if _is_network(family)]
+        pending = [number for number in range(len(families)) if number not in networks and advance(number)]
+        while not any(results) or not task.has_used(SEARCH_SHARE):
+            if networks and (not pending or task.has_used(NETWORK_SHARE)):
+                pending.append(networks.pop(0))
+            if not pending:
+                break
+            number = min(pending, key=seconds.__getitem__)
+            family, own = families[number], results[number]
+            if not advance(number):
+                pending.remove(number)
+            elif isinstance(family, ResidualGCNs) and not _competes(own, results):
+                pending.remove(number)
+                for _ in range(family.steps - len(own) + 1):  # its last step is not counted yet
+                    tick(f"{family.name}: not needed")
     except KeyboardInterrupt:
         if not any(results):
             raise
@@ -260,14 +274,15 @@ def _evaluate(
     return [(family, some) for family, some in zip(families, results, strict=True) if some]
 
 
-def _cost(family: Family) -> tuple[bool, int]:
-    return isinstance(family, GNNFamily | ResidualGCNs), family.steps
+def _is_network(family: Family) -> bool:
+    """Return whether the first candidate of a family takes long."""
+    return isinstance(family, GNNFamily | ResidualGCNs)
 
 
 def _competes(own: Sequence[CandidateResult], results: Sequence[Sequence[CandidateResult]]) -> bool:
-    """Return whether the best held-out loss of a family is near the best of all; also before its first."""
-    least = min((one.validation_loss for some in results for one in some), default=inf)
-    return not own or min(one.validation_loss for one in own) <= MAX_LOSS_RATIO * least
+    """Return whether the best held-out loss of a family is near the best of all."""
+    least = min(one.validation_loss for some in results for one in some)
+    return min(one.validation_loss for one in own) <= MAX_LOSS_RATIO * least
 
 
 def _combine(by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], weights: Counter[int]) -> Choice:

@@ -51,6 +51,8 @@ GNN_NORM: Norm = "PN-SI"
 DEFAULT_SCALE = 30.0
 # The default time limit up to this many nodes; it grows with the square root of their number.
 DEFAULT_SECONDS, DEFAULT_NODES = 60.0, 20_000
+# A shorter search has no time for networks.
+MIN_NETWORK_SECONDS = 30.0
 BASELINE_EPOCHS, BASELINE_SEEDS = 200, 3
 BASELINE_RATES, BASELINE_DROPOUTS = (0.005, 0.02), (0.6, 0.2)
 
@@ -106,9 +108,11 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
     if models is None:
         # A depth, norm, scale or imputation is one of SGC; networks need a time limit.
         only_sgc = any(given is not None for given in (norms, depths, scales, imputations))
-        models = ["SGC", *(() if only_sgc else SIMPLE), *(() if seconds is None else NETWORKS)]
+        too_short = seconds is not None and seconds < MIN_NETWORK_SECONDS
+        models = ["SGC", *(() if only_sgc else SIMPLE), *(() if seconds is None or too_short else NETWORKS)]
         # On a CPU, an epoch over many nodes takes longer than all other candidates.
-        if graph.validation.any() and not only_sgc and (on_gpu or not has_many_nodes(graph)):
+        quick = not too_short and (on_gpu or not has_many_nodes(graph))
+        if graph.validation.any() and not only_sgc and quick:
             models.append(RESIDUAL)
     networks = [model for model in models if model in (*NETWORKS, RESIDUAL)]
     sgc = (norms or default_norms(classifier.adjacency, has_many_nodes(graph))) if "SGC" in models else []
