@@ -16,7 +16,7 @@ from pairnorm.classify.holdout import without_nodes
 from pairnorm.classify.search import Baseline
 from pairnorm.classify.search_space import baselines
 from pairnorm.data import Graph, csbm
-from pairnorm.report.fit_report import write_report
+from pairnorm.report.fit_report import fit_page, write_document
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> No
     assert findings.direction is not None
     assert findings.direction.startswith(f"{one_way:,} of {flow.num_edges:,} edges go one way")
     assert "evaluated, and selected; " in findings.direction
-    write_report(findings, tmp_path)
+    write_document(fit_page(findings), tmp_path)
     assert f"| direction | {findings.direction} |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     plain = NodeClassifier("boosted trees", directed="no", refit=False).fit(flow)
     assert plain.held_out_ is not None
@@ -141,7 +141,7 @@ def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(rai
     found = Findings.of(classifier, graph)
     assert found.checks[RANDOM].accuracy > classifier.held_out_.accuracy + 0.3
     assert "A random split would be optimistic" in verdict(found)
-    write_report(found, tmp_path)
+    write_document(fit_page(found), tmp_path)
     assert "| tested on | the latest nodes by day |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     with raises("unknown-choice", value="week"):
         NodeClassifier(time="week").fit(graph)

@@ -87,16 +87,16 @@ def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
         for spec, validation in zip(candidates[:3], (0.5, 0.7, 0.7), strict=True):
             loss = 1.0 if spec is candidates[2] else 2.0
             store.add(spec, [a_trial(0, validation, 0.6, validation_loss=loss)], seconds=8)
-        assert DepthTable.read(TINY, store).index.chosen(TINY, cell) is None
+        assert DepthTable(TINY, store.results()).index.chosen(TINY, cell) is None
         store.add(candidates[3], [a_trial(0, float("nan"))], seconds=1)
-        table = DepthTable.read(TINY, store)
+        table = DepthTable(TINY, store.results())
         # Of equals, the one with the lower loss.
         assert table.index.pending(TINY, [cell]) == [(candidates[2], 1)]
         assert table.is_pending(cell)
         assert table.rows == []
         measures = dict.fromkeys(depth.MEASURES, 3.0)
         store.add(candidates[2], [a_trial(1, 0.1, 0.8, measures=measures)], seconds=4)
-        (row,) = DepthTable.read(TINY, store).rows
+        (row,) = DepthTable(TINY, store.results()).rows
     assert row["accuracy"] == pytest.approx(0.7)
     assert row["accuracy_std"] == pytest.approx(0.2 / 2**0.5)
     assert row["learning_rate"] == candidates[2].learning_rate
@@ -111,7 +111,7 @@ def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
         done = reproduce(TINY, store, Running("cpu", workers=1))
         assert (done.trained, done.left) == (20, 0)
         assert reproduce(TINY, store, Running("cpu", workers=1)).trained == 0
-        rows = list(csv.DictReader(DepthTable.read(TINY, store).csv().splitlines()))
+        rows = list(csv.DictReader(DepthTable(TINY, store.results()).csv().splitlines()))
     assert tuple(rows[0]) == tuple("remedy" if name == "method" else name for name in COLUMNS)
     assert [(row["remedy"], row["depth"]) for row in rows] == [
         ("none", "2"), ("none", "3"), ("DropEdge", "2"), ("DropEdge", "3")
@@ -125,7 +125,7 @@ def test_strengths_that_are_fields_of_their_own(tmp_path: Path) -> None:
         for cell in comparison.cells():
             for number, spec in enumerate(comparison.candidates(cell)):
                 store.add(spec, [a_trial(0, number / 10)], seconds=1)
-        strengths = {row["method"]: row["strength"] for row in DepthTable.read(comparison, store).rows}
+        strengths = {row["method"]: row["strength"] for row in DepthTable(comparison, store.results()).rows}
     assert strengths == {"Skip": 1, "PN": 1.0, "GCNII": 0.1}
 
 

@@ -274,7 +274,7 @@ def test_the_committed_store_gives_the_committed_report(
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: [folder / f"{name}.png"])
     comparison = DepthComparison()
     with Store(RESULTS / "depth.sqlite", read_only=True) as store:
-        table = DepthTable.read(comparison, store)
+        table = DepthTable(comparison, store.results())
     figures = draw(comparison, table.rows, Path("figures"), "depth")
     text = report(table, "reproduce depth", {key: str(paths[0]) for key, paths in figures.items()})
     assert text == (RESULTS / "depth.md").read_text(encoding="utf-8")

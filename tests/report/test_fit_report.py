@@ -11,7 +11,7 @@ from pairnorm.classify import ClassifierWarning, NodeClassifier, scaling
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.predictions import prediction_table, write_table
 from pairnorm.data import Graph
-from pairnorm.report.fit_report import check_folder, result_folder, write_report
+from pairnorm.report.fit_report import check_folder, fit_page, result_folder, write_document
 
 pytestmark = pytest.mark.usefixtures("brief_baselines")
 
@@ -23,7 +23,7 @@ def findings(small: Graph) -> Findings:
 
 
 def test_every_table_is_a_table_and_every_figure_is_there(findings: Findings, tmp_path: Path) -> None:
-    write_report(findings, tmp_path, ["mind the gap."])
+    write_document(fit_page(findings, ["mind the gap."]), tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# Labels for shop\n\n**")
     assert "\nmind the gap.\n" in text
@@ -36,7 +36,7 @@ def test_every_table_is_a_table_and_every_figure_is_there(findings: Findings, tm
 
 
 def test_the_numbers_are_those_of_the_findings(findings: Findings, tmp_path: Path) -> None:
-    write_report(findings, tmp_path)
+    write_document(fit_page(findings), tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     scores = findings.classifier.held_out_
     assert f"| all held-out nodes | 174 | {100 * scores.accuracy:.1f}% |" in text
@@ -46,7 +46,7 @@ def test_the_numbers_are_those_of_the_findings(findings: Findings, tmp_path: Pat
 
 
 def test_the_report_says_how_each_method_was_tuned(findings: Findings, tmp_path: Path) -> None:
-    write_report(findings, tmp_path)
+    write_document(fit_page(findings), tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert (
         f"{findings.classifier.best_.name}: {len(findings.classifier.search_)}; label propagation: 3 (α"
@@ -73,7 +73,7 @@ def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
         "label propagation",
         "GCN, 2 layers",
     ]
-    write_report(found, tmp_path)
+    write_document(fit_page(found), tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "Oversmoothing" not in text
     assert not (tmp_path / "smoothing.png").exists()
@@ -87,7 +87,7 @@ def test_without_held_out_nodes_nothing_is_said_about_accuracy(small: Graph, tmp
     graph = small.replace(labels=labels, train=nobody, validation=nobody, test=nobody)
     with pytest.warns(ClassifierWarning):
         classifier = NodeClassifier(depth=2, norm="PN").fit(graph)
-    write_report(Findings.of(classifier, graph), tmp_path)
+    write_document(fit_page(Findings.of(classifier, graph)), tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "There are no held-out nodes" in text
     assert "Comparison with baselines" not in text

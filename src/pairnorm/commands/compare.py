@@ -155,7 +155,7 @@ def train_depths(
 
     outcome = train(path, depth, comparison, set(comparison.datasets), resume, running(options))
     with Store(path) as store:
-        return outcome, depth.DepthTable.read(comparison, store)
+        return outcome, depth.DepthTable(comparison, store.results())
 
 
 def write_depths(

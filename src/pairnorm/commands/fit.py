@@ -180,7 +180,7 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.data import Graph
-    from pairnorm.report.fit_report import REPORT_FILES, result_folder, write_report
+    from pairnorm.report.fit_report import REPORT_FILES, fit_page, result_folder, write_document
 
     start, out = time.monotonic(), options.out
     refuse_inputs(out, *files_of(options))
@@ -209,7 +209,7 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
         warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     notes = [str(warning.message) for warning in caught if warning.category is ClassifierWarning]
     with result_folder(out, REPORT_FILES) as folder:
-        write_report(findings, folder, notes)
+        write_document(fit_page(findings, notes), folder)
     _show(findings)
     console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - start:.0f} s:")
     written = [name for name in CONTENTS if (out / name).exists()]

@@ -266,11 +266,6 @@ class DepthTable:
             self._origins[result.spec, result.trial.seed] = result.origin
         self.index = ResultIndex(trials)
 
-    @classmethod
-    def read(cls, comparison: DepthComparison, store: Store) -> "DepthTable":
-        """Read a store."""
-        return cls(comparison, store.results())
-
     @property
     def origins(self) -> list[Origin]:
         """The origin of every trial."""

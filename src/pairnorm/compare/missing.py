@@ -168,7 +168,8 @@ class Protocol(Grid[MissingCell]):
             return graph.with_split(hold_out_labels(graph.labels, int(self.split) / 100, seed))
         if self.graphs == "largest":
             return largest_graph(dataset, root).with_split(self.split.format(seed=seed))
-        return reached_graph(dataset, root) if dataset in REACHED else load(dataset, root)
+        graph = load(REACHED.get(dataset, dataset), root)
+        return graph.replace(test=graph.test & reached(graph), name=dataset) if dataset in REACHED else graph
 
     def graph_name(self, dataset: str) -> str:
         """Return the name of the graph in specs."""
@@ -396,12 +397,6 @@ def hold_out_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
 def reached(graph: Graph) -> Tensor:
     """Return bool [n]: the nodes that share a component with a training node."""
     return reachable(graph.adjacency, graph.train)
-
-
-def reached_graph(name: str, root: Path | None = None) -> Graph:
-    """Return one of ``REACHED``."""
-    graph = load(REACHED[name], root)
-    return graph.replace(test=graph.test & reached(graph), name=name)
 
 
 @cache

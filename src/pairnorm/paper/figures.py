@@ -289,46 +289,66 @@ MAX_RIDGES = 10
 
 def mean_distances(by_norm: dict[str, Layers], model: str) -> "Figure | None":
     """Draw APSD (top) and APD (below) of connected and of random pairs by layer, a column for each norm."""
-    if not by_norm:
-        return None
-    with style():
-        figure = new_figure(TWO_COLUMNS, 4.0)
-        axes = figure.subplots(2, len(by_norm), squeeze=False, sharex=True)
-        for column, (norm, layers) in enumerate(by_norm.items()):
-            for axis, values in zip(axes[:, column], (layers.apsd, layers.apd), strict=True):
-                for kind, looks in PAIR_STYLES.items():
-                    numbers = range(1, len(values[kind]) + 1)
-                    axis.plot(numbers, values[kind], label=f"{kind} pairs", **looks,
-                              markevery=max(1, len(numbers) // 12))  # fmt: skip
-                axis.set_ylim(bottom=0)
-                _mark_range(axis, max(max(values[kind]) for kind in PAIRS))
-                whole_ticks(axis)
-            axes[0, column].set_title(_norm_title(norm, layers))
-            axes[1, column].set_xlabel("Layer")
-        axes[0, 0].set_ylabel("Mean squared distance\n(APSD)")
-        axes[1, 0].set_ylabel("Mean distance\n(APD)")
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=2, title=f"{model} on Cora")
-        return figure
+
+    def draw(axis: "Axes", layers: Layers, row: int) -> float:
+        values = (layers.apsd, layers.apd)[row]
+        for kind, looks in PAIR_STYLES.items():
+            numbers = range(1, len(values[kind]) + 1)
+            axis.plot(numbers, values[kind], label=f"{kind} pairs", **looks,
+                      markevery=max(1, len(numbers) // 12))  # fmt: skip
+        axis.set_ylim(bottom=0)
+        whole_ticks(axis)
+        return max(max(values[kind]) for kind in PAIRS)
+
+    labels = ("Mean squared distance\n(APSD)", "Mean distance\n(APD)")
+    figure = _panels_by_norm(by_norm, 4.0, draw, labels, "Layer", sharex=True)
+    if figure is not None:
+        handles, names = figure.axes[0].get_legend_handles_labels()
+        with style():
+            figure.legend(handles, names, loc="outside upper center", ncols=2, title=f"{model} on Cora")
+    return figure
 
 
 def distributions(by_norm: dict[str, Layers], model: str) -> "Figure | None":
     """Draw how the distances of connected (top) and of random pairs (below) are distributed, by layer."""
+
+    def draw(axis: "Axes", layers: Layers, row: int) -> float:
+        _ridges(axis, layers, PAIRS[row])
+        return layers.edges[PAIRS[row]][-1]
+
+    labels = [f"Layer ({kind} pairs)" for kind in PAIRS]
+    figure = _panels_by_norm(by_norm, 5.6, draw, labels, "Distance of a pair")
+    if figure is not None:
+        with style():
+            figure.suptitle(f"{model} on Cora")
+    return figure
+
+
+@style()
+def _panels_by_norm(
+    by_norm: dict[str, Layers],
+    height: float,
+    draw: Callable[["Axes", Layers, int], float],
+    labels: Sequence[str],
+    x_label: str,
+    sharex: bool = False,
+) -> "Figure | None":
+    """Draw two rows of panels with a column for each norm; ``draw`` returns the largest value of a panel."""
     if not by_norm:
         return None
-    with style():
-        figure = new_figure(TWO_COLUMNS, 5.6)
-        axes = figure.subplots(2, len(by_norm), squeeze=False)
-        for column, (norm, layers) in enumerate(by_norm.items()):
-            for axis, kind in zip(axes[:, column], PAIRS, strict=True):
-                _ridges(axis, layers, kind)
-                _mark_range(axis, layers.edges[kind][-1])
-            axes[0, column].set_title(_norm_title(norm, layers))
-            axes[1, column].set_xlabel("Distance of a pair")
-        for axis, kind in zip(axes[:, 0], PAIRS, strict=True):
-            axis.set_ylabel(f"Layer ({kind} pairs)")
-        figure.suptitle(f"{model} on Cora")
-        return figure
+    figure = new_figure(TWO_COLUMNS, height)
+    axes = figure.subplots(2, len(by_norm), squeeze=False, sharex=sharex)
+    for column, (norm, layers) in enumerate(by_norm.items()):
+        for row, axis in enumerate(axes[:, column]):
+            # Every panel has a range of its own.
+            axis.annotate(f"up to {draw(axis, layers, row):.2g}", (0.97, 0.93), xycoords="axes fraction",
+                          ha="right", va="top", fontsize=7, color="#555555")  # fmt: skip
+        accuracy = "" if layers.test_accuracy is None else f"\n(accuracy {layers.test_accuracy:.3f})"
+        axes[0, column].set_title(f"{NORMS[norm]}{accuracy}")
+        axes[1, column].set_xlabel(x_label)
+    for axis, label in zip(axes[:, 0], labels, strict=True):
+        axis.set_ylabel(label)
+    return figure
 
 
 def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
@@ -351,17 +371,6 @@ def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
     axis.spines["left"].set_visible(False)
     axis.tick_params(axis="y", length=0)
     axis.grid(False)
-
-
-def _mark_range(axis: "Axes", largest: float) -> None:
-    """State the largest value of a panel, since every panel has a range of its own."""
-    axis.annotate(f"up to {largest:.2g}", (0.97, 0.93), xycoords="axes fraction", ha="right", va="top",
-                  fontsize=7, color="#555555")  # fmt: skip
-
-
-def _norm_title(norm: str, layers: Layers) -> str:
-    accuracy = "" if layers.test_accuracy is None else f"\n(accuracy {layers.test_accuracy:.3f})"
-    return f"{NORMS[norm]}{accuracy}"
 
 
 Drawing = tuple[str, str, "Figure | None"]

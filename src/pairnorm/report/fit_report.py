@@ -69,11 +69,6 @@ GLOSSARY = {
 }
 
 
-def write_report(findings: Findings, folder: Path, notes: Sequence[str] = ()) -> None:
-    """Write ``report.md`` with its figures and, where the libraries are installed, ``report.html``."""
-    write_document(fit_page(findings, notes), folder)
-
-
 def write_document(document: Document, folder: Path) -> None:
     """Write ``report.md`` with its figures and, where the libraries are installed, ``report.html``."""
     (folder / REPORT).write_text(render_markdown(document, folder), encoding="utf-8")
