@@ -29,6 +29,7 @@ from pairnorm.measure.distances import (
     unit_rows,
 )
 from pairnorm.nn.ops.moments import check_states, wrong_shape
+from pairnorm.nn.propagate import check_degrees
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.
 ROWS = 512
@@ -121,14 +122,7 @@ def dominant_subspace_distance(
         _check_per_node(name, given, len(x))
     root = x.new_ones(len(x), 1, dtype=torch.float64)
     if degree is not None:
-        if bool((degree <= 0).any()):
-            problem = f"degree holds {float(degree.min()):g}"
-            expected = "positive numbers"
-            hint = "Count self-loops: without them an isolated node has none."
-            raise PairNormError(
-                problem, code="out-of-range", value=float(degree.min()), expected=expected, hint=hint
-            )
-        root = degree.to(root).sqrt().unsqueeze(1)
+        root = check_degrees(degree).to(root).sqrt().unsqueeze(1)
     index = None if component is None else component.to(x.device).long()
     share = root / _sums(root.square(), index)
 

@@ -51,6 +51,16 @@ def glorot(shape: Sequence[int], generator: torch.Generator | None = None) -> Te
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 
 
+def generators_of(seeds: Sequence[int] | None, num_models: int) -> list[torch.Generator | None]:
+    """Return a generator for each model; without seeds None, which stands for torch's own."""
+    if seeds is None:
+        return [None] * num_models
+    if len(seeds) != num_models:
+        problem = f"{len(seeds)} seeds for {num_models} models"
+        raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected="one for each")
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
 class DeepModel(nn.Module):
     """The base of all models: checked settings, the model axis, initial weights by seed."""
 
@@ -109,12 +119,7 @@ class DeepModel(nn.Module):
         Args:
             seeds: One for each model, which alone determines its weights; None for torch's generator.
         """
-        generators: list[torch.Generator | None] = [None] * (self.num_models or 1)
-        if seeds is not None:
-            if len(seeds) != len(generators):
-                problem = f"{len(seeds)} seeds for {len(generators)} models"
-                raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected="one for each")
-            generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        generators = generators_of(seeds, self.num_models or 1)
         norms = self._norms()
         for number, norm in enumerate(norms, 1):
             reset: Any = getattr(norm, "reset_parameters", None)

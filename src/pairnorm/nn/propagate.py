@@ -70,6 +70,17 @@ def degrees(adjacency: Tensor | SparseMatrix) -> Tensor:
     return _row_sums(_add_self_loops(_sorted(adjacency, None)))
 
 
+def check_degrees(degree: Tensor) -> Tensor:
+    """Return ``degree``, or raise an error unless it is a positive finite number for each node."""
+    if degree.dim() == 1 and bool((degree > 0).all() & degree.isfinite().all()):
+        return degree
+    least = float(degree.min())
+    problem = f"degree has shape {list(degree.shape)} and values from {least:g}"
+    expected = "a positive finite number for each node"
+    hint = "Count self-loops: without them an isolated node has none."
+    raise PairNormError(problem, code="out-of-range", value=least, expected=expected, hint=hint)
+
+
 def _row_sums(matrix: SparseMatrix) -> Tensor:
     degree = matrix.values.new_zeros(matrix.num_rows)
     for _, entries, row in matrix.pattern.blocks():
@@ -208,13 +219,7 @@ def dominant_eigenvectors(matrix: SparseMatrix, count: int, iterations: int = 20
     """Return eigenvectors of a symmetric matrix by largest absolute eigenvalue, ``[nodes, count]``, float64.
 
     By subspace iteration from a fixed start, on the CPU. Columns beyond the number of nodes are zero. Signs
-    make the largest entry positive.
-
-    Args:
-        matrix: ``normalized_adjacency(adjacency, "sym")``, or another symmetric matrix.
-        count: The number of eigenvectors.
-        iterations: The number of products; an eigenvector of λ_k is accurate to (λ_m / λ_k)^iterations, with
-            m twice the count.
+    make the largest entry positive. The vector of λ_k is accurate to (λ_m / λ_k)^iterations, m = 2 count.
     """
     matrix, nodes = matrix.to("cpu").cast(torch.float64), matrix.num_rows
     width = min(nodes, 2 * count)

@@ -10,6 +10,7 @@ from torch import Tensor
 from pairnorm.base.csr import sparse_csr, suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 from pairnorm.nn.ops.dropout import dropout
+from pairnorm.nn.ops.moments import wrong_shape
 from pairnorm.nn.ops.sparse_product import Pattern, index_dtype, multiply, out_of_range, tensor_version
 
 
@@ -40,9 +41,7 @@ class SparseMatrix:
             PairNormError: where the tensor has another number of dimensions, or indices out of range.
         """
         if tensor.dim() != 2:
-            problem = f"the sparse tensor has shape {list(tensor.shape)}"
-            expected = "two dimensions"
-            raise PairNormError(problem, code="wrong-shape", value=list(tensor.shape), expected=expected)
+            raise wrong_shape("the sparse tensor", tensor.shape, "two dimensions")
         suppress_csr_warning()
         if tensor.layout not in (torch.strided, torch.sparse_csr):
             tensor = tensor.to_sparse_coo()

@@ -6,11 +6,11 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, one_of, real_number
+from pairnorm.base.errors import one_of, real_number
 from pairnorm.nn.norms.standardize import BaseNorm, bound_to
 from pairnorm.nn.ops.moments import Groups, check_states
 from pairnorm.nn.ops.pair_norm import normalize
-from pairnorm.nn.propagate import degrees
+from pairnorm.nn.propagate import check_degrees, degrees
 from pairnorm.nn.sparse import SparseMatrix
 
 MODES = ("PN", "PN-SI")
@@ -68,14 +68,7 @@ class DegreePairNorm(BaseNorm):
         Args:
             degree: The row sums of the adjacency, self-loops included where it has them, ``[nodes]``.
         """
-        if degree.dim() != 1 or not bool((degree > 0).all() & degree.isfinite().all()):
-            problem = f"degree has shape {list(degree.shape)} and values from {float(degree.min()):g}"
-            expected = "a positive finite number for each node"
-            hint = "Count self-loops: without them an isolated node has none."
-            raise PairNormError(
-                problem, code="out-of-range", value=float(degree.min()), expected=expected, hint=hint
-            )
-        self.degree = degree
+        self.degree = check_degrees(degree)
         return self
 
     def bind_graph(self, adjacency: Tensor | SparseMatrix) -> Self:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pairnorm.base.errors import PairNormError, real_number, whole_number
+from pairnorm.base.errors import real_number, whole_number
+from pairnorm.nn.models import generators_of
 from pairnorm.nn.norms.standardize import RunningNorm
 from pairnorm.nn.ops.linear import stacked_linear
 
@@ -60,19 +61,14 @@ class DiffGroupNorm(RunningNorm):
                 generator draws.
         """
         super().reset_parameters()
-        num_models = self.num_models or 1
-        if seeds is not None and len(seeds) != num_models:
-            problem = f"there are {len(seeds)} seeds"
-            expected = f"one for each of {num_models} models"
-            raise PairNormError(problem, code="wrong-shape", value=len(seeds), expected=expected)
-        bound = 1 / math.sqrt(self.in_channels)
+        bound, stacked = (
+            1 / math.sqrt(self.in_channels),
+            self.assignment.view(-1, *self.assignment.shape[-2:]),
+        )
         with torch.no_grad():
-            for model in range(num_models):
-                generator = None if seeds is None else torch.Generator().manual_seed(seeds[model])
-                weights = torch.empty(self.in_channels, self.groups).uniform_(
-                    -bound, bound, generator=generator
-                )
-                self.assignment.view(num_models, self.in_channels, self.groups)[model] = weights
+            for model, generator in enumerate(generators_of(seeds, len(stacked))):
+                weights = torch.empty(self.in_channels, self.groups)
+                stacked[model] = weights.uniform_(-bound, bound, generator=generator)
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """Normalize ``x``; see ``Norm`` for the arguments."""

@@ -75,15 +75,9 @@ def attend(
     \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}_{0.2}(\text{source}_j + \text{target}_i)
     $$
 
-    Args:
-        matrix: Its pattern defines which columns j a row i attends to.
-        scores: Of every node as a source and as a target, ``[nodes, models, 2]``.
-        z: What is averaged, ``[nodes, models, features]``.
-        bias: Added to the average, ``[models, features]``; None for none.
-        activation: What follows, ``"relu"``, ``"elu"`` or ``"none"``; needs a bias.
-        rate: Rate at which attention weights are dropped, after the softmax.
-        keys: Dropout keys ``[models]``; None for no dropout.
-        norm: The PairNorm that comes last, if any.
+    The pattern of ``matrix`` says which columns j a row i attends to. ``scores`` ``[nodes, models, 2]`` are
+    those of a node as a source and as a target. Dropout, by ``rate`` and ``keys`` ``[models]``, falls on the
+    attention weights. An activation needs a bias.
     """
     matrix.pattern.check_unchanged()
     kernels = find_kernels("convolution", z)

@@ -338,12 +338,8 @@ class RunningMoments(nn.Module):
                 hint = "Call calibrate(model, loader), train it, or load a state_dict."
                 raise PairNormError(problem, code="not-fitted", hint=hint)
         elif self.mean.shape != x.shape[1:]:
-            problem = f"x has shape {list(x.shape)}, but the statistics are of rows {list(self.mean.shape)}"
-            expected = f"[nodes, {', '.join(map(str, self.mean.shape))}]"
-            hint = "Give every layer a PairNorm of its own."
-            raise PairNormError(
-                problem, code="wrong-shape", value=list(x.shape), expected=expected, hint=hint
-            )
+            expected = f"[nodes, {', '.join(map(str, self.mean.shape))}], as the statistics have"
+            raise wrong_shape("x", x.shape, expected, hint="Give every layer a PairNorm of its own.")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = dict(self.named_buffers())
