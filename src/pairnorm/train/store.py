@@ -196,7 +196,8 @@ class Store:
 
     def trials_by_spec(self, **where: Any) -> dict[Spec, list[Trial]]:
         """Return the trials of every spec, sorted. ``where`` restricts a field to a value or several."""
-        return {spec: [trial for trial, _ in trials] for spec, trials in self._read(where)}
+        results = self.results_by_spec(**where)
+        return {spec: [result.trial for result in some] for spec, some in results.items()}
 
     def results(self, **where: Any) -> list[Result]:
         """Return all results, sorted by spec and seed. ``where`` as in ``trials_by_spec``."""
@@ -204,14 +205,42 @@ class Store:
 
     def results_by_spec(self, **where: Any) -> dict[Spec, list[Result]]:
         """Return the results of every spec, sorted. ``where`` as in ``trials_by_spec``."""
-        trials_by_spec = list(self._read(where))
-        rows = self._query(f"SELECT id, {_names(ORIGIN)} FROM origins")
+        where = {STORED_NAMES.get(name, name): value for name, value in where.items()}
+        condition, requested = _condition(where)
+        # The order of the file needs no sorting, and without a condition nothing is joined.
+        tables = _TRIALS if where else "trials"
+        trials = self._query(
+            f"SELECT hash, origin, {_names(TRIAL)} FROM {tables} WHERE {condition} ORDER BY hash, seed",
+            requested,
+        )
+        condition, requested = _condition({name: where[name] for name in where if name in ("hash", *SPEC)})
+        varied = f"hash, protocol, {_names(_VARIED)}"
+        specs = self._query(
+            f"SELECT {varied} FROM {_SPECS} WHERE {condition} ORDER BY {_names(SPEC)}", requested
+        )
+        names = [SPEC[column] for column in _PROTOCOL]
+        protocols = self._rows("protocols", _PROTOCOL, names)
+
+        @cache
+        def deep(protocol: int, scale: float, missing_rate: float) -> Spec:  # deep enough for any skip
+            return Spec(depth=10**9, scale=scale, missing_rate=missing_rate, **protocols[protocol])
+
+        by_hash: dict[int, list[tuple[Trial, Origin]]] = defaultdict(list)
+        by_spec: dict[Spec, list[Result]] = {}
         with damaged_values(self.path):
-            origins = {number: Origin(**dict(zip(ORIGIN, values, strict=True))) for number, *values in rows}
-            return {
-                spec: [Result(spec, trial, origins[origin]) for trial, origin in trials]
-                for spec, trials in trials_by_spec
-            }
+            origins = {number: Origin(**row) for number, row in self._rows("origins", ORIGIN, ORIGIN).items()}
+            for number, origin, *values in trials:
+                by_hash[number].append((_trial(values), origins[origin]))
+            for number, protocol, depth, *others in specs:
+                if number in by_hash:
+                    spec = deep(protocol, *others).at(depth)
+                    by_spec[spec] = [Result(spec, trial, origin) for trial, origin in by_hash[number]]
+        return by_spec
+
+    def _rows(self, table: str, columns: Sequence[str], names: Sequence[str]) -> dict[int, dict[str, Any]]:
+        """Return the values of every row by name, by the id of the row."""
+        rows = self._query(f"SELECT id, {_names(columns)} FROM {table}")
+        return {number: dict(zip(names, values, strict=True)) for number, *values in rows}
 
     def frame(self, **where: Any) -> "pandas.DataFrame":
         """Return the trials as a data frame with a column per measure. ``where`` as in ``trials_by_spec``."""
@@ -277,39 +306,6 @@ class Store:
     @property
     def _has_records(self) -> bool:
         return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'records'"))
-
-    def _read(self, where: Mapping[str, Any]) -> Iterable[tuple[Spec, list[tuple[Trial, int]]]]:
-        """Return the specs, sorted, with their trials by seed and the row ids of the trials' origins."""
-        where = {STORED_NAMES.get(name, name): value for name, value in where.items()}
-        of_spec = {name: value for name, value in where.items() if name in ("hash", *SPEC)}
-        # The order of the file needs no sorting, and without a condition nothing is joined.
-        tables = _TRIALS if where else "trials"
-        condition, requested = _condition(where)
-        trial_query = (
-            f"SELECT hash, origin, {_names(TRIAL)} FROM {tables} WHERE {condition} ORDER BY hash, seed"
-        )
-        trial_rows = self._query(trial_query, requested)
-        varied = f"hash, protocol, {_names(_VARIED)}"
-        condition, requested = _condition(of_spec)
-        spec_query = f"SELECT {varied} FROM {_SPECS} WHERE {condition} ORDER BY {_names(SPEC)}"
-        spec_rows = self._query(spec_query, requested)
-        protocol_rows = self._query(f"SELECT id, {_names(_PROTOCOL)} FROM protocols")
-        names = [SPEC[column] for column in _PROTOCOL]
-        protocols = {number: dict(zip(names, values, strict=True)) for number, *values in protocol_rows}
-        trials: dict[int, list[tuple[Trial, int]]] = defaultdict(list)
-
-        @cache
-        def deep(protocol: int, scale: float, missing_rate: float) -> Spec:  # deep enough for any skip
-            return Spec(depth=10**9, scale=scale, missing_rate=missing_rate, **protocols[protocol])
-
-        by_spec: dict[Spec, list[tuple[Trial, int]]] = {}
-        with damaged_values(self.path):
-            for number, origin, *values in trial_rows:
-                trials[number].append((_trial(values), origin))
-            for number, protocol, depth, *others in spec_rows:
-                if number in trials:
-                    by_spec[deep(protocol, *others).at(depth)] = trials[number]
-        return by_spec.items()
 
 
 def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
