@@ -208,7 +208,8 @@ def test_commands_have_the_options_that_pages_name(page):
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")
 def test_the_site_builds_strictly_and_documents_every_public_name(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    # Not --quiet: it hides warnings from --strict too.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
 

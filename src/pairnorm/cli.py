@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pairnorm.base.errors import PairNormError, closest, is_out_of_memory, quoted
-from pairnorm.base.escaping import hide_password, redact
+from pairnorm.base.escaping import redact, register_password
 from pairnorm.base.files import check_path
 from pairnorm.commands import compare, console, diagnose, fit, pack, predict, reproduce
 from pairnorm.commands.options import OPTION_NAMES, CommandParser, Parser
@@ -142,7 +142,7 @@ def _call(options: Namespace) -> None:
         if isinstance(value, Path):
             check_path(value)
         elif isinstance(value, str):
-            hide_password(value)
+            register_password(value)
     with console.output(quiet=getattr(options, "quiet", False), to_stderr=getattr(options, "json", False)):
         summary = options.handler(options)
     if summary is not None and options.json:

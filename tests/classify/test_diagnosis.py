@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling, smoothing, suggest_depth
-from pairnorm.classify.explanation import MIN_SOURCES, measured
+from pairnorm.classify.explanation import MIN_SOURCES, smoothing_table
 from pairnorm.data import Graph
 from pairnorm.measure import col_diff, effective_rank, row_diff
 from pairnorm.nn import normalized_adjacency, pair_norm
@@ -42,7 +42,7 @@ def test_pair_norm_keeps_nodes_apart(small: Graph) -> None:
     shares = {norm: [value / values[0] for value in values[1:]] for norm, values in left.items()}
     assert shares["none"][-1] < 0.2
     assert all(normed > plain for normed, plain in zip(shares["PN"], shares["none"], strict=True))
-    lines = measured(rows)
+    lines = smoothing_table(rows)
     assert lines[0][:5] == ["0", "100%", "100%", "100%", "100%"]
     assert [line[0] for line in lines] == ["0", "1", "5", "40"]
 

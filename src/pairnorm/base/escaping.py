@@ -16,8 +16,8 @@ _SHORTEST_SECRET = 4
 _secrets: set[str] = set()
 
 
-def hide_password(url: str) -> None:
-    """Have ``redact`` hide the password of a URL wherever it occurs, also apart from the URL."""
+def register_password(url: str) -> None:
+    """Register the password of a URL as a secret, so that ``redact`` removes it from any text."""
     match = re.match(r"[\w+.-]+://[^:/@]*:(.*)@", url, re.DOTALL)
     secrets = [match[1], unquote(match[1])] if match else []
     secrets += [unquote(one.partition("=")[2]) for one in re.findall(r"(?i)\b(?:password|pwd)=[^&;]+", url)]

@@ -359,8 +359,8 @@ def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[_State]:
         yield _State(state, length, row)
 
 
-def measured(rows: Sequence[Smoothing]) -> list[list[str]]:
-    """Return the rows of a table with the columns ``HEADINGS``; differences as a share of depth 0."""
+def smoothing_table(rows: Sequence[Smoothing]) -> list[list[str]]:
+    """Format smoothing by depth as table rows with the columns ``HEADINGS``; differences as % of depth 0."""
     plain, normed = ([row for row in rows if row.norm == norm] for norm in ("none", "PN"))
 
     def share(lines: list[Smoothing], number: int, measure: str) -> str:

@@ -35,7 +35,7 @@ def run(options: Namespace) -> None:
     effective rank counts the directions that remain.
     """
     from pairnorm.classify import Scaling, smoothing, suggest_depth
-    from pairnorm.classify.explanation import DEPTHS, HEADINGS, measured
+    from pairnorm.classify.explanation import DEPTHS, HEADINGS, smoothing_table
     from pairnorm.classify.scaling import KINDS, check_features, check_size
     from pairnorm.report import Chart, render_html
     from pairnorm.report.charts import save_charts
@@ -59,7 +59,7 @@ def run(options: Namespace) -> None:
         else:
             charts = [block for block in document.sections[0].blocks if isinstance(block, Chart)]
             save_charts(charts, file, format=form)
-    console.table(HEADINGS, measured(rows))
+    console.table(HEADINGS, smoothing_table(rows))
     console.show(f"Row-diff and col-diff: share of depth 0. Features: {safe(scaled.sentence)}.")
     if suggestion.unreachable:
         console.show(

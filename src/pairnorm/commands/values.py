@@ -45,7 +45,7 @@ def match_name(name: str, allowed: Iterable[str]) -> str:
 
 
 def names_in(option: str, text: str | None, allowed: Sequence[str] = ()) -> list[str] | None:
-    """Parse ``cora,citeseer``; None and ``all`` stand for no choice.
+    """Parse ``cora,citeseer``; returns None for None and ``all``.
 
     >>> names_in("dataset", "Cora, pubmed", ("cora", "pubmed"))
     ['cora', 'pubmed']
@@ -57,7 +57,7 @@ def names_in(option: str, text: str | None, allowed: Sequence[str] = ()) -> list
 
 
 def numbers_in(option: str, text: str | None, kind: type[Number] = int) -> list[Number] | None:  # type: ignore[assignment]
-    """Parse ``2,4,8`` or ``0%,100%``; None and ``all`` stand for no choice.
+    """Parse ``2,4,8`` or ``0%,100%``; returns None for None and ``all``.
 
     >>> numbers_in("missing", "50, 99.5%", float)
     [50.0, 99.5]

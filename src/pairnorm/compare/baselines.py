@@ -21,7 +21,9 @@ CORRECTION_STEPS, ALPHAS = 50, (0.5, 0.8, 0.95, 0.99)
 def correct_and_smooth(
     matrix: SparseMatrix, probabilities: Tensor, labels: Tensor, known: Tensor, correct: float, smooth: float
 ) -> Tensor:
-    r"""Propagate the errors of known nodes, subtract them at their mean size, then smooth.
+    r"""Refine predicted probabilities by Correct and Smooth (Huang et al., 2021).
+
+    Propagates the errors of labeled nodes, corrects predictions by them at their mean size, then smooths.
 
     $$
     \mathbf{E} \leftarrow \alpha_1 \mathbf{S E} + (1 - \alpha_1) \mathbf{E}_0, \qquad

@@ -197,7 +197,7 @@ def _evaluate_all(
     on_progress: OnProgress,
     should_stop: Callable[[], bool],
 ) -> int:
-    """Evaluate what is pending, in order, in several processes; return how many runs were evaluated."""
+    """Evaluate pending runs of methods without epochs, in several processes; return how many."""
     waiting = pending_evaluations(protocols, MissingResults.read(store))
     total = len(waiting)
     if not waiting or should_stop():

@@ -333,7 +333,7 @@ def csbm(
 
 
 class _WeightedDraw:
-    """Draws nodes by weight in constant time: a table of quantiles tells where to look."""
+    """Draws nodes by weight in constant time: a table of quantiles says where the search starts."""
 
     def __init__(
         self, stream: Stream, members: NDArray[np.int64], sizes: NDArray[np.int64], exponent: float
@@ -352,17 +352,17 @@ class _WeightedDraw:
         self.first = self.last - sizes + 1
 
     def any(self, count: int) -> NDArray[np.int64]:
-        """Draw places of nodes of any class (each class weighs the same)."""
+        """Draw positions in ``members`` of nodes of any class (each class weighs the same)."""
         return self._at(self.uniform(count) * len(self.last))
 
     def of(self, classes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw a place of a node of each of the given classes."""
+        """Draw a position in ``members`` for each of the given classes."""
         place = self._at(classes + self.uniform(len(classes)))
         # Rounding in the cumulative weights must not lead into a neighboring class.
         return np.clip(place, self.first[classes], self.last[classes])
 
     def _at(self, levels: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the first place whose cumulative weight exceeds each level."""
+        """Return the first position whose cumulative weight exceeds each level."""
         place = self.starts[np.minimum((levels * self.step).astype(np.int64), len(self.starts) - 1)]
         np.minimum(place, len(self.ends) - 1, out=place)
         behind = np.flatnonzero(self.ends[place] <= levels)

@@ -223,7 +223,7 @@ class PackedGraph:
 
     @cached_property
     def split(self) -> NDArray[np.int8]:
-        """int8 [n]: 0 train, 1 validation, 2 test, -1 none."""
+        """The part of each node, int8 [n]: 0 train, 1 validation, 2 test, -1 none."""
         return self._array("split")
 
     @cached_property

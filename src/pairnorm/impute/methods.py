@@ -71,9 +71,9 @@ def diffuse(
 
 
 def apply_linear(imputation: Callable[[Tensor], Tensor], x: Tensor, missing: Tensor) -> Tensor:
-    """Apply an imputation f that is linear in the known vectors, as f(I_K) X_K where K of them are few.
+    """Apply a linear imputation, by the cheaper of two ways.
 
-    It then propagates K weights per node instead of d features.
+    For K < d / 2 known vectors it is f(I_K) X_K: K weights per node are propagated instead of d features.
     """
     x = x.to_dense()
     if missing.size(-1) == 1:

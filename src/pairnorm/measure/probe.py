@@ -249,6 +249,7 @@ class Probe:
     def _after_convolution(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
+        """Record the node states that a convolution returned (a forward hook)."""
         self._in_convolution = False
         if is_observing():
             return

@@ -233,7 +233,7 @@ def draw(frame: pandas.DataFrame) -> Figure:
 
 
 def _panels(frame: pandas.DataFrame) -> dict[str, dict[str, str]]:
-    """Return for each title its lines, from label to column; row-diff, the APD of all pairs, goes to APD."""
+    """Group the columns of measures into plots: title → {label of a line: column}."""
     panels: dict[str, dict[str, str]] = {_TITLES["apd"]: {}, _TITLES["apsd"]: {}}
     for column in frame.columns:
         if column in _NO_MEASURE or column.endswith("_standard_error"):

@@ -145,7 +145,7 @@ def remove_pair_norm(model: nn.Module) -> None:
 class PairNormPatch(nn.Module):
     """PairNorm inside a model, a child of it; removed by ``remove`` or at the end of a ``with`` block.
 
-    Args:
+    Attributes:
         places: Where PairNorm follows each convolution, and why; empty until the places are found.
     """
 

@@ -15,7 +15,7 @@ from pairnorm.base.memory import size
 from pairnorm.classify.calibration import ALL, PredictionSets
 from pairnorm.classify.candidates.candidate import best_by_depth
 from pairnorm.classify.evaluation import paired_difference, wilson
-from pairnorm.classify.explanation import HEADINGS, Smoothing, Suggestion, measured
+from pairnorm.classify.explanation import HEADINGS, Smoothing, Suggestion, smoothing_table
 from pairnorm.classify.findings import COMING_LATER, LATER, Findings, headline, verdict
 from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
 from pairnorm.classify.predictions import PREDICTION_FILES
@@ -152,7 +152,7 @@ def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
         "Repeated averaging makes nodes similar, and features similar. PairNorm keeps the total squared "
         "distance between nodes constant. Measured on the scaled features, propagated without training."
     )
-    numbers = Details("The numbers", [Table(HEADINGS, measured(rows))])
+    numbers = Details("The numbers", [Table(HEADINGS, smoothing_table(rows))])
     return Section("Oversmoothing", [text, *charts, numbers], wide=True)
 
 

@@ -134,6 +134,7 @@ def lines(protocols: Sequence[Protocol], results: MissingResults) -> list[Line]:
 
 
 def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
+    """Yield one line of the report per cell: the scores by seed, with the published number."""
     for cell in protocol.cells():
         runs = {trial.seed: trial.test_accuracy for trial in results.index.runs(protocol, cell)}
         yield Line(cell, tuple(runs.values()), published=_published(cell), scores=runs)

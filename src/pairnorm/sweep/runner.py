@@ -56,7 +56,7 @@ def train_batches(
     should_stop: Callable[[], bool],
     on_progress: OnProgress = ignore_progress,
 ) -> int:
-    """Train what is pending of each batch and return how many trials were trained.
+    """Train the pending trials of each batch and return how many were trained.
 
     Args:
         batches: in the order to train them.

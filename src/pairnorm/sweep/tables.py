@@ -109,7 +109,7 @@ class Table:
 
     @property
     def filled(self) -> int:
-        """How many entries have a number of ours."""
+        """The number of entries with a result of our own runs."""
         return sum(entry.ours is not None for entry in self.entries)
 
     @property

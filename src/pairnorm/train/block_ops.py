@@ -197,7 +197,7 @@ class BlockOps:
         state[rows, : given.size(1)] = given.to(state.dtype)
 
     def read(self, state: Tensor, rows: Index) -> Array:
-        """Return some rows."""
+        """Copy rows of a state to a float32 array on the CPU."""
         index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.device)
         result: Array = state[index].float().cpu().numpy()
         return result
@@ -223,7 +223,7 @@ class BlockOps:
         return float(torch.stack(squares).sum()) / len(state)
 
     def add(self, state: Tensor, rows: NDArray[Any], columns: NDArray[Any], value: float) -> None:
-        """Add a number at some positions."""
+        """Add ``value`` in place at the entries (rows[i], columns[i])."""
         index = (torch.from_numpy(np.asarray(part, np.int64)).to(self.device) for part in (rows, columns))
         state[tuple(index)] += value
 
@@ -232,7 +232,7 @@ class BlockOps:
         state[:, -1] = self._known.to(state.dtype)
 
     def copy_known(self, source: Tensor, result: Tensor) -> None:
-        """Copy the rows of nodes that have features."""
+        """Copy the rows of nodes that have features from ``source`` into ``result``."""
         for rows in self.slices(source.size(1)):
             torch.where(self._known[rows, None], source[rows], result[rows], out=result[rows])
 
@@ -256,7 +256,7 @@ class BlockOps:
 
 
 def from_mapped(array: NDArray[Any]) -> Tensor:
-    """Return an array that must not be written, such as one mapped from a file, as a tensor."""
+    """View a read-only array, such as one mapped from a file, as a tensor without a copy."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)

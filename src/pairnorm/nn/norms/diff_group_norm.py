@@ -88,7 +88,7 @@ class DiffGroupNorm(RunningNorm):
             return (wide + self.balance * (normalized + bias.sum(1))).view_as(x).to(x.dtype)
 
     def _in_training(self, x: Tensor, share: Tensor, weight: Tensor) -> Tensor:
-        """Return Σ_g γ_g (u_g ⊙ x − its mean) / its deviation, and update the running statistics."""
+        """Normalize by batch statistics, Σ_g γ_g (u_g ⊙ x − mean) / deviation; update the running ones."""
         nodes, _, features = x.shape
         x_mean, share_mean = x.mean(0), share.mean(0).unsqueeze(-1)
         delta, upsilon = x - x_mean, share - share_mean.squeeze(-1)

@@ -112,6 +112,7 @@ def keep_entries(keys: Tensor, first: int, count: int, entries: int, rate: float
 
 
 def _threshold(halves: Tensor, rate: float) -> Tensor:
+    """Turn 16-bit random numbers, in place, into a mask: 0 where dropped, 1 where kept."""
     # Not a comparison: torch's CPU kernels handle booleans an order of magnitude slower than clamp.
     last = dropped_levels(rate) - 1
     return halves.clamp_(last, last + 1).float().sub_(last)
