@@ -129,56 +129,53 @@ class MemoryLimit:
             file: is closed with the stream.
             delimiter: of the cells of a table, which are counted too; None for JSON.
         """
-        return BufferedReader(_CountedStream(self, name, file, delimiter), CHUNK)
+        return as_file(self._counted(name, file, delimiter.encode() if delimiter else None), file)
+
+    def _counted(self, name: str, file: IO[bytes], delimiter: bytes | None) -> Iterator[bytes]:
+        total = cells = line = blanks = 0
+        factor = BYTES_PER_TEXT_BYTE if delimiter else BYTES_PER_JSON_BYTE
+        while data := file.read(CHUNK):
+            total += len(data)
+            self.check(name, total * factor, f"a text of more than {size(total)}")
+            if delimiter:
+                cells += data.count(delimiter) + data.count(b"\n")
+                self.check(name, cells * BYTES_PER_CELL, f"a table of more than {cells:,} cells")
+            end = max(data.rfind(b"\n"), data.rfind(b"\r"))
+            line = line + len(data) if end < 0 and delimiter else len(data) - end
+            blanks = blanks + len(data) if not data.strip(b" \t\r\n\0") else 0
+            for what, count, limit in (
+                ("a line", line, self.line_limit),
+                ("a run of spaces and line breaks", blanks, min(MAX_BLANKS, self.line_limit)),
+            ):
+                if count > limit:
+                    problem = f"{name}: {what} has more than {size(count)}, the limit is {size(limit)}"
+                    raise PairNormError(problem, code="memory-limit", value=count, hint="Check the file.")
+            yield data
 
 
 NO_LIMIT = MemoryLimit(None)
 
 
-class _CountedStream(RawIOBase):
-    """The bytes of a file, counted."""
+def as_file(chunks: Iterator[bytes], source: IO[Any]) -> IO[bytes]:
+    """Return a file of chunks that are made when they are read; it closes ``source``, their origin."""
+    return BufferedReader(_Chunks(chunks, source), CHUNK)
 
-    def __init__(self, limit: MemoryLimit, name: str, file: IO[bytes], delimiter: str | None) -> None:
-        self._limit, self._name, self._file = limit, name, file
-        self._delimiter = delimiter and delimiter.encode()
-        self._factor = BYTES_PER_TEXT_BYTE if delimiter else BYTES_PER_JSON_BYTE
-        self._total = self._cells = self._line = self._blanks = 0
+
+class _Chunks(RawIOBase):
+    def __init__(self, chunks: Iterator[bytes], source: IO[Any]) -> None:
+        self._chunks, self._source, self._rest = chunks, source, memoryview(b"")
 
     def readable(self) -> bool:
-        """Return True, as ``io`` asks."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer, as ``io`` asks."""
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        self._total += len(data)
-        self._limit.check(self._name, self._total * self._factor, f"a text of more than {size(self._total)}")
-        if self._delimiter:
-            self._cells += data.count(self._delimiter) + data.count(b"\n")
-            self._limit.check(
-                self._name, self._cells * BYTES_PER_CELL, f"a table of more than {self._cells:,} cells"
-            )
-        if data:
-            self._check_runs(data)
-        return len(data)
-
-    def _check_runs(self, data: bytes) -> None:
-        end = max(data.rfind(b"\n"), data.rfind(b"\r"))
-        self._line = self._line + len(data) if end < 0 and self._delimiter else len(data) - end
-        self._blanks = self._blanks + len(data) if not data.strip(b" \t\r\n\0") else 0
-        blank_limit = min(MAX_BLANKS, self._limit.line_limit)
-        for what, count, limit in (
-            ("a line", self._line, self._limit.line_limit),
-            ("a run of spaces and line breaks", self._blanks, blank_limit),
-        ):
-            if count > limit:
-                problem = f"{self._name}: {what} has more than {size(count)}, the limit is {size(limit)}"
-                raise PairNormError(problem, code="memory-limit", value=count, hint="Check the file.")
+        part = self._rest or memoryview(next(self._chunks, b""))
+        part, self._rest = part[: len(buffer)], part[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self._source.close()
         super().close()
 
 

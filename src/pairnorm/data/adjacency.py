@@ -61,25 +61,12 @@ def symmetric_adjacency(
     keys = np.minimum(source, target) * nodes + np.maximum(source, target)
     keys = keys * 2 + (source > target)
     del source, target
-    if weights is None:
-        keys.sort()
-        values = None
-    else:
-        order = np.argsort(keys, kind="stable")
-        keys, values = keys[order], np.asarray(weights, dtype=np.float32)[order]
-    listed, keys, values = len(keys), *merge_weights(keys, values)
-    directed, duplicates = len(keys), listed - len(keys)
-    pairs = keys >> 1
-    del keys
-    first = np.flatnonzero(first_of_run(pairs))
-    pairs = pairs[first]
-    if values is not None and len(values):
-        values = np.maximum.reduceat(values, first)
-
+    listed = len(keys)
+    pairs, values, directed = merge_entries(keys, weights)
     low, high = np.divmod(pairs, max(nodes, 1))
     adjacency = _to_symmetric_csr(low, high, nodes, values)
     isolated = int((adjacency.crow_indices().diff() == 0).sum())
-    return adjacency, EdgeCounts(self_loops, duplicates, 2 * len(pairs) - directed, isolated)
+    return adjacency, EdgeCounts(self_loops, listed - directed, 2 * len(pairs) - directed, isolated)
 
 
 def listed_directions(adjacency: Tensor, source: NDArray[Any], target: NDArray[Any]) -> Tensor:
@@ -123,15 +110,30 @@ def check_edges(ends: NDArray[Any], nodes: int, weights: NDArray[np.float32] | N
         )
 
 
-def merge_weights(
-    keys: NDArray[np.int64], weights: NDArray[np.float32] | None
-) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
-    """Return the distinct keys of a sorted array, and the sum of the weights of each."""
+def merge_entries(
+    keys: NDArray[np.int64], weights: NDArray[Any] | None
+) -> tuple[NDArray[np.int64], NDArray[np.float32] | None, int]:
+    """Return the distinct pairs of keys 2 * pair + direction, sorted, their weights, and the number of keys.
+
+    Weights of equal keys are added up; of the two directions of a pair the larger counts.
+    """
+    if weights is None:
+        keys.sort()
+    else:
+        order = np.argsort(keys, kind="stable")
+        keys, weights = keys[order], np.asarray(weights, dtype=np.float32)[order]
+        del order
     first = first_of_run(keys)
     if weights is not None and len(weights):
         totals = np.add.reduceat(weights, np.flatnonzero(first), dtype=np.float64)
         weights = np.minimum(totals, np.finfo(np.float32).max).astype(np.float32)
-    return keys[first], weights
+    keys = keys[first]
+    directed = len(keys)
+    keys >>= 1
+    first = first_of_run(keys)
+    if weights is not None and len(weights):
+        weights = np.maximum.reduceat(weights, np.flatnonzero(first))
+    return keys[first], weights, directed
 
 
 def first_of_run(values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -180,22 +182,9 @@ class Ranges:
         for number, path in enumerate(self.paths):
             entries = np.fromfile(path, self.kind)
             path.unlink()
-            if self.weighted:
-                order = np.argsort(entries["key"], kind="stable")
-                keys, weights = entries["key"][order], entries["weight"][order]
-                del order
-            else:
-                keys, weights = entries["key"], np.empty(0, np.float32)
-                keys.sort()
+            keys, merged, ways = merge_entries(entries["key"], entries["weight"] if self.weighted else None)
+            weights = np.empty(0, np.float32) if merged is None else merged
             del entries
-            keys, totals = merge_weights(keys, weights)
-            weights = weights if totals is None else totals
-            ways = len(keys)
-            keys >>= 1
-            first = first_of_run(keys)
-            if len(weights):
-                weights = np.maximum.reduceat(weights, np.flatnonzero(first))
-            keys = keys[first]
             row, low = keys // self.nodes, number * self.rows
             degrees = np.bincount(row - low, minlength=min(self.rows, self.nodes - low))
             yield degrees, keys - row * self.nodes, weights, ways

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import glob
 from importlib import import_module
-from io import BufferedReader, BytesIO, RawIOBase, TextIOWrapper
+from io import BytesIO, TextIOWrapper
 from itertools import islice
 from os import PathLike, fspath
 from pathlib import Path, PurePath
@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.files import check_path
-from pairnorm.base.memory import MemoryLimit
+from pairnorm.base.memory import MemoryLimit, as_file
 
 PathOrPaths = str | PathLike[str] | Sequence[str | PathLike[str]]
 Open = Callable[[], IO[bytes]]
@@ -344,28 +344,13 @@ def find_comments_and_spaces(opened: Open, encoding: str, max_cells: float) -> t
 
 def open_converted(opened: Open, encoding: str, has_spaces: bool) -> IO[bytes]:
     """Open a text as UTF-8 with empty lines for comments and, if it ``has_spaces``, a tab between cells."""
-    return BufferedReader(_Converted(opened, encoding, has_spaces))
+    text = TextIOWrapper(opened(), encoding)
+    return as_file(_converted(text, has_spaces), text)
 
 
-class _Converted(RawIOBase):
-    def __init__(self, opened: Open, encoding: str, has_spaces: bool) -> None:
-        self._text = TextIOWrapper(opened(), encoding)
-        self._has_spaces = has_spaces
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while len(self._rest) < len(buffer) and (lines := self._text.readlines(2**16)):
-            rows = ("" if line.startswith(COMMENT) else line.rstrip("\r\n") for line in lines)
-            if self._has_spaces:
-                rows = ("\t".join(row.split()) for row in rows)
-            self._rest += ("\n".join(rows) + "\n").encode()
-        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        buffer[: len(part)] = part
-        return len(part)
-
-    def close(self) -> None:
-        self._text.close()
-        super().close()
+def _converted(text: IO[str], has_spaces: bool) -> Iterator[bytes]:
+    while lines := text.readlines(2**16):
+        rows = ("" if line.startswith(COMMENT) else line.rstrip("\r\n") for line in lines)
+        if has_spaces:
+            rows = ("\t".join(row.split()) for row in rows)
+        yield ("\n".join(rows) + "\n").encode()

@@ -206,10 +206,8 @@ def find_bins(table: Table, name: str, cells: pandas.Series, classes: int) -> tu
 
 def reject_bins(table: Table, name: str, classes: int) -> NoReturn:
     """Raise an error about a label to be cut into classes that is no column of numbers."""
-    problem, hint = (
-        f"column {quoted(name)} holds no numbers, but classes is {classes}",
-        "Leave it out: {classes}",
-    )
+    problem = f"column {quoted(name)} holds no numbers, but classes is {classes}"
+    hint = "Leave it out: {classes}"
     table.reject(None, problem, code="not-a-number", value=name, hint=hint, classes=classes)
 
 
@@ -271,11 +269,9 @@ def check_training(table: Table, name: str, counts: NDArray[Any], class_names: S
     """Raise an error about a class that has no training node."""
     if (counts == 0).any():
         empty = class_names[int((counts == 0).argmax())]
-        problem, hint = (
-            f"class {quoted(empty)} has no training node",
-            "Mark one of its nodes 'train' in column ",
-        )
-        table.reject(None, problem, "class-without-training", value=empty, hint=f"{hint}{quoted(name)}.")
+        problem = f"class {quoted(empty)} has no training node"
+        hint = f"Mark one of its nodes 'train' in column {quoted(name)}."
+        table.reject(None, problem, "class-without-training", value=empty, hint=hint)
 
 
 def to_labels(

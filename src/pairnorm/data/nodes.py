@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NoReturn
@@ -153,10 +154,8 @@ def read_columns(
     known: Encoder | None = None,
 ) -> Iterator[ColumnValues]:
     """Read columns in order: each by itself, but plain numbers many at a time, for a table may be wide."""
-    plain = {
-        name for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype) and kind.kind in "iufb"
-    }
-    plain -= {
+    dtypes = ((name, kind) for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype))
+    plain = {name for name, kind in dtypes if kind.kind in "iufb"} - {
         *options.categorical,
         *(() if known is None else (column.name for column in known.named("category", "date"))),
         *(() if known else filter(ID_NAME.search, names)),
@@ -234,8 +233,7 @@ def _counts(values: NDArray[np.float64]) -> Any:
 
 
 def _ignored(name: str) -> ColumnValues:
-    nothing = np.zeros(0, dtype=np.int64)
-    return ColumnValues((Column(name, "ignored"),), nothing, nothing, nothing.astype(np.float32), nothing > 0)
+    return ColumnValues.of_numbers((Column(name, "ignored"),), np.empty((0, 1), np.float32))
 
 
 def read_rows(
@@ -273,12 +271,9 @@ def _drop_repeated_rows(
     table: Table, identity: str, frame: pandas.DataFrame
 ) -> tuple[Table, pandas.DataFrame]:
     """Return a table without rows that repeat another exactly, which are noted."""
-    if not frame[identity].duplicated().any():
-        return table, frame
-    try:
-        repeated = frame.duplicated().to_numpy()
-    except TypeError:  # cells that are lists, which are refused where they are read
-        return table, frame
+    repeated = np.zeros(0, bool)
+    with suppress(TypeError):  # cells that are lists are refused where they are read
+        repeated = frame.duplicated().to_numpy() if frame[identity].duplicated().any() else repeated
     if not repeated.any():
         return table, frame
     table.notes.append(repeated_rows_note(table.name, int(repeated.sum())))

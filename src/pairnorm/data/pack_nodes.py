@@ -38,7 +38,7 @@ from pairnorm.data.queries import (
     NUMERIC,
     Database,
     Files,
-    as_number,
+    as_double,
     as_text,
     has_other_text,
     sql_name,
@@ -203,21 +203,14 @@ class NodeTable:
         )
         return dict(sorted(rows))
 
-    def _number(self, column: str) -> str:
-        """Return the SQL of a cell as a plain number."""
-        return as_number(column) if self.kinds[column] == "VARCHAR" else f"{sql_name(column)}::DOUBLE"
-
     def _reject_nested(self, name: str) -> None:
         """Refuse a column of lists, structures or bytes."""
         kind = self.kinds[name]
         if kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION", "BLOB", "BIT", "VARIANT")):
-            problem, expected = (
-                f"column {quoted(name)} holds values of type {kind.lower()[:60]}",
-                "a number or a text",
-            )
+            problem = f"column {quoted(name)} holds values of type {kind.lower()[:60]}"
+            more = {"expected": "a number or a text", "ignore": [name]}
             hint = "Give each of its numbers a column, or pass {ignore}."
-            fields = {"value": name, "expected": expected, "hint": hint, "ignore": [name]}
-            self.source.reject(None, problem, "not-a-cell", **fields)
+            self.source.reject(None, problem, "not-a-cell", value=name, hint=hint, **more)
 
     def _find_classes(self, column: str) -> None:
         self._reject_nested(column)
@@ -236,7 +229,7 @@ class NodeTable:
         self.classes = tuple(sorted({*self.class_of.values()}, key=class_sort_key))
 
     def _find_bins(self, column: str, classes: int) -> tuple[float, ...]:
-        number = f"{self._number(column)}::FLOAT::DOUBLE"  # in the precision of features
+        number = f"{as_double(column, self.kinds[column])}::FLOAT::DOUBLE"  # in the precision of features
         shares = [part / classes for part in range(1, classes)]
         ((cuts, low, known, filled),) = self.base.run(
             f"SELECT quantile_cont({number}, {shares}), min({number}), count({number}), "
@@ -277,7 +270,7 @@ class NodeTable:
         """Return the filled cells of a column of numbers, the distinct ones, and the fractions."""
         (counts,) = self.base.run(
             "SELECT count(c), count(DISTINCT c), count(*) FILTER (c % 1 <> 0) "
-            f"FROM (SELECT {self._number(name)} AS c FROM {self._tables([name])})"
+            f"FROM (SELECT {as_double(name, self.kinds[name])} AS c FROM {self._tables([name])})"
         )
         return counts
 

@@ -26,7 +26,7 @@ from pairnorm.data.labels import PARTS, bin_codes, check_training
 from pairnorm.data.pack_nodes import NodeTable, Tick
 from pairnorm.data.packed import DTYPES, ROWS_PER_BATCH, Facts, PackedGraph
 from pairnorm.data.profile import EMPTY_NOTE, Decision, NumberFormat, parse_dates, parse_numbers
-from pairnorm.data.queries import Database, File, Files, as_id, as_number, as_text, sql_name, sql_row
+from pairnorm.data.queries import Database, File, Files, as_double, as_id, as_text, sql_name, sql_row
 from pairnorm.data.tables import without_header
 from pairnorm.data.tabular import find_endpoint_columns, header_is_edge, note_unused_columns
 
@@ -328,7 +328,7 @@ class _EdgePacker:
     def write(self, nodes: int, whole: bool) -> tuple[int, EdgeCounts]:
         """Write crow, column and weight; return how many entries there are, and what was odd."""
         self._check_header()
-        weight = "" if self.weight is None else f", {self._weight(self.weight)} AS w"
+        weight = "" if self.weight is None else f", {as_double(self.weight, self.kinds[self.weight])} AS w"
         first, second = (as_id(end, self.kinds[end], whole) for end in self.ends[:2])
         self.tick("edges", 0.0)
         # One join at a time: each builds one table of the names, which may spill.
@@ -355,9 +355,6 @@ class _EdgePacker:
             self._reject_end(self.ends.target, second, lost)
         self.base.run("DROP TABLE half")
         return self._sort(ranges, edges, loops)
-
-    def _weight(self, name: str) -> str:
-        return as_number(name) if self.kinds[name] == "VARCHAR" else f"{sql_name(name)}::DOUBLE"
 
     def _check_header(self) -> None:
         """Read the first line as an edge where it names two nodes."""
@@ -386,11 +383,10 @@ class _EdgePacker:
             between = s != t
             weights = value[0].astype(np.float32)[between] if value else None
             if value and not ((value[0] > 0) & (value[0] <= np.finfo(np.float32).max)).all():
-                problem, expected = (
-                    f"a weight in column {quoted(self.weight)} is not one",
-                    "a positive number",
+                problem = f"a weight in column {quoted(self.weight)} is not one"
+                raise PairNormError(
+                    problem, code="bad-weight", value=self.weight, expected="a positive number"
                 )
-                raise PairNormError(problem, code="bad-weight", value=self.weight, expected=expected)
             loops += int(np.count_nonzero(~between))
             s, t = s[between].astype(np.int64), t[between].astype(np.int64)
             edges += len(s)

@@ -217,15 +217,12 @@ def as_id(column: str, kind: str, whole: bool) -> str:
     return f"CASE WHEN try_cast({plain} AS BIGINT)::VARCHAR = {plain} THEN try_cast({plain} AS BIGINT) END"
 
 
-def filled_cell(column: str) -> str:
-    """Return the SQL of a text that may be a number: NULL where it is empty or says so."""
+def as_double(column: str, kind: str) -> str:
+    """Return the SQL of a cell as a number, NULL where it is none."""
+    if kind != "VARCHAR":
+        return f"{sql_name(column)}::DOUBLE"
     cell = f"trim({sql_name(column)})"
-    return f"CASE WHEN {cell} NOT IN {sql_row(MISSING_WORDS + NULLS)} THEN {cell} END"
-
-
-def as_number(column: str) -> str:
-    """Return the SQL of a text as a number, NULL where it is none."""
-    return f"try_cast({filled_cell(column)} AS DOUBLE)"
+    return f"try_cast(CASE WHEN {cell} NOT IN {sql_row(MISSING_WORDS + NULLS)} THEN {cell} END AS DOUBLE)"
 
 
 def has_other_text(column: str) -> str:
