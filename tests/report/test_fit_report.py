@@ -52,12 +52,26 @@ def test_the_report_says_how_each_method_was_tuned(findings: Findings, tmp_path:
         f"{findings.classifier.best_.name}: {len(findings.classifier.search_)}; label propagation: 3 (α"
         in text
     )
-    assert ("trained on all 126 training and validation nodes" in text) == bool(
-        findings.classifier.task_.fold_masks
-    )
+    assert "training and validation nodes" not in text  # the split was given
     assert "The GCN trains on the 40 training nodes alone" in text
     for baseline in findings.baselines[1:]:
         assert f"{baseline.name}: {baseline.num_candidates} ({baseline.best.setting})" in text
+
+
+def test_with_folds_the_report_counts_the_nodes_that_trained(small: Graph, tmp_path: Path) -> None:
+    """Bug: all methods were said to be trained on the training nodes, whose number the page shows."""
+    nobody = torch.zeros_like(small.train)
+    labels = torch.where(torch.arange(small.num_nodes) < 150, small.labels, -1)
+    graph = small.replace(labels=labels, train=nobody, validation=nobody, test=nobody)
+    found = Findings.of(NodeClassifier("SGC", 1, norm="PN", scale=10).fit(graph), graph)
+    task, split = found.classifier.task_, found.graph.split
+    count = int(task.with_all_folds.graph.train.sum())
+    assert len(task.fold_masks) > 1
+    assert count > int(split.train.sum())
+    write_document(fit_page(found), tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert f"were then trained on all {count} training and validation nodes." in text
+    assert f"The GCN trains on the {int(split.train.sum())} training nodes alone" in text
 
 
 def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(

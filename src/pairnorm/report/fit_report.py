@@ -316,7 +316,7 @@ def _tuning(findings: Findings) -> str:
     split = findings.graph.split
     if findings.classifier.task_.fold_masks:
         count = int((split.train | split.validation).sum())
-        text += f" Each method was then trained on all {count:,} training and validation nodes."
+        text += f" Methods without networks were then trained on all {count:,} training and validation nodes."
     if any(one.best.model == "GCN" for one in findings.baselines):
         text += (
             f" The GCN trains on the {int(split.train.sum()):,} training nodes alone, for at most "
