@@ -32,8 +32,7 @@ from pairnorm.compare.missing_runs import (
     write_evaluations,
 )
 from pairnorm.data import Graph, csbm, load, missing_nodes, missing_vectors
-from pairnorm.sweep.index import ResultIndex
-from pairnorm.sweep.runner import Outcome
+from pairnorm.sweep.index import Outcome, ResultIndex
 from pairnorm.train import Spec, Store, Trial, train
 from pairnorm.train.schedule import Running
 

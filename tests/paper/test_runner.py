@@ -17,8 +17,7 @@ from pairnorm.paper.experiments import CASE_STUDY, TUNED, Selection
 from pairnorm.paper.runner import count_pending, reproduce
 from pairnorm.report.paper_report import write_outputs
 from pairnorm.sweep.grid import Experiment
-from pairnorm.sweep.index import ResultIndex
-from pairnorm.sweep.runner import Outcome
+from pairnorm.sweep.index import Outcome, ResultIndex
 from pairnorm.train import Spec, Store, run
 from pairnorm.train.schedule import Running
 

@@ -25,7 +25,7 @@ from pairnorm.commands.values import (
 if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison, DepthTable
     from pairnorm.data import Graph
-    from pairnorm.sweep.runner import Outcome
+    from pairnorm.sweep.index import Outcome
     from pairnorm.train import Progress
     from pairnorm.train.schedule import Running
 

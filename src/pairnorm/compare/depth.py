@@ -23,8 +23,7 @@ from pairnorm.data.masks import Stream, rest_is_test
 from pairnorm.data.named import data_folder
 from pairnorm.paper.experiments import DATASETS as PAPER_DATASETS
 from pairnorm.sweep.grid import Grid, SelectionRule, Summary
-from pairnorm.sweep.index import ResultIndex
-from pairnorm.sweep.runner import Batch, OnProgress, Outcome, ignore_progress, train_batches
+from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
 from pairnorm.train import Spec, Store
 from pairnorm.train.methods import METHODS, find_method, import_method
 from pairnorm.train.result import Origin, Result

@@ -33,8 +33,7 @@ from pairnorm.compare.missing import (
     reached,
 )
 from pairnorm.data import Graph
-from pairnorm.sweep.index import ResultIndex
-from pairnorm.sweep.runner import Batch, OnProgress, Outcome, ignore_progress, train_batches
+from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, Trial
 from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin

@@ -8,8 +8,7 @@ from pairnorm.paper.case_study import measure_layers, read_layers, write_layers
 from pairnorm.paper.claims import requested_runs
 from pairnorm.paper.experiments import CASE_STUDY, CLAIMS_AGAIN
 from pairnorm.sweep.grid import Experiment
-from pairnorm.sweep.index import ResultIndex
-from pairnorm.sweep.runner import Batch, OnProgress, Outcome, ignore_progress, train_batches
+from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, run
 from pairnorm.train.engine import Pair, find_device
 from pairnorm.train.schedule import Running
