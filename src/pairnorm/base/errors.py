@@ -60,7 +60,9 @@ class PairNormError(ValueError):
         self.expected, self.hint, self.options = expected, hint, options
 
     def __str__(self) -> str:
-        return self._text({name: _as_argument(name, value) for name, value in self.options.items()})
+        options = self.options.items()
+        shown = {name: "..." if value is ... else repr(value)[:MAX_VALUE_LENGTH] for name, value in options}
+        return self._text({name: f"{name}={value}" for name, value in shown.items()})
 
     def typed(self, names: Mapping[str, str] | None = None) -> str:
         """Return the message with options as they are typed on a command line.
@@ -94,10 +96,6 @@ class PairNormError(ValueError):
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         fields = {name: getattr(self, name) for name in ("code", "value", "expected", "hint")}
         return partial(type(self), self.problem, **fields, **self.options), ()
-
-
-def _as_argument(name: str, value: Any) -> str:
-    return f"{name}=..." if value is ... else f"{name}={repr(value)[:MAX_VALUE_LENGTH]}"
 
 
 def _as_option(name: str, value: Any) -> str:

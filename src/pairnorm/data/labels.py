@@ -342,19 +342,20 @@ def restore_class_types(names: Sequence[str], numbered: bool) -> NDArray[Any]:
     >>> restore_class_types(["0", "10"], numbered=True), restore_class_types(["0", "01"], numbered=True)
     (array([ 0, 10]), array(['0', '01'], dtype='<U2'))
     """
-    if numbered and all(map(_is_plain_integer, names)):
-        return np.array(names, np.int64)
+    if numbered and (whole := plain_integers(names)) is not None:
+        return whole
     if numbered and set(names) <= set(BOOLEANS):
         return np.array([name == "True" for name in names])
     return np.array(names, str)
 
 
-def _is_plain_integer(name: str) -> bool:
-    """Say whether a text is a whole number as we would write it: '007' may be another class than '7'."""
+def plain_integers(texts: Sequence[str] | NDArray[np.object_]) -> NDArray[np.int64] | None:
+    """Return whole numbers, all written as we would write them, else None: '007' and '7' may differ."""
     try:
-        return str(int(name)) == name and abs(int(name)) < 2**63
-    except ValueError:
-        return False
+        whole = np.asarray(texts, dtype=object).astype(np.int64)
+    except (ValueError, OverflowError):
+        return None
+    return whole if all(map(str.__eq__, map(str, whole.tolist()), texts)) else None
 
 
 def numbered_classes(labels: Tensor) -> tuple[str, ...]:

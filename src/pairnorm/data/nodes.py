@@ -35,6 +35,7 @@ from pairnorm.data.labels import (
     find_bins,
     near_duplicate_notes,
     plain_form,
+    plain_integers,
     read_labels,
     read_split,
 )
@@ -327,14 +328,8 @@ def _check_ids(source: Table, name: str, column: pandas.Series) -> NDArray[np.ob
 
 
 def _whole_numbers(text: NDArray[np.object_]) -> NDArray[Any]:
-    """Return names as int64 where all are plainly written whole numbers, else as they are."""
-    try:
-        whole = text.astype(np.int64)
-    except (ValueError, OverflowError):
-        return text
-    # '007' and '7' may be two customers: names stay text unless every number is written as we would write it.
-    plain = all(str(value) == written for value, written in zip(whole.tolist(), text, strict=True))
-    return whole if plain else text
+    whole = plain_integers(text)
+    return text if whole is None else whole
 
 
 def read_long(
