@@ -331,7 +331,7 @@ def packed(run: tuple[Files, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_ranks_of_torchrun_label_as_one_process_does(packed: Path, tmp_path: Path) -> None:
     # Five folds of three networks each: a rank trains two of a fold, the other rank one.
-    common = ["--model", "GCN,GCNII", "--depth", "2", "--epochs", "12", "--seeds", "15"]
+    common = ["--model", "GCN,GCNII", "--depth", "2", "--epochs", "4", "--seeds", "15"]
     fit = ["fit", "--graph", str(packed), *common, "--out"]
     assert cli.main([*fit, str(tmp_path / "alone")]) == 0
     done = subprocess.run(
@@ -346,11 +346,12 @@ def test_ranks_of_torchrun_label_as_one_process_does(packed: Path, tmp_path: Pat
     np.testing.assert_allclose(together["p_high"], alone["p_high"], atol=1e-6)
 
 
+@pytest.mark.slow  # two launches of torchrun, the second after a rank was killed
 @pytest.mark.skipif(not Path("/proc").exists(), reason="Linux says which process is which rank")
 def test_a_rank_that_is_killed_costs_the_epochs_since_the_last_checkpoint(
     packed: Path, tmp_path: Path
 ) -> None:
-    common = ["--model", "GCN", "--depth", "2", "--norm", "PN-SI", "--epochs", "150", "--seeds", "1"]
+    common = ["--model", "GCN", "--depth", "2", "--norm", "PN-SI", "--epochs", "100", "--seeds", "1"]
     fit = ["fit", "--graph", str(packed), *common, "--checkpoint"]
     whole = tmp_path / "kept alone"
     assert cli.main([*fit, str(whole), "--out", str(tmp_path / "alone")]) == 0
@@ -364,7 +365,7 @@ def test_a_rank_that_is_killed_costs_the_epochs_since_the_last_checkpoint(
                 epoch = int(torch.load(path, weights_only=True)["epoch"])
                 assert epoch >= epochs.get(path.name, 0)  # from the start, the 25th would be written again
                 epochs[path.name] = epoch
-            if not at_kill and any(50 <= epoch < 150 for epoch in epochs.values()):
+            if not at_kill and any(50 <= epoch < 100 for epoch in epochs.values()):
                 os.kill(_rank(launcher.pid, 1), signal.SIGKILL)
                 at_kill = dict(epochs)
             time.sleep(0.02)

@@ -1,6 +1,4 @@
 import csv
-import subprocess
-import sys
 from functools import partialmethod
 from pathlib import Path
 from typing import NoReturn
@@ -116,50 +114,6 @@ def test_a_store_that_cannot_be_written_is_found_before_training(
 def test_options_may_stand_between_what_is_named(tmp_path: Path, pairnorm) -> None:
     words = ["table1", *TINY, "table2", "--time-limit", "0", "--missing", "0", "--out", str(tmp_path)]
     assert "pairnorm reproduce table1 table2 --dataset cora" in pairnorm("reproduce", *words).out
-
-
-BLOCKED = [
-    "typer", "rich", "rich_argparse", "pandas", "matplotlib", "torch_geometric", "pyarrow", "tensorboard",
-    "networkx", "platformdirs", "sklearn", "pooch", "pydantic", "safetensors", "numba", "llvmlite",
-]  # fmt: skip
-
-
-def run_bare(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command where only torch, numpy and scipy are installed, as on a machine with an accelerator."""
-    program = f"""
-import sys
-sys.modules.update(dict.fromkeys({BLOCKED!r}))
-from pairnorm.cli import main
-sys.exit(main({list(words)!r}))
-"""
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-
-
-def test_the_core_shows_the_graphs(tmp_path: Path) -> None:
-    done = run_bare("datasets", "--root", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "cora          2,708   5,429" in done.stdout
-    assert "[" not in done.stdout
-
-
-def test_the_core_reproduces(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depth", "1,2", "--missing", "100"]
-    done = run_bare("reproduce", "table1", *words, "--workers", "1", "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert "table1: 12 trials to train" in done.stdout
-    assert "0.745" in done.stdout  # the paper's
-    assert (out / "table1.csv").is_file()
-
-
-def test_the_core_names_what_else_a_command_needs(tmp_path: Path) -> None:
-    for name, text in (("n.csv", "id,age,risk\na,1,low\nb,2,high\n"), ("e.csv", "source,target\na,b\n")):
-        (tmp_path / name).write_text(text)
-    files = ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
-    done = run_bare("fit", *files, "--label", "risk", "--out", str(tmp_path / "run"))
-    assert done.returncode == 1
-    assert "pip install 'pairnorm[all]'" in done.stderr
-    assert done.stderr.count("\n") <= 3
 
 
 def test_nothing_named_is_a_wrong_command_line(pairnorm) -> None:
