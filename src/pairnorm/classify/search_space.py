@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pairnorm.base.errors import PairNormError, one_of, parse_duration, real_number, whole_number
-from pairnorm.classify.candidates.boosted_trees import EXTRAS, HOPS, LEAVES, BoostedTrees
+from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
 from pairnorm.classify.candidates.candidate import Family
+from pairnorm.classify.candidates.columns import EXTRAS
 from pairnorm.classify.candidates.estimators import FACTORIES, EstimatorFamily, find_candidate
 from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation, MostFrequent
 from pairnorm.classify.candidates.networks import GNNFamily
@@ -24,6 +25,7 @@ from pairnorm.classify.evaluation import METRICS
 from pairnorm.classify.explanation import suggest_depth
 from pairnorm.classify.regression import SCALES, default_norms
 from pairnorm.data import Graph
+from pairnorm.impute.methods import OLD_NAMES
 from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.engine import find_device
 from pairnorm.train.methods import METHODS
@@ -40,8 +42,8 @@ SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most fre
 RESIDUAL = "residual GCN"
 MODELS = ("SGC", *NETWORKS, *SIMPLE, RESIDUAL)
 IMPUTATIONS = ("zero", "fp", "mass")
-IMPUTATION_ALIASES = {"known_neighbor_mean": "mass"}
-IMPUTATION_CHOICES = ("zero", "fp", "known_neighbor_mean", "mass")
+STORED_NAMES = {name: stored for stored, name in OLD_NAMES.items()}
+IMPUTATION_CHOICES = ("zero", "fp", *STORED_NAMES, *OLD_NAMES)
 SGC_DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
 MAX_DEPTH = 10_000
 # Beyond these, float32 holds no logits, or no difference between them.
@@ -251,7 +253,7 @@ def _parse_choice(allowed: Sequence[str], name: str, value: Any) -> str:
 def parse_imputation(name: str, value: Any) -> str:
     """Return the name of an imputation in ``IMPUTATIONS``, which may be given by an alias."""
     choice = _parse_choice(IMPUTATION_CHOICES, name, value)
-    return IMPUTATION_ALIASES.get(choice, choice)
+    return STORED_NAMES.get(choice, choice)
 
 
 def _parse_model(name: str, value: Any) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling
-from pairnorm.classify.candidates import BoostedTrees, Candidate, PreparedGraph, Task
+from pairnorm.classify.candidates import BoostedTrees, Candidate, PreparedGraph, Task, columns
 from pairnorm.classify.candidates import boosted_trees as module
 from pairnorm.classify.candidates.candidate import SavedState
 from pairnorm.classify.candidates.columns import NodeColumns
@@ -139,18 +139,18 @@ def test_undirected_graphs_have_the_candidates_they_had(table: Task) -> None:
 
 def test_extra_columns_are_used_where_they_improve_held_out_nodes(table: Task, monkeypatch) -> None:
     steps: list[str] = []
-    family = BoostedTrees((1,), (4,), extras=module.EXTRAS)
+    family = BoostedTrees((1,), (4,), extras=columns.EXTRAS)
     monkeypatch.setattr(module, "improves", lambda *_: False)
     assert len(list(family.fit(table, steps.append))) == 1
     assert len(steps) == family.steps
     monkeypatch.setattr(module, "improves", lambda *_: True)
     results = list(family.fit(table, lambda done: None))
-    assert results[-1].candidate.setting.endswith(", " + ", ".join(module.EXTRAS))
+    assert results[-1].candidate.setting.endswith(", " + ", ".join(columns.EXTRAS))
 
 
 def test_trees_with_extra_columns_are_saved_and_damage_is_refused(table: Task, monkeypatch) -> None:
     monkeypatch.setattr(module, "improves", lambda *_: True)
-    *_, (candidate, probabilities, _, fit) = BoostedTrees((1,), (4,), extras=module.EXTRAS).fit(
+    *_, (candidate, probabilities, _, fit) = BoostedTrees((1,), (4,), extras=columns.EXTRAS).fit(
         table, lambda done: None
     )
     fitted = fit(table)

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.base.errors import real_number, whole_number
 from pairnorm.classify.candidates.candidate import (
     Candidate,
     CandidateResult,
@@ -23,24 +22,14 @@ from pairnorm.classify.candidates.candidate import (
     State,
     Tick,
 )
-from pairnorm.classify.candidates.columns import (
-    MAX_FEATURES,
-    MAX_HOPS,
-    NUM_EIGENVECTORS,
-    SGC_DEPTHS,
-    NodeColumns,
-    NodeTable,
-    NodeValues,
-)
+from pairnorm.classify.candidates.columns import NodeColumns, NodeTable
 from pairnorm.classify.candidates.ensemble import improves
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
-from pairnorm.classify.candidates.sgc import FittedSGC
-from pairnorm.classify.candidates.task import KnownLabels, Task, limit_training_nodes
+from pairnorm.classify.candidates.task import Task, limit_training_nodes
 from pairnorm.classify.regression import subsample
 from pairnorm.classify.scaling import check_size
 
 HOPS, LEAVES = (1, 3), (4, 16)
-EXTRAS = ("SGC", "structure", "missing", "extremes", "eigenvectors")
 # No extra blocks are evaluated after this share of the time limit.
 EXTRAS_SHARE = 0.25
 MAX_ROUNDS, LEARNING_RATE = 150, 0.08
@@ -270,39 +259,16 @@ class Trees:
         return torch.cat(blocks).unsqueeze(1).to(prepared.device)
 
     def state(self) -> State:
-        """Return the trees as bytes, and the known labels."""
-        columns = self.columns
+        """Return the trees as bytes, and the columns."""
         text = torch.from_numpy(np.frombuffer(self.ensemble.text.encode(), dtype=np.uint8).copy())
-        tensors = {"trees": text, "classes": self.ensemble.classes, **columns.known._asdict()}
-        tensors |= {} if columns.axes is None else {"axes": columns.axes}
-        settings: dict[str, Any] = {"hops": columns.hops}
-        settings |= ({"directed": True} if columns.directed else {}) | (
-            {"extras": list(columns.extras)} if columns.extras else {}
-        )
-        for block, (names, values) in columns.stored.items():
-            tensors |= {f"{block}.names": names, f"{block}.values": values}
-        if columns.sgc is not None:
-            own, weights = columns.sgc.state()
-            norm: Any = columns.sgc.module.norm
-            settings["sgc"] = own | {"depth": columns.sgc.module.num_layers, "scale": norm.scale}
-            tensors |= {f"sgc.{name}": one for name, one in weights.items()}
-        return settings, tensors
+        settings, tensors = self.columns.state()
+        return settings, {"trees": text, "classes": self.ensemble.classes, **tensors}
 
     @classmethod
     def restore(cls, saved: SavedState) -> Self:
         """Read and validate the result of ``state``."""
-        hops = whole_number("hops", saved.settings["hops"], least=1, most=MAX_HOPS)
-        axes, classes, text = (saved.tensors.get(name) for name in ("axes", "classes", "trees"))
-        if axes is not None and (len(axes) != saved.features or axes.shape[1] > MAX_FEATURES):
-            raise ValueError(f"the axes are not those of {saved.features} features")
-        features = saved.features if axes is None else axes.shape[1]
-        known = KnownLabels.restore(saved.tensors, saved.classes)
-        directed = saved.settings.get("directed") is True
-        extras = tuple(saved.settings.get("extras", ()))
-        if not set(extras) <= set(EXTRAS) or len(set(extras)) < len(extras):
-            raise ValueError("the trees have unknown blocks of columns")
-        stored, sgc = _restore_stored(saved, extras)
-        columns = NodeColumns(hops, known, saved.classes, features, axes, directed, extras, stored, sgc)
+        columns = NodeColumns.restore(saved)
+        classes, text = (saved.tensors.get(name) for name in ("classes", "trees"))
         if classes is None or text is None or text.dtype != torch.uint8:
             raise ValueError("there are no trees")
         if classes.dim() != 1 or not len(classes) or len(classes.unique()) != len(classes):
@@ -311,27 +277,6 @@ class Trees:
             raise ValueError(f"the trees are not those of {saved.classes} classes")
         trees = text.numpy().tobytes().decode("ascii")
         return cls(columns, _Ensemble(_validate(trees, sum(columns.blocks.values()), len(classes)), classes))
-
-
-def _restore_stored(
-    saved: SavedState, extras: Sequence[str]
-) -> tuple[dict[str, NodeValues], FittedSGC | None]:
-    """Read and validate eigenvectors, out-of-fold probabilities, and the SGC of extra columns."""
-    stored, sgc = {}, None
-    for block, width in {"eigenvectors": NUM_EIGENVECTORS, "SGC": saved.classes}.items():
-        if block in extras:
-            names = saved.tensors[f"{block}.names"]
-            if names.dim() != 1 or names.dtype != torch.int64 or not len(names):
-                raise ValueError("names are not fingerprints")
-            stored[block] = NodeValues(names, saved.tensor(f"{block}.values", len(names), width))
-    if "SGC" in extras:
-        own = saved.settings["sgc"]
-        depth = whole_number("depth", own["depth"], least=1, most=max(SGC_DEPTHS))
-        scale = real_number("scale", own["scale"], above=0)
-        tensors = {name[4:]: one for name, one in saved.tensors.items() if name.startswith("sgc.")}
-        inner = SavedState(Candidate("SGC", "PN", depth, scale), own, tensors, saved.features, saved.classes)
-        sgc = FittedSGC.restore(inner)
-    return stored, sgc
 
 
 # Fields of LightGBM's text that prediction needs.

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pairnorm.base.errors import real_number, whole_number
+from pairnorm.classify.candidates.candidate import Candidate, SavedState, State
 from pairnorm.classify.candidates.prepared import PreparedGraph, random_walk
 from pairnorm.classify.candidates.sgc import FittedSGC, SGCFamily
 from pairnorm.classify.candidates.task import KnownLabels, Task
@@ -27,6 +29,7 @@ ALPHA, PROPAGATION_STEPS = 0.9, 20
 MAX_HOPS = 10
 # Of more features than this, the leading principal components are used.
 MAX_FEATURES = 64
+EXTRAS = ("SGC", "structure", "missing", "extremes", "eigenvectors")
 DIRECTIONS = ("out-neighbors", "in-neighbors")
 NUM_EIGENVECTORS, RETURN_STEPS, PAGERANK_STEPS, MAX_CORE_ROUNDS = 16, (2, 3, 4), 50, 1000
 # The product of the transition matrix with itself has at most this many entries.
@@ -106,6 +109,51 @@ class NodeColumns(NamedTuple):
             sgc, stored["SGC"] = _stack_sgc(task)
         known = KnownLabels.of(task)
         return cls(hops, known, task.classes, features, axes, directed, tuple(extras), stored, sgc)
+
+    def state(self) -> State:
+        """Return settings and tensors, from which ``restore`` builds the columns again."""
+        settings: dict[str, Any] = {"hops": self.hops}
+        settings |= ({"directed": True} if self.directed else {}) | (
+            {"extras": list(self.extras)} if self.extras else {}
+        )
+        tensors = self.known._asdict() | ({} if self.axes is None else {"axes": self.axes})
+        for block, (names, values) in self.stored.items():
+            tensors |= {f"{block}.names": names, f"{block}.values": values}
+        if self.sgc is not None:
+            own, weights = self.sgc.state()
+            norm: Any = self.sgc.module.norm
+            settings["sgc"] = own | {"depth": self.sgc.module.num_layers, "scale": norm.scale}
+            tensors |= {f"sgc.{name}": one for name, one in weights.items()}
+        return settings, tensors
+
+    @classmethod
+    def restore(cls, saved: SavedState) -> Self:
+        """Read and validate the result of ``state``."""
+        hops = whole_number("hops", saved.settings.get("hops", 1), least=1, most=MAX_HOPS)
+        features, axes = saved.features, saved.tensors.get("axes")
+        if axes is not None:
+            if len(axes) != saved.features or axes.shape[1] > MAX_FEATURES:
+                raise ValueError(f"the axes are not those of {saved.features} features")
+            features = axes.shape[1]
+        known, directed = KnownLabels.restore(saved.tensors, saved.classes), saved.settings.get("directed")
+        extras = tuple(saved.settings.get("extras", ()))
+        if not set(extras) <= set(EXTRAS) or len(set(extras)) < len(extras):
+            raise ValueError("the trees have unknown blocks of columns")
+        stored, sgc = {}, None
+        for block, width in {"eigenvectors": NUM_EIGENVECTORS, "SGC": saved.classes}.items():
+            if block in extras:
+                names = saved.tensors[f"{block}.names"]
+                if names.dim() != 1 or names.dtype != torch.int64 or not len(names):
+                    raise ValueError("names are not fingerprints")
+                stored[block] = NodeValues(names, saved.tensor(f"{block}.values", len(names), width))
+        if "SGC" in extras:
+            own = saved.settings["sgc"]
+            depth = whole_number("depth", own["depth"], least=1, most=max(SGC_DEPTHS))
+            scale = real_number("scale", own["scale"], above=0)
+            tensors = {name[4:]: one for name, one in saved.tensors.items() if name.startswith("sgc.")}
+            candidate = Candidate("SGC", "PN", depth, scale)
+            sgc = FittedSGC.restore(saved._replace(candidate=candidate, settings=own, tensors=tensors))
+        return cls(hops, known, saved.classes, features, axes, directed is True, extras, stored, sgc)
 
     @property
     def blocks(self) -> dict[str, int]:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.classify.candidates.candidate import Candidate, Results, SavedState, State, Tick
-from pairnorm.classify.candidates.columns import MAX_FEATURES, NodeColumns
+from pairnorm.classify.candidates.columns import NodeColumns
 from pairnorm.classify.candidates.prepared import PreparedGraph
-from pairnorm.classify.candidates.task import KnownLabels, Task, limit_training_nodes
+from pairnorm.classify.candidates.task import Task, limit_training_nodes
 
 GROUP = "pairnorm.candidates"
 """The group of entry points: the name of a candidate, and a factory of scikit-learn classifiers."""
@@ -117,20 +117,13 @@ class FittedEstimator:
         """Return training rows and labels, zero and a mask in place of missing values, and known labels."""
         missing = self.rows.isnan()
         tensors = {"rows": self.rows.nan_to_num(), "missing": missing, "targets": self.labels}
-        tensors |= self.columns.known._asdict()
-        tensors |= {} if self.columns.axes is None else {"axes": self.columns.axes}
-        return {"estimator": True}, tensors
+        return {"estimator": True}, tensors | self.columns.state()[1]
 
     @classmethod
     def restore(cls, saved: SavedState) -> Self:
         """Fit the registered classifier to the stored rows."""
         check_registered(saved.candidate.model)
-        known, axes = KnownLabels.restore(saved.tensors, saved.classes), saved.tensors.get("axes")
-        if axes is not None and (len(axes) != saved.features or axes.shape[1] > MAX_FEATURES):
-            raise ValueError(f"the axes are not those of {saved.features} features")
-        features = saved.features if axes is None else axes.shape[1]
-        columns = NodeColumns(HOPS, known, saved.classes, features, axes)
-        labels = saved.tensors["targets"]
+        columns, labels = NodeColumns.restore(saved), saved.tensors["targets"]
         shape = len(labels), sum(columns.blocks.values())
         if not ((labels >= 0) & (labels < saved.classes)).all() or labels.dtype != torch.int64:
             raise ValueError(f"the labels are not those of {saved.classes} classes")

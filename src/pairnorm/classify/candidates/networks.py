@@ -25,7 +25,7 @@ from pairnorm.classify.candidates.candidate import (
     Tick,
 )
 from pairnorm.classify.candidates.prepared import PreparedGraph
-from pairnorm.classify.candidates.propagation import NormStatistics
+from pairnorm.classify.candidates.sgc import NormStatistics, measure
 from pairnorm.classify.candidates.task import Task
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, PairNorm
@@ -301,9 +301,7 @@ class _FittedNorm(nn.Module):
             number = len(self.steps)
             step = self.stored.centers[number].to(x), self.stored.mean_squares[number].to(x)
         else:
-            some = x[self.rows].double()
-            center = some.mean(0)
-            step = center.float(), (some - center).square().sum(-1, keepdim=True).mean(0).float()
+            step = measure(x[self.rows])
         self.steps.append(step)
         return normalize_by(x, *step, self.norm.scale, self.norm.eps, self.norm.mode)
 
