@@ -105,14 +105,15 @@ def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
     settings = {"depths": (1, 3), "norms": ["PN"], "scales": (0.1, 1.0, 30.0)}
     search = Streaming(packed, tmp_path / "work", 10**9, metric=metric, **settings)
     outcome = search.run()
-    rows, shares = search.rows, np.bincount(outcome.rows.train_labels[outcome.rows.train_labels >= 0])
+    rows = search.rows
+    shares = np.bincount(rows.train_labels[rows.train_labels >= 0])
     np.testing.assert_allclose(rows.prior, shares / shares.sum())
     labels = torch.from_numpy(packed.labels[rows.validation].astype(np.int64))
     held = torch.from_numpy(outcome.logits[rows.validation])
     probabilities = (held / outcome.temperature).softmax(1)
     _, tilt = decide(metric, labels, probabilities, torch.from_numpy(rows.prior))
     assert outcome.tilt == tilt
-    assert outcome.metric == metric
+    assert search.metric == metric
     losses = [one.validation_loss for one in outcome.results]
     if metric == "loss":
         assert outcome.best.validation_loss == min(losses)
@@ -184,9 +185,10 @@ def test_test_nodes_with_more_features_than_the_nodes_to_predict_are_noted(tmp_p
     settings = {"depths": [1], "norms": ["none"], "scales": [1.0]}
     outcome = Streaming(packed, tmp_path / "work", 10**9, **settings).run()
     missing = np.where(packed.labels >= 0, 0, 2).astype(packed.missing.dtype)
+    rows = outcome.search.rows
     shifted = SimpleNamespace(missing=missing, labels=packed.labels)
-    assert replace(outcome, graph=shifted).caveat.startswith(
+    assert replace(outcome, search=SimpleNamespace(graph=shifted, rows=rows)).caveat.startswith(
         "The accuracy is optimistic: 100% of the unlabeled nodes have no features, and 0% of the test nodes."
     )
     even = SimpleNamespace(missing=missing * 0, labels=packed.labels)
-    assert replace(outcome, graph=even).caveat == ""
+    assert replace(outcome, search=SimpleNamespace(graph=even, rows=rows)).caveat == ""

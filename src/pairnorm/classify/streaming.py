@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,7 +35,7 @@ from pairnorm.classify.regression import (
 )
 from pairnorm.classify.search_space import IMPUTATIONS, MAX_DEPTH, MAX_SCALE, MIN_SCALE, parse_imputation
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.train.block_ops import BlockOps, Plan, make_ops, make_plan
+from pairnorm.train.block_ops import BlockOps, make_ops, make_plan
 from pairnorm.train.propagation import Propagation, label_propagation
 from pairnorm.train.ray_backend import RayBlocks
 from pairnorm.train.schedule import BACKENDS
@@ -121,28 +121,18 @@ class Outcome:
     """The result of a search.
 
     Args:
-        graph: the graph.
-        plan: its memory.
-        rows: the nodes used.
+        search: that found it.
         results: all candidates, the best first.
         logits: [n, classes], mapped.
         temperature: of the probabilities.
-        left_out: the candidates that were not evaluated, and why.
-        metric: that selected the best.
         tilt: of the decision rule, see ``decide``.
-        seconds: of every stage.
     """
 
-    graph: PackedGraph
-    plan: Plan
-    rows: Rows
+    search: Streaming
     results: list[Streamed]
     logits: NDArray[np.float32]
     temperature: float
-    left_out: tuple[str, ...]
-    metric: str = "accuracy"
-    tilt: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)
+    tilt: float
 
     @property
     def best(self) -> Candidate:
@@ -152,20 +142,24 @@ class Outcome:
     @property
     def scores(self) -> Scores:
         """The scores on the test nodes."""
-        labels = self.graph.labels[self.rows.test].astype(np.int64)
+        labels = self.search.graph.labels[self.search.rows.test].astype(np.int64)
         predicted = [
-            self._predicted(self._probabilities(self.logits[self.rows.test[start : start + self._batch]]))
+            self._predicted(
+                self._probabilities(self.logits[self.search.rows.test[start : start + self._batch]])
+            )
             for start in range(0, len(labels), self._batch)
         ]
-        return Scores.of(labels, np.concatenate([labels[:0], *predicted]), len(self.graph.facts.classes))
+        return Scores.of(
+            labels, np.concatenate([labels[:0], *predicted]), len(self.search.graph.facts.classes)
+        )
 
     def _probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         one_model = torch.from_numpy(np.array(logits))[:, None]
-        _check_finite(self.graph, one_model)
+        _check_finite(self.search.graph, one_model)
         return np.asarray(mean_probabilities(one_model, self.temperature).numpy())
 
     def _predicted(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
-        return np.asarray(tilted(probabilities, self.rows.prior, self.tilt).argmax(1))
+        return np.asarray(tilted(probabilities, self.search.rows.prior, self.tilt).argmax(1))
 
     def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
         """Write the predictions, a batch of nodes at a time, as CSV and, where ``parquet``, as Parquet."""
@@ -185,17 +179,17 @@ class Outcome:
                         path = folder / "predictions.parquet"
                         writer = stack.enter_context(ParquetWriter(path, table.schema))
                     writer.write_table(table)
-        self.seconds["writing predictions"] = time.perf_counter() - start
+        self.search.seconds["writing predictions"] = time.perf_counter() - start
 
     def _frames(self) -> Iterator[pandas.DataFrame]:
         """Yield the rows of ``predictions.csv``, a batch of nodes at a time."""
-        first, classes = 0, np.array(self.graph.facts.classes)
-        for names in self.graph.ids():
+        first, classes = 0, np.array(self.search.graph.facts.classes)
+        for names in self.search.graph.ids():
             for start in range(0, len(names), self._batch):
                 ids = names[start : start + self._batch]
                 rows = slice(first, first + len(ids))
                 probabilities = self._probabilities(self.logits[rows])
-                missing, labeled = self.graph.missing[rows] == 2, self.graph.labels[rows] >= 0
+                missing, labeled = self.search.graph.missing[rows] == 2, self.search.graph.labels[rows] >= 0
                 predicted = self._predicted(probabilities)
                 yield prediction_rows(ids, predicted, classes, probabilities, missing, labeled)
                 first = rows.stop
@@ -203,15 +197,15 @@ class Outcome:
     @property
     def _batch(self) -> int:
         """How many nodes have their probabilities in memory at a time."""
-        return max(1, BATCH_ENTRIES // len(self.graph.facts.classes))
+        return max(1, BATCH_ENTRIES // len(self.search.graph.facts.classes))
 
     @property
     def caveat(self) -> str:
         """A warning where test nodes lack fewer features than the nodes to predict; else empty."""
-        missing, unlabeled = self.graph.missing == 2, self.graph.labels < 0
-        if not unlabeled.any() or not len(self.rows.test):
+        missing, unlabeled = self.search.graph.missing == 2, self.search.graph.labels < 0
+        if not unlabeled.any() or not len(self.search.rows.test):
             return ""
-        target, own = float(missing[unlabeled].mean()), float(missing[self.rows.test].mean())
+        target, own = float(missing[unlabeled].mean()), float(missing[self.search.rows.test].mean())
         if target - own < MIN_DIFFERENCE:
             return ""
         return (
@@ -316,7 +310,8 @@ class Streaming:
         workers_memory = None if self.cluster is None else self.cluster.memory
         self.plan = make_plan(graph, len(stored), len(depths), memory, device, workers_memory)
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
-        self._limits = SearchLimits(many, numbers, one_of("metric", metric, METRICS))
+        self.metric = one_of("metric", metric, METRICS)
+        self._limits = SearchLimits(many, numbers, self.metric)
         methods = _choose_methods(graph, imputations, norms, norms or default_norms("rw", many))
         self.left_out: tuple[str, ...] = LEFT_OUT
         if graph.facts.missing[1]:
@@ -360,19 +355,8 @@ class Streaming:
         held_out = torch.from_numpy(logits[self.rows.validation])[:, None]
         labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
         temperature = fit_temperature(held_out, labels)
-        _, tilt = decide(self._limits.metric, labels, mean_probabilities(held_out, temperature), prior)
-        return Outcome(
-            self.graph,
-            self.plan,
-            self.rows,
-            results,
-            logits,
-            temperature,
-            self.left_out,
-            self._limits.metric,
-            tilt,
-            self.seconds,
-        )
+        _, tilt = decide(self.metric, labels, mean_probabilities(held_out, temperature), prior)
+        return Outcome(self, results, logits, temperature, tilt)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -388,7 +372,7 @@ class Streaming:
     ) -> Streamed:
         _check_finite(self.graph, logits)
         labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
-        evaluated, _, score = evaluate_logits(candidate, logits[:, None], labels, self._limits.metric, prior)
+        evaluated, _, score = evaluate_logits(candidate, logits[:, None], labels, self.metric, prior)
         return Streamed(evaluated, score, propagation)
 
     def _candidates(self, propagation: Propagation) -> Iterator[Streamed]:

@@ -338,7 +338,7 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
         write_document(streamed_page(outcome), folder)
     if outcome.caveat:
         console.note(outcome.caveat)
-    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in outcome.seconds.items())
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in search.seconds.items())
     name, scores = outcome.best.name, outcome.scores
     console.show(
         f"\nTime: {stages}.\n"

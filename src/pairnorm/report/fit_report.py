@@ -158,10 +158,8 @@ def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
 
 def streamed_page(outcome: Outcome) -> Document:
     """Return the report of a model that was fitted to a packed graph."""
-    graph, rows, scores, best, plan = (
-        outcome.graph, outcome.rows, outcome.scores, outcome.best, outcome.plan
-    )  # fmt: skip
-    metric = outcome.metric.replace("-", " ")
+    search, scores, best = outcome.search, outcome.scores, outcome.best
+    graph, rows, plan, metric = search.graph, search.rows, search.plan, search.metric.replace("-", " ")
     candidates = [
         [one.name, one.setting, f"{score:.3f}", percent(one.validation_accuracy),
          f"{one.validation_loss:.3f}"]
@@ -183,7 +181,7 @@ def streamed_page(outcome: Outcome) -> Document:
     sections = [
         Section("Accuracy", [*caveat, *accuracy_tables({ALL: scores}, graph.facts.classes)]),
         Section("Candidates", [Text(selected), Table(headings, candidates)]),
-        Section("Not tried", [Text(f"{what}.") for what in outcome.left_out]),
+        Section("Not tried", [Text(f"{what}.") for what in search.left_out]),
         Section("Data and memory", [Table([], graph.describe()), Text(memory)]),
     ]
     text = (
