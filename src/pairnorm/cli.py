@@ -15,8 +15,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
-from pairnorm.base.errors import PairNormError, closest, is_out_of_memory, quoted
-from pairnorm.base.escaping import redact, register_password
+from pairnorm.base.errors import PairNormError, closest, is_out_of_memory, quoted, redact, register_password
 from pairnorm.base.files import check_path
 from pairnorm.commands import compare, console, diagnose, fit, pack, predict, reproduce
 from pairnorm.commands.options import OPTION_NAMES, CommandParser, Parser

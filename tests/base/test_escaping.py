@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown import markdown as render
 
-from pairnorm.base.escaping import markdown, markdown_code, spreadsheet, terminal
+from pairnorm.base.errors import markdown, markdown_code, spreadsheet, terminal
 
 ATTACKS = (
     *("<img src=x onerror=alert(1)>", "![x](https://example.org/a.png)", "[a](javascript:b)", "a|b", "`x`"),

@@ -22,8 +22,10 @@ LOCK_SECONDS = 30.0
 _own_drafts: set[Path] = set()
 
 
-def _refused(problem: str, path: Path, *, code: str, hint: str = "Choose another path.") -> PairNormError:
-    return PairNormError(f"{path}: {problem}", code=code, value=str(path), hint=hint)
+def _refused(problem: str, path: Path, code: str, hint: str = "Choose another path.") -> PairNormError:
+    text, half = str(path), MAX_PATH_LENGTH // 2
+    shown = text if len(text) <= MAX_PATH_LENGTH else f"{text[:half]}…{text[-half:]}"
+    return PairNormError(f"{shown}: {problem}", code=code, value=text, hint=hint)
 
 
 def check_path(path: Path) -> Path:
@@ -33,20 +35,14 @@ def check_path(path: Path) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass  # the caller decides whether it must exist
     except (OSError, ValueError) as error:
-        text = str(path)
-        if len(text) > MAX_PATH_LENGTH:
-            text = f"{text[: MAX_PATH_LENGTH // 2]}…{text[-MAX_PATH_LENGTH // 2 :]}"
-        problem, hint = f"{text}: cannot be used ({_reason(error)})", "Choose another path."
-        raise PairNormError(problem, code="unusable-path", value=str(path), hint=hint) from error
+        raise _refused(f"cannot be used ({_reason(error)})", path, "unusable-path") from error
     return path
 
 
 def check_not_file(folder: Path) -> None:
     """Raise an error where a file is in the place of a folder to write to."""
     if folder.exists() and not folder.is_dir():
-        raise _refused(
-            "there is a file of that name", folder, code="is-a-file", hint="Choose another folder."
-        )
+        raise _refused("there is a file of that name", folder, "is-a-file", "Choose another folder.")
 
 
 @contextmanager
@@ -59,9 +55,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
         path: the file; an existing one is replaced, missing folders are created.
     """
     if check_path(path).is_dir():
-        raise _refused("there is a folder of that name", path, code="is-a-folder", hint="Name a file.")
+        raise _refused("there is a folder of that name", path, "is-a-folder", "Name a file.")
     if path.exists() and not path.is_file():
-        raise _refused("this is a pipe or a device, not a file", path, code="not-a-file", hint="Name a file.")
+        raise _refused("this is a pipe or a device, not a file", path, "not-a-file", "Name a file.")
     target = path.resolve()
     with writable(path):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +113,7 @@ def writable(path: Path, draft: Path | None = None) -> Iterator[None]:
     except OSError as error:
         if draft is not None and not _is_about(error, draft):
             raise
-        raise _refused(f"cannot be written ({_reason(error)})", path, code="not-writable") from error
+        raise _refused(f"cannot be written ({_reason(error)})", path, "not-writable") from error
 
 
 def _reason(error: Exception) -> object:
@@ -163,8 +159,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
             try:
                 stack.enter_context(_locked(folder))
             except OSError as error:
-                problem = f"{folder}: cannot be read ({_reason(error)})"
-                raise PairNormError(problem, code="not-readable", value=str(folder)) from error
+                raise _refused(f"cannot be read ({_reason(error)})", folder, "not-readable", "") from error
             with writable(folder):
                 _finish(folder)
         yield
@@ -207,9 +202,9 @@ def _new_drafts(target: Path, stack: ExitStack) -> Path:
 
 def drafts_in(where: Path, target: Path) -> list[Path]:
     """Return the drafts of a folder that are in progress, or that a killed process left."""
-    prefix, suffix = f".{target.name[:40]}.", ".partial"
-    names = (entry for entry in where.iterdir() if entry.name.startswith(prefix) and entry.suffix == suffix)
-    return [entry for entry in names if entry.is_dir()]
+    prefix = f".{target.name[:40]}."
+    partial = (entry for entry in where.iterdir() if entry.suffix == ".partial" and entry.is_dir())
+    return [entry for entry in partial if entry.name.startswith(prefix)]
 
 
 def _commit(drafts: Path, target: Path, names: Collection[str]) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.base.errors import PairNormError
-from pairnorm.base.escaping import redact, spreadsheet
+from pairnorm.base.errors import PairNormError, redact, spreadsheet
 from pairnorm.base.files import atomic_file
 from pairnorm.data import Graph
 from pairnorm.data.readers import connect_arguments

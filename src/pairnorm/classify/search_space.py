@@ -242,7 +242,7 @@ def resolve_time_limit(time_limit: float | str | None, nodes: int) -> float:
     """
     if time_limit is None:
         return DEFAULT_SECONDS * sqrt(max(1.0, nodes / DEFAULT_NODES))
-    seconds = parse_duration("time_limit", time_limit, allow_zero=True)
+    seconds = parse_duration("time_limit", time_limit)
     return seconds if seconds > 0 else inf
 
 

@@ -180,7 +180,7 @@ def running(options: Namespace) -> "Running":
     from pairnorm.train.schedule import Running
 
     limit = options.time_limit
-    minutes = None if limit is None else parse_duration("time-limit", limit, allow_zero=True) / 60
+    minutes = None if limit is None else parse_duration("time-limit", limit) / 60
     backend = getattr(options, "backend", "here")
     return Running(options.device, options.root, options.workers, backend, minutes)
 

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 from unicodedata import combining, east_asian_width
 
-from pairnorm.base.escaping import terminal
+from pairnorm.base.errors import terminal
 
 SECONDS_BETWEEN_LINES = 15
 

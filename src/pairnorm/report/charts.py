@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pairnorm.base import plotting
-from pairnorm.base.escaping import terminal
+from pairnorm.base.errors import terminal
 from pairnorm.sweep.significance import Difference
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any
 
-from pairnorm.base.escaping import markdown
+from pairnorm.base.errors import markdown
 from pairnorm.compare.depth import EPOCHS, LONG_RANGE, DepthCell, DepthComparison, DepthTable, Row
 from pairnorm.compare.depth_analysis import (
     MAX_NAMED,

@@ -15,8 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pairnorm.base.errors import PairNormError
-from pairnorm.base.escaping import markdown, terminal
+from pairnorm.base.errors import PairNormError, markdown, terminal
 from pairnorm.report.charts import Chart, save_charts
 from pairnorm.sweep.tables import markdown_table
 from pairnorm.version import __version__

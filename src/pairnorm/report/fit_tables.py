@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.base.escaping import terminal
+from pairnorm.base.errors import terminal
 from pairnorm.classify.calibration import PredictionSets
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.findings import Findings

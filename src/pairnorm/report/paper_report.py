@@ -11,8 +11,8 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
-from pairnorm.base.escaping import markdown as markdown_text
-from pairnorm.base.escaping import markdown_code
+from pairnorm.base.errors import markdown as markdown_text
+from pairnorm.base.errors import markdown_code
 from pairnorm.base.files import csv_text, write_text
 from pairnorm.base.memory import without_collection
 from pairnorm.base.plotting import Save, save, saving
