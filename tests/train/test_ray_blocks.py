@@ -22,6 +22,7 @@ from pairnorm.data import PackedGraph
 from pairnorm.train import ray_backend
 from pairnorm.train.propagation import BlockEvent, Propagation
 from pairnorm.train.ray_backend import RayBlocks
+from pairnorm.version import __version__
 
 NEED, ROWS, DEPTHS = 3 * 10**8, np.arange(0, 2000, 7), (1, 4)
 
@@ -40,18 +41,10 @@ def assert_same(propagations: list[Propagation], folder: Path) -> None:
             np.testing.assert_array_equal(propagation.state(depth), here.state(depth))
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["by path", "through the object store"])
 def test_a_cluster_computes_the_blocks_that_are_computed_here(
-    cluster: Any, packed: PackedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+    cluster: Any, packed: PackedGraph, tmp_path: Path
 ) -> None:
-    compute, messages = ray_backend._propagate_block, []
-
-    def elsewhere(propagation: Propagation, *rest: Any) -> Iterator[BlockEvent]:
-        graph = PackedGraph(Path("nowhere"), propagation.graph.facts)
-        yield from compute(replace(propagation, graph=graph), *rest)
-
-    if not shared:
-        monkeypatch.setattr(ray_backend, "_propagate_block", elsewhere)
+    messages: list[str] = []
     propagations = [
         Propagation(packed, tmp_path / "kept", ROWS, DEPTHS, 5, imputation, norm, messages.append)
         for imputation, norm in (("zero", "PN"), ("fp", "PN"), ("mass", "none"), ("zero", "PN-SI"))
@@ -79,14 +72,14 @@ def test_a_worker_that_is_killed_costs_its_block(
 def test_a_block_that_kills_its_workers_ends_in_an_error(
     raises: Any, cluster: Any, packed: PackedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(propagation: Propagation, number: int, *_: Any) -> Iterator[BlockEvent]:
+    def crash(version: str, propagation: Propagation, number: int, *_: Any) -> Iterator[BlockEvent]:
         yield "columns 1 to 5, depth 0"
         if number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         yield {"squares": np.zeros(2), "units": np.ones(2)}
 
     monkeypatch.setattr(ray_backend, "_propagate_block", crash)
-    monkeypatch.setattr(ray_backend, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(ray_backend, "MAX_DEATHS", 2)
     propagation = Propagation(packed, tmp_path / "kept", ROWS, (1,), 7)
     with raises("worker-died", value=7):
         RayBlocks().run([propagation], NEED)
@@ -106,6 +99,12 @@ def test_fit_on_a_cluster_labels_as_at_home(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_worker_of_another_version_says_so(raises: Any, packed: PackedGraph, tmp_path: Path) -> None:
+def test_a_worker_of_another_version_or_without_the_graph_says_so(
+    raises: Any, packed: PackedGraph, tmp_path: Path
+) -> None:
+    propagation = Propagation(packed, tmp_path, ROWS, DEPTHS, 5)
     with raises("version-mismatch", value="0.0"):
-        next(ray_backend._propagate_block(Propagation(packed, tmp_path, ROWS, DEPTHS, 5), 0, NEED, "0.0", ()))
+        next(ray_backend._propagate_block("0.0", propagation, 0, 1))
+    elsewhere = replace(propagation, graph=PackedGraph(Path("nowhere"), packed.facts))
+    with raises("file-missing", value="nowhere"):
+        next(ray_backend._propagate_block(__version__, elsewhere, 0, 1))

@@ -50,29 +50,26 @@ class Pool(ABC):
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         """Start a job."""
 
-    def process_events(self, *, results_only: bool = False) -> None:
+    def poll(self, *, results_only: bool = False) -> None:
         """Handle the events that jobs have sent."""
         while not self._events.empty():
             event = self._events.get()
             if not results_only or isinstance(event, list):
                 self._on_event(event)
 
-    @abstractmethod
-    def close(self) -> None:
-        """Wait for all jobs and end the pool."""
+    def retry(self, graph: Graph, job: Job, error: Exception) -> list[Job]:
+        """Return the jobs to run instead of one that failed, or raise its error."""
+        raise error
 
     @abstractmethod
-    def cancel(self) -> None:
-        """End the pool at once: handle finished results, and drop running jobs."""
+    def close(self, at_once: bool = False) -> None:
+        """End the pool: after its jobs, or at once, which keeps their finished results only."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.cancel()
+        self.close(at_once=kind is not None)
 
 
 def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) -> Pool:
@@ -85,21 +82,37 @@ def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) 
 
 
 def run_all(
-    tasks: Iterable[T], workers: int, submit: Callable[[T], Future[None]], poll: Callable[[], None]
+    tasks: Iterable[T],
+    workers: int,
+    submit: Callable[[T], Future[None]],
+    poll: Callable[[], None],
+    retry: Callable[[T, Exception], Iterable[T]],
 ) -> None:
-    """Submit all tasks, one more at a time than there are workers, so that no worker waits."""
-    waiting = iter(tasks)
-    running: set[Future[None]] = set()
+    """Submit all tasks, one more at a time than there are workers, so that no worker waits.
+
+    Args:
+        tasks: what to submit.
+        workers: number of tasks that run at once.
+        submit: starts a task.
+        poll: called now and then.
+        retry: returns the tasks to run instead of one that failed, or raises an error.
+    """
+    waiting, again = iter(tasks), list[T]()
+    running: dict[Future[None], T] = {}
     while True:
-        while len(running) <= workers and (task := next(waiting, None)) is not None:
-            running.add(submit(task))
+        while len(running) <= workers:
+            task = again.pop() if again else next(waiting, None)
+            if task is None:
+                break
+            running[submit(task)] = task
         if not running:
             return
         finished = wait(running, POLL_SECONDS, FIRST_COMPLETED).done
         poll()
         for future in finished:
-            running.remove(future)
-            future.result()
+            task = running.pop(future)
+            if (error := future.exception()) is not None:
+                again += retry(task, error)  # type: ignore[arg-type]
 
 
 def work(graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: OnEvent) -> None:
@@ -132,10 +145,8 @@ class _ThisProcess(Pool):
         done.set_result(None)
         return done
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         torch.set_num_threads(self._threads)
-
-    cancel = close
 
 
 class _Streams(Pool):
@@ -152,13 +163,10 @@ class _Streams(Pool):
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         return self._pool.submit(work, graph, job, self._device, options, self._send)
 
-    def close(self) -> None:
-        self._pool.shutdown()
-
-    def cancel(self) -> None:
-        self._is_canceled = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self.process_events(results_only=True)
+    def close(self, at_once: bool = False) -> None:
+        self._is_canceled = at_once
+        self._pool.shutdown(cancel_futures=at_once)
+        self.poll(results_only=at_once)
 
     def _send(self, event: Event) -> None:
         if self._is_canceled and isinstance(event, int):
@@ -217,17 +225,17 @@ class _Processes(Pool):
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         return self._pool.submit(_work, graph, job, options)
 
-    def process_events(self, *, results_only: bool = False) -> None:
+    def poll(self, *, results_only: bool = False) -> None:
         """Handle events; raise an error if a process ended, which the executor may miss while it starts."""
-        super().process_events(results_only=results_only)
+        super().poll(results_only=results_only)
         if not results_only and any(process.exitcode is not None for process in self._pool.processes):
             raise BrokenProcessPool("a process has ended")
 
-    def close(self) -> None:
-        self._pool.shutdown()
-
-    def cancel(self) -> None:
-        self._pool.end(lambda: self.process_events(results_only=True))
+    def close(self, at_once: bool = False) -> None:
+        if at_once:
+            self._pool.end(lambda: self.poll(results_only=True))
+        else:
+            self._pool.shutdown()
 
 
 _events: Any = None

@@ -146,12 +146,15 @@ def run(
                 options["methods"] = methods
 
             def poll() -> None:
-                pool.process_events()
+                pool.poll()
                 handle(0)
+
+            def retry(entry: tuple[Graph, Job], error: Exception) -> list[tuple[Graph, Job]]:
+                return [(entry[0], job) for job in pool.retry(*entry, error)]
 
             with _explain_dead_workers(), pool:
                 started = takewhile(lambda _: not should_stop(), jobs)
-                run_all(started, pool.workers, lambda entry: pool.submit(*entry, options), poll)
+                run_all(started, pool.workers, lambda entry: pool.submit(*entry, options), poll, retry)
         return trained
 
 
