@@ -181,10 +181,8 @@ def test_a_closed_pipe_is_no_error(words: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
-@pytest.mark.parametrize("rich", [True, False])
-def test_a_full_disk_is_one_line(rich: bool) -> None:
-    block = "" if rich else "sys.modules['rich'] = None; "
-    program = f"import sys; {block}from pairnorm.cli import main; sys.exit(main(['datasets']))"
+def test_a_full_disk_is_one_line() -> None:
+    program = "import sys; from pairnorm.cli import main; sys.exit(main(['datasets']))"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -241,15 +239,12 @@ def test_nodes_come_before_edges_in_the_help_too(capsys: pytest.CaptureFixture[s
     assert -1 < options.find("--nodes ") < options.find("--edges ") < options.find("--delimiter ")
 
 
-@pytest.mark.parametrize("rich", [True, False])
 @pytest.mark.parametrize("name", ["", *NAMES])
 @pytest.mark.parametrize("word", ["-h", "--help", "--help-all"])
 def test_every_command_has_help_in_eighty_columns_with_an_example(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, word: str, rich: bool
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, word: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    if not rich:
-        monkeypatch.setitem(sys.modules, "rich_argparse", None)
     if word == "--help-all" and not name:
         return
     assert cli.main([*name.split(), word]) == 0
@@ -264,7 +259,7 @@ def test_every_command_has_help_in_eighty_columns_with_an_example(
 def test_every_option_is_accepted(name: str) -> None:
     command = cli.build_parser()[1][name]
     words = [word for option in OPTIONS[name] for word in (f"--{option}", "7")]
-    parsed = command.parse_args([*words, *(["table1"] if name == "reproduce" else [])])
+    parsed = command.parse([*words, *(["table1"] if name == "reproduce" else [])])
     given = {option: getattr(parsed, option.replace("-", "_")) for option in OPTIONS[name]}
     assert all(value in (7, Path("7"), "7", ["7"]) for value in given.values()), given
 

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import traceback
 import warnings
-from argparse import SUPPRESS, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -17,14 +17,14 @@ from typing import NoReturn
 
 from pairnorm.base.errors import PairNormError, closest, is_out_of_memory, quoted, redact, register_password
 from pairnorm.base.files import check_path
-from pairnorm.commands import compare, console, diagnose, fit, pack, predict, reproduce
-from pairnorm.commands.options import OPTION_NAMES, CommandParser, Parser
+from pairnorm.commands import compare, console, fit, graphs, predict, reproduce
+from pairnorm.commands.options import OPTION_NAMES, Command, CommandParser, Parser
 from pairnorm.version import __version__
 
 COMMANDS = {
-    "Label the nodes of a graph": (fit.run, predict.run, diagnose.run, pack.run),
+    "Label the nodes of a graph": (fit.run, predict.run, graphs.diagnose, graphs.pack),
     "Compare methods": (reproduce.demo, compare.run),
-    "Reproduce the paper": (reproduce.run, reproduce.report, reproduce.datasets),
+    "Reproduce the paper": (reproduce.run, reproduce.report, graphs.datasets),
 }
 EXIT_CODES = {
     0: "Success.",
@@ -88,7 +88,7 @@ def _sigterm_interrupts(received: list[int]) -> Iterator[None]:
 
 
 def build_parser() -> tuple[Parser, dict[str, CommandParser]]:
-    """Return the parser of the whole command line, and those of the commands by name."""
+    """Return the parser of words without a command, and those of the commands by name."""
     sections = [
         "\n".join([f"{title}:", *(f"  {one.name:<10} {one.help.partition(chr(10))[0]}" for one in commands)])
         for title, commands in COMMANDS.items()
@@ -100,37 +100,33 @@ def build_parser() -> tuple[Parser, dict[str, CommandParser]]:
         "where many nodes have no features.",
         epilog="\n\n".join([*sections, "Examples:\n  pairnorm demo\n  pairnorm fit --help"]),
     )
-    parsers = parser.add_subparsers(
-        metavar="COMMAND ...", prog="pairnorm", parser_class=CommandParser, help=SUPPRESS
-    )
-    for command in (command for commands in COMMANDS.values() for command in commands):
-        parsers.add_parser(command.name, command=command)
     general = parser.add_argument_group("Options")
     general.add_argument("-h", "--help", action="help", help="Show this, or the help of a command.")
     general.add_argument(
         "--version", action="version", version=f"pairnorm {__version__}", help="Show the version."
     )
     general.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-    return parser, dict(parsers.choices)
+    return parser, {one.name: CommandParser(one) for commands in COMMANDS.values() for one in commands}
 
 
 def _run(words: list[str]) -> int:
     parser, commands = build_parser()
-    name = next((word for word in words if not word.startswith("-")), None)
     try:
-        if name is not None and name not in commands:
+        if not words or words[0].startswith("-"):
+            parser.parse_args(words)
+            parser.print_help()
+            return WRONG_USAGE
+        name, *words = words
+        if name not in commands:
             parser.error(f"there is no command {quoted(name)}. {closest(name, list(commands))}".rstrip())
-        options = parser.parse_args(words)
+        options = commands[name].parse(words)
     except SystemExit as leaving:  # after the help, the version or an error
         return int(leaving.code or 0)
-    if not hasattr(options, "handler"):
-        parser.print_help()
-        return WRONG_USAGE
-    _call(options)
+    _call(commands[name].command, options)
     return DONE
 
 
-def _call(options: Namespace) -> None:
+def _call(command: Command, options: Namespace) -> None:
     """Call a command with checked options, and print its summary for ``--json``."""
     try:
         Path.cwd()
@@ -143,7 +139,7 @@ def _call(options: Namespace) -> None:
         elif isinstance(value, str):
             register_password(value)
     with console.output(quiet=getattr(options, "quiet", False), to_stderr=getattr(options, "json", False)):
-        summary = options.handler(options)
+        summary = command.run(options)
     if summary is not None and options.json:
         print(json.dumps(summary, indent=2, default=str), flush=True)
 

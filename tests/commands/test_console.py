@@ -100,18 +100,17 @@ def test_text_is_printed_above_the_bars() -> None:
     assert "stops" in screen.getvalue()
 
 
-def test_a_bar_for_each_stage() -> None:
+def test_a_terminal_shows_one_line_that_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 2.0, 2.05, 3.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     with redirect_stdout(Terminal()) as screen, console.progress() as on_progress:
-        on_progress(console.Progress("table1", 0, 200, "12 trials to train", "layer-epochs"))
-        on_progress(console.Progress("table1", 100, 200, "cora", "layer-epochs"))
-        on_progress(console.Progress("a stage with a name that is rather too long", 1, 4, "\x1b[31mred"))
+        for done in (0, 50, 100, 101):
+            on_progress(console.Progress("table1", done, 200, "\x1b[31mred" * 9, "layer-epochs"))
         on_progress(console.Progress("writing", 0, None))
-    printed = screen.getvalue()
-    assert "table1" in printed
-    assert "50%" in printed
-    assert "a stage with a name that is rat…" in printed
-    assert r"\x1b[31mred" in printed
-    assert "writing" not in printed.splitlines()[-1]
+    lines = screen.getvalue().split("\r\x1b[K")
+    assert lines[2].startswith(r"table1: 50%, 50 layer-epochs/s, 0.0 min left; \x1b[31mred")
+    assert len(lines[2]) == 99  # cut to the terminal's width
+    assert lines[3:] == ["", "writing …", ""]
 
 
 def test_lines_state_the_rate_and_the_time_left_without_the_start_of_workers(

@@ -167,14 +167,13 @@ MISSING += ["--epochs", "1", "--missing", "0", "--workers", "1", "--device", "cp
 MISSING += ["--model", "SGC,label propagation"]
 
 
-def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(tmp_path: Path, pairnorm) -> None:
+def test_missing_writes_the_comparison_and_goes_on_where_it_stopped(tmp_path: Path, pairnorm) -> None:
     words = [*MISSING, "--out", str(tmp_path)]
     assert (
         "Time limit reached: 13 trials remain. Resume with: pairnorm reproduce missing"
         in pairnorm(*words, "--time-limit", "0").out
     )
     printed = pairnorm(*words).out
-    assert "SGC, zero" in printed
     assert f"Wrote {tmp_path / 'missing.md'}" in printed
     with (tmp_path / "missing.csv").open() as file:
         rows = [(row["dataset"], row["model"]) for row in csv.DictReader(file)]
@@ -188,7 +187,7 @@ def test_missing_prints_the_comparison_and_goes_on_where_it_stopped(tmp_path: Pa
     ("words", "says"),
     [
         (["reproduce", "missing", "table1"], "a command of its own"),
-        (["reproduce", "missing", "--depth", "2"], "Leave out --depth"),
+        (["reproduce", "missing", "--depth", "2"], "--depth is not for missing"),
         (["reproduce", "missing", "--missing", "many"], "missing is 'many'"),
         (["reproduce", "missing", "--protocol", "pcfi"], "protocol is 'pcfi'"),
         (["reproduce", "missing", "--workers", "0"], "workers is 0"),

@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,9 +10,11 @@ from pairnorm.base.errors import PairNormError, one_of, parse_duration
 from pairnorm.base.files import write_text
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import COLUMNS, FILES, command, shared
-from pairnorm.commands.values import (
+from pairnorm.commands.options import (
+    COLUMNS,
+    FILES,
     check_classes,
+    command,
     command_line,
     files_of,
     match_name,
@@ -20,12 +22,13 @@ from pairnorm.commands.values import (
     numbers_in,
     read_graph,
     refuse_inputs,
+    shared,
 )
 
 if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison, DepthTable
     from pairnorm.data import Graph
-    from pairnorm.sweep.index import Outcome
+    from pairnorm.report.document import Document
     from pairnorm.train import Progress
     from pairnorm.train.schedule import Running
 
@@ -91,16 +94,13 @@ def run(options: Namespace) -> None:
     else:
         names = names_in("dataset", options.dataset, DATASETS) or list(DATASETS)
     comparison, path = DepthComparison(names, **settings), options.out / "compare.sqlite"
-    resume = command_line("compare", options)
-    outcome, table = train_depths(comparison, path, resume, options)
+    table = train_depths(comparison, path, command_line("compare", options), options)
     for heading, rows in tables(comparison, table.rows):
         console.show(f"\n{safe(heading)}: test accuracy, and effective rank in brackets")
         console.table(*rows)
-    show_remaining(outcome.left, resume)
     for line in advice(comparison, table.rows):
         console.show(f"[bold]{safe(line)}[/]")
-    console.show(f"\nResults: {safe(path)}")
-    write_depths(comparison, table, options.out, "compare", "compare")
+    write_depths(table, options.out, "compare", "compare")
 
 
 def _prepared(options: Namespace) -> "Graph":
@@ -146,33 +146,54 @@ def depth_settings(options: Namespace) -> dict[str, Any]:
     }
 
 
-def train_depths(
-    comparison: "DepthComparison", path: Path, resume: str, options: Namespace
-) -> "tuple[Outcome, DepthTable]":
+def train_depths(comparison: "DepthComparison", path: Path, resume: str, options: Namespace) -> "DepthTable":
     """Train the pending trials of a comparison by depth, and return its results."""
     from pairnorm.compare import depth
     from pairnorm.train import Store
 
-    outcome = train(path, depth, comparison, set(comparison.datasets), resume, running(options))
+    train(path, depth, comparison, comparison.datasets, resume, running(options))
     with Store(path) as store:
-        return outcome, depth.DepthTable(comparison, store.results())
+        return depth.DepthTable(comparison, store.results())
 
 
-def write_depths(
-    comparison: "DepthComparison", table: "DepthTable", out: Path, name: str, command: str
-) -> Path:
+def write_depths(table: "DepthTable", out: Path, name: str, command: str) -> Path:
     """Write table, figures and report of a comparison by depth, and return the report."""
     from pairnorm.compare.depth_analysis import draw
     from pairnorm.report.depth_report import document
+
+    def draw_all(folder: Path) -> dict[tuple[str, str], list[Path]]:
+        return draw(table.comparison, table.rows, folder, name)
+
+    return write_comparison(
+        out, name, table.csv(), draw_all, lambda figures: document(table, command, figures)
+    )
+
+
+def write_comparison(
+    out: Path,
+    name: str,
+    csv: str,
+    draw: Callable[[Path], Mapping[Any, list[Path]]],
+    compose: Callable[[Mapping[Any, str]], "Document"],
+) -> Path:
+    """Write table, figures and report of a comparison, and return the report.
+
+    Args:
+        out: the folder.
+        name: of table and report.
+        csv: the table.
+        draw: writes figures to a folder and returns the files of each.
+        compose: returns the report, given the paths of the figures relative to it.
+    """
     from pairnorm.report.document import render_markdown
 
-    figures = draw_figures(lambda: draw(comparison, table.rows, out / "figures", name)) or {}
+    figures = draw_figures(lambda: draw(out / "figures")) or {}
+    table, report = out / f"{name}.csv", out / f"{name}.md"
+    write_text(table, csv)
     pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
-    table_file, report_file = out / f"{name}.csv", out / f"{name}.md"
-    write_text(table_file, table.csv())
-    write_text(report_file, render_markdown(document(table, command, pictures)))
-    show_written([table_file, *(path for paths in figures.values() for path in paths), report_file])
-    return report_file
+    write_text(report, render_markdown(compose(pictures)))
+    show_written([table, *(path for paths in figures.values() for path in paths), report])
+    return report
 
 
 def running(options: Namespace) -> "Running":
@@ -193,8 +214,8 @@ def train(
     resume: str,
     running: "Running",
     unit: str = "layer-epochs",
-) -> "Outcome":
-    """Train pending trials with a progress bar.
+) -> None:
+    """Train pending trials with a progress line, and print what a time limit leaves.
 
     Args:
         path: the store of results.
@@ -212,6 +233,11 @@ def train(
         if dataset.name in graphs and dataset.absent(running.root):
             load(dataset.name, running.root)
 
+    def update(stage: str, now: "Progress") -> None:
+        if now.trials:
+            latest = now.label if now.done else f"{now.trials:,} trials to train"
+            on_progress(console.Progress(stage, now.done, now.total, latest, unit))
+
     with Store(path) as store:
         pending = runner.count_pending(requested, store)
         if pending and store.read_only:
@@ -222,14 +248,7 @@ def train(
             console.show(f"Training {pending:,} trials; results in {safe(path)} are not computed again.")
         try:
             with console.progress() as on_progress:
-
-                def update(stage: str, now: "Progress") -> None:
-                    if now.trials:
-                        latest = now.label if now.done else f"{now.trials:,} trials to train"
-                        on_progress(console.Progress(stage, now.done, now.total, latest, unit))
-
-                outcome: Outcome = runner.reproduce(requested, store, running, update)
-                return outcome
+                left = runner.reproduce(requested, store, running, update).left
         except KeyboardInterrupt:
             left = runner.count_pending(requested, store)
             console.show(
@@ -237,12 +256,9 @@ def train(
                 f"{safe(path)}; {left:,} are left.\nResume with: [bold]{safe(resume)}[/]"
             )
             raise console.Stopped from None
-
-
-def show_remaining(left: int, resume: str) -> None:
-    """Print how much remains after the time limit, and the command that resumes it."""
     if left:
         console.show(f"Time limit reached: {left:,} trials remain. Resume with: [bold]{safe(resume)}[/]")
+    console.show(f"Results: {safe(path)}")
 
 
 def show_written(files: Iterable[Path]) -> None:

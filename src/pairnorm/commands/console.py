@@ -1,6 +1,6 @@
 """Print text with a little markup, notes, errors, tables and progress.
 
-Control characters in names are escaped, passwords hidden. Progress bars need rich; without it they are lines.
+Control characters in names are escaped, passwords hidden.
 """
 
 import os
@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import count
 from typing import Any
 from unicodedata import combining, east_asian_width
@@ -26,6 +25,7 @@ _STYLES = {"/": 0, "bold": 1, "dim": 2, "red": 31, "yellow": 33}
 _TAG = re.compile(r"\[(/|bold|dim|yellow|red)\]")
 _BRACKET = "\x00"  # a "[" that starts no tag
 _quiet = False
+_has_line = False  # whether the last line of the terminal shows progress
 
 
 class OutputClosed(Exception):
@@ -56,6 +56,8 @@ def show(text: str = "", *, error: bool = False) -> None:
     if stream is None or (_quiet and not error):
         return
     has_styles = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    if _has_line:  # text goes above the line of progress, which is drawn again later
+        _redraw("")
     styled = _TAG.sub(lambda tag: f"\x1b[{_STYLES[tag[1]]}m" if has_styles else "", text)
     try:
         print(styled.replace(_BRACKET, "["), file=stream, flush=True)
@@ -171,45 +173,12 @@ def silent(condition: bool) -> Iterator[None]:
 
 @contextmanager
 def progress() -> Iterator[OnProgress]:
-    """Show a bar for every stage in a terminal, elsewhere a line at its start and one every 15 s."""
-    if _quiet or sys.stdout is None or not sys.stdout.isatty() or find_spec("rich") is None:
-        yield _Lines()
-        return
-    from rich.progress import BarColumn, Task, TaskID, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as Bars
-    from rich.progress import TimeRemainingColumn as Extrapolated
-    from rich.text import Text
-
-    class TimeRemainingColumn(Extrapolated):
-        def render(self, task: Task) -> Text:
-            left = task.fields.get("left")
-            if left is None or task.finished:
-                return super().render(task)
-            minutes, seconds = divmod(round(left), 60)
-            return Text(f"{minutes:02d}:{seconds:02d}", style="progress.remaining")
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        TextColumn("{task.fields[latest]}", style="dim", markup=False),
-    )
-    tasks: dict[str, TaskID] = {}
-    with Bars(*columns) as bars:
-
-        def update(now: Progress) -> None:
-            if now.stage not in tasks:
-                tasks[now.stage] = bars.add_task(_shortened(now.stage), total=now.total, latest="")
-            task = bars.tasks[bars.task_ids.index(tasks[now.stage])]
-            has_speed = now.unit and task.speed
-            shown = f"{task.speed:,.0f} {now.unit}/s" if has_speed else _shortened(now.latest)
-            left = None if now.seconds_left is None else max(0.0, now.seconds_left)
-            bars.update(task.id, completed=now.done, total=now.total, latest=shown, left=left)
-
-        yield update
-        for task in [task for task in bars.tasks if not task.total]:
-            bars.remove_task(task.id)
+    """Show one line per stage that is redrawn in a terminal; elsewhere one at its start and every 15 s."""
+    shown = _ProgressLine()
+    try:
+        yield shown
+    finally:
+        shown.finish()
 
 
 @contextmanager
@@ -221,33 +190,57 @@ def stage(name: str, total: int | None = None) -> Iterator[Callable[[str], None]
         yield lambda latest: on_progress(Progress(name, min(next(steps), total or 0), total, latest))
 
 
-class _Lines:
-    """Prints progress in lines: share done, rate, time left.
+class _ProgressLine:
+    """Prints the share done, the rate and the time left.
 
     The rate counts from the first progress on, as workers and kernels take seconds to start.
     """
 
     def __init__(self) -> None:
-        self._stage, self._start, self._first, self._last = "", 0.0, 0, 0.0
-        self._advanced = False
+        self._stage, self._first, self._start, self._last = "", 0, 0.0, 0.0
+        self._is_terminal = not _quiet and sys.stdout is not None and sys.stdout.isatty()
+        self._has_advanced = False
 
     def __call__(self, progress: Progress) -> None:
         now, done, total = time.monotonic(), progress.done, progress.total
         latest = progress.latest
         if progress.stage != self._stage:
-            self._stage, self._last, self._first, self._advanced = progress.stage, now, done, False
-            show(safe(f"{self._stage}: {latest}" if latest else f"{self._stage} …"))
+            self.finish()
+            self._stage, self._last, self._first, self._has_advanced = progress.stage, now, done, False
+            self._print(f"{self._stage}: {latest}" if latest else f"{self._stage} …")
         if done == self._first or not total:
             return
-        if not self._advanced:
-            self._advanced, self._start, self._first = True, now, done
-        elif now - self._last >= SECONDS_BETWEEN_LINES and now > self._start:
+        if not self._has_advanced:
+            self._has_advanced, self._start, self._first = True, now, done
+        elif now - self._last >= (0.1 if self._is_terminal else SECONDS_BETWEEN_LINES) and now > self._start:
             self._last = now
             rate = (done - self._first) / (now - self._start)
             speed = f", {rate:,.0f} {progress.unit}/s" if progress.unit else ""
             seconds = (total - done) / rate if progress.seconds_left is None else progress.seconds_left
             left = f"{max(0.0, seconds) / 60:.1f} min left"
-            show(safe(f"{self._stage}: {done / total:.0%}{speed}, {left}{f'; {latest}' if latest else ''}"))
+            self._print(f"{self._stage}: {done / total:.0%}{speed}, {left}{f'; {latest}' if latest else ''}")
+
+    def _print(self, text: str) -> None:
+        if not self._is_terminal:
+            show(safe(text))
+            return
+        width = shutil.get_terminal_size().columns - 1
+        _redraw(terminal(text)[:width])
+
+    def finish(self) -> None:
+        """Remove the line from the terminal."""
+        if self._is_terminal and self._stage:
+            _redraw("")
+
+
+def _redraw(line: str) -> None:
+    """Replace the last line of the terminal."""
+    global _has_line
+    try:
+        print(f"\r\x1b[K{line}", end="", flush=True)
+    except OSError as why:
+        raise OutputClosed(why) from None
+    _has_line = bool(line)
 
 
 def _lines(text: object) -> str:
@@ -256,7 +249,3 @@ def _lines(text: object) -> str:
 
 def _width(text: str) -> int:
     return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
-
-
-def _shortened(text: str, most: int = 32) -> str:
-    return safe(text if len(text) <= most else f"{text[: most - 1]}…").replace(_BRACKET, "[")

@@ -13,15 +13,20 @@ from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.base.memory import parse_memory, peak_memory, size
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import COLUMNS, FILES, TABLE_ARGUMENTS, Result, command, shared
-from pairnorm.commands.values import (
+from pairnorm.commands.options import (
+    COLUMNS,
+    FILES,
+    TABLE_ARGUMENTS,
+    Result,
     check_classes,
+    command,
     files_of,
     interval,
     match_name,
     read_graph,
     refuse,
     refuse_inputs,
+    shared,
 )
 
 if TYPE_CHECKING:

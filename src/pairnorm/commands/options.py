@@ -1,16 +1,26 @@
-"""Declare commands and their options as tables of signature and help, and parse command lines."""
+"""Declare commands and their options, parse command lines, and use the values: lists, conflicts, graphs."""
 
 import argparse
 import inspect
+import shlex
+import sys
+import warnings
 from argparse import SUPPRESS, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from pairnorm.base.errors import closest, quoted
+from pairnorm.base.errors import PairNormError, closest, one_of, quoted
+from pairnorm.base.files import check_path
 from pairnorm.commands import console
 
+if TYPE_CHECKING:
+    from pairnorm.classify.evaluation import Scores
+    from pairnorm.data import Graph
+    from pairnorm.data.encoder import Encoder
+
+Number = TypeVar("Number", int, float)
 Result = dict[str, Any] | None
 """What a command returns: a summary for ``--json``, or nothing."""
 MAX_MESSAGE_LENGTH = 400
@@ -39,45 +49,16 @@ OUT_OF_SCOPE = {
     ("node-type", "edge-type", "edge-types", "node-types", "hetero"): "Nodes and edges have one type. Pass "
     "the type as a feature column, or run fit on the edges of one type.",
 }
-ONE_VALUE_AT_A_TIME = ("--categorical", "--ignore", "--keep")
-"""Options that are repeated for each value; others take several, as a shell expands a pattern."""
 LISTS = ("NAMES", "NUMBERS")
 """Metavars of options that take several values, separated by commas."""
-
-
-def _count(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
-
-
-TYPES: dict[str, Callable[[str], Any]] = {"FILE": Path, "FOLDER": Path, "N": int, "N|each": _count}
-
-
-def add_option(group: argparse._ArgumentGroup, signature: str, help: str) -> None:
-    """Add an option to a parser; its signature and help are those that ``--help`` shows.
-
-    Args:
-        group: of options in the parser.
-        signature: such as ``--depth N=3``: an option, the kind of its value, the default. ``--quiet`` is a
-            flag, ``--nodes TABLE...`` may be repeated, and ``WHAT...`` stands for arguments.
-        help: what the option does.
-    """
-    name, _, value = signature.partition(" ")
-    kind, _, default = value.partition("=")
-    metavar, convert = kind.removesuffix("..."), TYPES.get(kind, str)
-    if not name.startswith("--"):
-        word = name.removesuffix("...")
-        group.add_argument(word.lower(), metavar=word, nargs="+", help=help)
-    elif not kind:
-        group.add_argument(name, action="store_true", help=help)
-    elif kind.endswith("..."):
-        group.add_argument(name, action="extend", nargs=1, metavar=metavar, help=help)
-    elif default:
-        help = f"{help} Default: {default}."
-        group.add_argument(name, metavar=metavar, type=convert, default=convert(default), help=help)
-    else:
-        group.add_argument(name, metavar=metavar, type=convert, help=help)
-
-
+NOT_GIVEN = (None, False, "auto", "here")
+"""Values of options that a user did not set."""
+TYPES: dict[str, Callable[[str], Any]] = {
+    "FILE": Path,
+    "FOLDER": Path,
+    "N": int,
+    "N|each": lambda text: int(text) if text.isdecimal() else text,
+}
 FILES = {
     "--nodes TABLE...": "Read nodes from this table: .csv, .tsv, .parquet, .xlsx, .json, .jsonl, also .gz, "
     ".zst or .zip; - for standard input; or a file of a whole graph. Several tables are joined by id.",
@@ -152,7 +133,7 @@ class Command:
         run: the function.
         usage: the name of the command and what it needs.
         example: a command line.
-        options: by title of their group: signature and help of each option, see ``add_option``.
+        options: by title of their group: signature and help of each option, see ``CommandParser.add_option``.
         essential: names of the options that ``--help`` shows. Default: all.
         required: options that must be given; ``nodes|graph`` stands for one of the two.
         old_names: former spellings of options, besides ``OLD_NAMES``.
@@ -186,7 +167,12 @@ class Parser(argparse.ArgumentParser):
     """A parser that shows a short usage and the error where a command line is wrong."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=_formatter, allow_abbrev=False, add_help=False, **settings)
+        super().__init__(
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
+            allow_abbrev=False,
+            add_help=False,
+            **settings,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Explain what is wrong with the command line, and exit with code 2."""
@@ -211,90 +197,228 @@ class _ShowHelp(argparse.Action):
         parser.exit()
 
 
-class CommandParser(Parser):
-    """The parser of one command: options and arguments in any order, and any text as an option's value."""
+class _StoreOnce(argparse.Action):
+    """Store a value. A repeated list is joined by commas; another second value is an error."""
 
-    def __init__(self, command: Command, prog: str) -> None:
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: Any = None) -> None:
+        given = getattr(namespace, self.dest)
+        if given not in (None, values):
+            if self.metavar not in LISTS:
+                name = self.option_strings[0]
+                parser.error(
+                    f"{name} takes one value, but has {quoted(str(given))} and {quoted(str(values))}."
+                )
+            values = f"{given},{values}"
+        setattr(namespace, self.dest, values)
+
+
+class CommandParser(Parser):
+    """The parser of one command: options and arguments in any order."""
+
+    def __init__(self, command: Command) -> None:
         super().__init__(
-            prog=prog,
+            prog=f"pairnorm {command.name}",
             usage=f"pairnorm {command.usage} [options]",
             description=command.help,
             epilog=f"Example:\n  {command.example}",
         )
         self.command = command
-        self.set_defaults(handler=command.run)
         self.add_argument("-h", "--help", "--help-all", action=_ShowHelp, nargs=0, help=SUPPRESS)
+        self._default_values: dict[str, Any] = {}
         for title, options in command.options.items():
             group = self.add_argument_group(title)
             for signature, help in options.items():
-                add_option(group, signature, help)
+                self.add_option(group, signature, help)
 
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
-    ) -> tuple[Namespace, list[str]]:
-        """Parse what follows the command's name: options joined with their values, then arguments."""
-        words, options, arguments = list(args or ()), list[str](), list[str]()
-        previous: dict[str, str] = {}
-        while words:
-            name, equals, value = words.pop(0).partition("=")
-            if not name.startswith("-"):
-                arguments.append(name + equals + value)
-                previous[arguments[-1]] = options[-1].partition("=")[0] if options else ""
-                continue
-            given, name = name, self._current_name(name)
-            action = self._option_string_actions[name]
-            if action.nargs == 0 or (not equals and (not words or words[0] in self._option_string_actions)):
-                options.append(name + equals + value)
-                continue
-            value = value if equals else words.pop(0)
-            options.append(f"{name}={value}m" if given == "--minutes" else f"{name}={value}")
-            if action.nargs == 1 and name not in ONE_VALUE_AT_A_TIME and not equals:
-                while words and not words[0].startswith("-"):
-                    options.append(f"{name}={words.pop(0)}")
-        parsed, unknown = super().parse_known_args([*self._merged(options), *arguments], namespace)
+    def add_option(self, group: argparse._ArgumentGroup, signature: str, help: str) -> None:
+        """Add an option; its signature and help are those that ``--help`` shows.
+
+        Args:
+            group: of options.
+            signature: such as ``--depth N=3``: an option, the kind of its value, the default. ``--quiet`` is
+                a flag, ``--nodes TABLE...`` takes several values, and ``WHAT...`` stands for arguments.
+            help: what the option does.
+        """
+        name, _, value = signature.partition(" ")
+        kind, _, default = value.partition("=")
+        metavar, convert = kind.removesuffix("..."), TYPES.get(kind, str)
+        if not name.startswith("--"):
+            word = name.removesuffix("...")
+            group.add_argument(word.lower(), metavar=word, nargs="+", help=help)
+        elif not kind:
+            group.add_argument(name, action="store_true", help=help)
+        elif kind.endswith("..."):
+            group.add_argument(name, action="extend", nargs="+", metavar=metavar, help=help)
+        else:
+            text = f"{help} Default: {default}." if default else help
+            added = group.add_argument(name, action=_StoreOnce, metavar=metavar, type=convert, help=text)
+            self._default_values[added.dest] = convert(default) if default else None
+
+    def parse(self, words: Sequence[str]) -> Namespace:
+        """Parse the words that follow the command's name."""
+        words = list(self._with_current_names(words))
+        parsed, unknown = self.parse_known_intermixed_args(words)
         if unknown:
-            option = previous.get(unknown[0])
-            again = f" {option} takes one value: repeat the option for another." if option else ""
-            self.error(f"there is no argument {quoted(unknown[0])}.{again}")
+            is_option = unknown[0].startswith("-")
+            self.error(
+                self._unknown_option(unknown[0])
+                if is_option
+                else f"there is no argument {quoted(unknown[0])}."
+            )
+        for name, value in self._default_values.items():
+            if getattr(parsed, name) is None:
+                setattr(parsed, name, value)
         for names in (alternatives.split("|") for alternatives in self.command.required):
             if all(getattr(parsed, name) is None for name in names):
                 self.error(f"{' or '.join(f'--{name}' for name in names)} is needed.")
-        return parsed, []
+        return parsed
 
-    def _current_name(self, name: str) -> str:
-        """Return the name of an option, also by an old spelling; exit where there is no such option."""
-        known = self._option_string_actions
-        if name in known:
-            return name
-        if (new := (OLD_NAMES | dict(self.command.old_names)).get(name, "")) in known:
-            console.note(f"{name} is now called {new}; the old name will go in the next release.")
-            return new
-        advice = [text for names, text in OUT_OF_SCOPE.items() if name.removeprefix("--") in names]
-        suggestion = advice[0] if advice else closest(name, sorted(known))
-        return self.error(f"there is no option {quoted(name)}. {suggestion}".rstrip())
-
-    def _merged(self, options: Iterable[str]) -> list[str]:
-        """Join repeated lists by commas, and refuse other options that are repeated."""
-        merged: dict[str, str] = {}
-        for number, word in enumerate(options):
+    def _with_current_names(self, words: Iterable[str]) -> Iterator[str]:
+        """Replace old names of options, with a note; the unit of ``--minutes`` is added to its value."""
+        old_names, unit = OLD_NAMES | dict(self.command.old_names), ""
+        for word in words:
             name, equals, value = word.partition("=")
-            action = self._option_string_actions[name]
-            if action.nargs is not None or not equals:
-                merged[f"{number} {word}"] = word
-            elif name not in merged:
-                merged[name] = word
-            elif action.metavar in LISTS:
-                merged[name] += f",{value}"
-            elif merged[name] != word:
-                first = merged[name].partition("=")[2]
-                self.error(f"{name} takes one value, but has {quoted(first)} and {quoted(value)}.")
-        return list(merged.values())
+            new = old_names.get(name, "")
+            if name in self._option_string_actions or new not in self._option_string_actions:
+                yield word + unit
+                unit = ""
+                continue
+            console.note(f"{name} is now called {new}; the old name will go in the next release.")
+            unit = "m" if name == "--minutes" else ""
+            yield f"{new}={value}{unit}" if equals else new
+            unit = "" if equals else unit
+
+    def _unknown_option(self, word: str) -> str:
+        name = word.partition("=")[0]
+        advice = [text for names, text in OUT_OF_SCOPE.items() if name.removeprefix("--") in names]
+        suggestion = advice[0] if advice else closest(name, sorted(self._option_string_actions))
+        return f"there is no option {quoted(name)}. {suggestion}".rstrip()
 
 
-def _formatter(prog: str) -> argparse.HelpFormatter:
+def columns_of(options: Namespace) -> dict[str, Any]:
+    """Return the options about tables, by the names of the Python arguments."""
+    given = {name: value for name, value in vars(options).items() if name in TABLE_ARGUMENTS and value}
+    if "on_unknown_node" in given:
+        given["unknown_edges"] = given.pop("on_unknown_node")
+    return given
+
+
+def match_name(name: str, allowed: Iterable[str]) -> str:
+    """Return the allowed name that equals a name except for case, spaces and hyphens, else the name.
+
+    >>> match_name("Logistic-Regression", ["SGC", "logistic regression"])
+    'logistic regression'
+    """
+
+    def key(name: str) -> str:
+        return name.lower().replace(" ", "").replace("-", "").replace("_", "")
+
+    return next((one for one in allowed if key(one) == key(name)), name)
+
+
+def names_in(option: str, text: str | None, allowed: Sequence[str] = ()) -> list[str] | None:
+    """Parse ``cora,citeseer``; returns None for None and ``all``.
+
+    >>> names_in("dataset", "Cora, pubmed", ("cora", "pubmed"))
+    ['cora', 'pubmed']
+    """
+    if text is None or text == "all":
+        return None
+    names = [name.strip() for name in text.split(",")]
+    return [one_of(option, match_name(name, allowed), allowed) for name in names] if allowed else names
+
+
+def numbers_in(option: str, text: str | None, kind: type[Number] = int) -> list[Number] | None:  # type: ignore[assignment]
+    """Parse ``2,4,8`` or ``0%,100%``; returns None for None and ``all``.
+
+    >>> numbers_in("missing", "50, 99.5%", float)
+    [50.0, 99.5]
+    """
+    words = names_in(option, text)
     try:
-        import rich.console  # rich_argparse looks for it only when it prints  # noqa: F401
-        from rich_argparse import RawDescriptionRichHelpFormatter as Formatter
-    except ImportError:
-        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26)
-    return Formatter(prog, max_help_position=26)
+        return None if words is None else [kind(word.removesuffix("%")) for word in words]
+    except ValueError:
+        whole = "whole numbers" if kind is int else "numbers"
+        problem, expected = f"{option} is {quoted(text)}", f"{whole} with commas, such as 2,4"
+        raise PairNormError(problem, code="not-a-number", value=text, expected=expected) from None
+
+
+def command_line(name: str, options: Namespace, *arguments: str) -> str:
+    """Return the command that continues where this one stops, with the options that were given."""
+    words = ["pairnorm", name, *arguments]
+    for one, value in vars(options).items():
+        if one != "what" and value not in NOT_GIVEN:
+            for each in value if isinstance(value, list) else [value]:
+                words += [f"--{one.replace('_', '-')}", *([] if each is True else [str(each)])]
+    return shlex.join(words)
+
+
+def refuse(options: Namespace, names: Iterable[str], why: str, hint: str, **more: Any) -> None:
+    """Refuse options that have no effect here; ``why`` continues a sentence that begins with the option."""
+    for name in names:
+        if getattr(options, name) not in NOT_GIVEN:
+            problem = f"--{name.replace('_', '-')} {why}"
+            raise PairNormError(problem, code="conflicting-options", hint=hint, **more)
+
+
+def _table_options(options: Namespace) -> Iterator[str]:
+    for name in ("nodes", "edges", "features"):
+        yield from getattr(options, name, None) or ()
+
+
+def files_of(options: Namespace) -> list[Path]:
+    """Return the files that the options name, none where they are queries of a database."""
+    from pairnorm.data.files import STDIN, find_files
+
+    if getattr(options, "database", None):
+        return []
+    return [path for path in find_files(_table_options(options)) if path != STDIN]
+
+
+def refuse_inputs(out: Path, *inputs: Path | None) -> None:
+    """Refuse to write over what is read, by whatever name: a file, or files in a folder."""
+    check_path(out)  # a database is named by text, so the parser does not check this path
+    for path in (path for path in inputs if path is not None and path.exists() and out.exists()):
+        if out.samefile(path.parent if out.is_dir() else path):
+            problem = f"{out}: writing there would replace {path}, which is read"
+            hint = "Choose another path: {out}"
+            raise PairNormError(problem, code="would-overwrite", value=str(out), hint=hint, out=...)
+
+
+def check_classes(graph: "Graph", options: Namespace) -> None:
+    """Refuse a graph without classes where no label column was named."""
+    if options.label is None and not graph.num_classes:
+        problem, hint = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
+        raise PairNormError(problem, code="no-labels", hint=hint, label=...)
+
+
+def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
+    """Read the graph that the options name, as an ``encoder`` read one before, and print what is in it."""
+    from pairnorm.data import Graph, GraphWarning
+
+    if sys.stdin is None and "-" in map(str, _table_options(options)):
+        raise PairNormError("standard input is closed", code="unreadable-file", hint="Name a file.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)  # the description has the same notes
+        graph = Graph.from_files(
+            options.nodes,
+            options.edges,
+            encoder=encoder,
+            memory=getattr(options, "memory", None),
+            **columns_of(options),
+        )
+    console.show(f"[bold]Graph {console.safe(repr(graph.name))}[/]")
+    if len(files := files_of(options)) > 2:
+        console.facts([("files", ", ".join(map(str, files)))])
+    split = any(mask.any() for mask in graph.split)
+    console.facts((what, text) for what, text in graph.describe() if what != "split" or split)
+    if console.is_quiet():
+        for note in graph.notes:
+            console.note(note)
+    return graph
+
+
+def interval(scores: "Scores") -> str:
+    """Return the interval of an accuracy, in brackets."""
+    low, high = scores.interval
+    return f"(95% interval {low:.1%} to {high:.1%})"

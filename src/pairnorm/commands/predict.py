@@ -11,8 +11,16 @@ from pairnorm.base.errors import PairNormError, real_number
 from pairnorm.base.memory import peak_memory
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import FILES, Result, command, shared
-from pairnorm.commands.values import files_of, interval, read_graph, refuse_inputs
+from pairnorm.commands.options import (
+    FILES,
+    Result,
+    command,
+    files_of,
+    interval,
+    read_graph,
+    refuse_inputs,
+    shared,
+)
 
 if TYPE_CHECKING:
     import numpy as np

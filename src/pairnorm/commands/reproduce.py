@@ -1,41 +1,23 @@
-"""``pairnorm reproduce``, ``report``, ``demo`` and ``datasets``: the experiments of the paper."""
+"""``pairnorm reproduce``, ``report`` and ``demo``: the experiments of the paper."""
 
 import os
-import shlex
-import time
 from argparse import Namespace
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.base.files import write_text
 from pairnorm.base.memory import without_collection
-from pairnorm.commands import console
-from pairnorm.commands.compare import (
-    depth_settings,
-    draw_figures,
-    running,
-    show_remaining,
-    show_written,
-    train,
-    train_depths,
-    write_depths,
-)
+from pairnorm.commands import compare, console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import command, shared
-from pairnorm.commands.values import command_line, match_name, names_in, numbers_in, refuse
+from pairnorm.commands.options import command, command_line, match_name, names_in, numbers_in, refuse, shared
 
 if TYPE_CHECKING:
-    from pairnorm.compare.missing import Protocol
     from pairnorm.paper.experiments import Selection
 
 SELECTION = shared("dataset runs epochs depth missing")
 WRITING = "Writing tables and figures"
 DRAWING_PROCESSES = min(4, os.cpu_count() or 1)  # more would wait for the rest
 DEMO_RUNS, DEMO_EPOCHS, DEMO_DEPTHS = 2, 300, (1, 2, 4, 7, 10, 15, 20, 30, 40, 60)
-DATASET_HEADINGS = ("Name", "Nodes", "Edges", "Distinct", "Features", "Classes", "Label rate", "Files")
-MISSING_HEADINGS = ("Protocol", "Graph", "Missing", "Method", "Accuracy", "±", "Runs")
 REPRODUCE_OPTIONS = {
     "What": {
         "WHAT...": "table1, table1-rows, table2, table3, figure1, figure2, figure3, figure4, bars, "
@@ -113,9 +95,8 @@ def _reproduce_paper(options: Namespace, resume: str) -> None:
     path = options.store or out / "results.sqlite"
     experiments = chosen.experiments()
     graphs = {name for experiment in experiments for name in experiment.datasets}
-    outcome = train(path, runner, experiments, graphs, resume, running(options))
+    compare.train(path, runner, experiments, graphs, resume, compare.running(options))
     if not path.exists():  # the time limit came before the first result
-        show_remaining(outcome.left, resume)
         return
     with console.stage(WRITING):
         if set(options.what) & set(GROUPS):
@@ -131,9 +112,7 @@ def _reproduce_paper(options: Namespace, resume: str) -> None:
             )
     for table in outputs.tables.values():
         console.show(terminal(table))
-    show_remaining(outcome.left, resume)
-    console.show(f"Results: {safe(path)}")
-    show_written(outputs.files)
+    compare.show_written(outputs.files)
     console.show(f"\nNext: {following}")
 
 
@@ -143,24 +122,22 @@ def _reproduce_depth(options: Namespace, path: Path, resume: str) -> Path:
 
     refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
     graphs = {"datasets": names_in("dataset", options.dataset, DATASETS), "root": options.root}
-    settings = graphs | depth_settings(options)
+    settings = graphs | compare.depth_settings(options)
     comparison = DepthComparison(**{name: value for name, value in settings.items() if value is not None})
-    outcome, table = train_depths(comparison, path, resume, options)
-    show_remaining(outcome.left, resume)
-    console.show(f"Results: {safe(path)}")
-    return write_depths(comparison, table, options.out, "depth", "reproduce depth")
+    return compare.write_depths(
+        compare.train_depths(comparison, path, resume, options), options.out, "depth", "reproduce depth"
+    )
 
 
 def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
     """Compare all methods where features are missing; return the report."""
     from pairnorm.compare import missing_runs
     from pairnorm.compare.missing import GROUPS, MODELS, PROTOCOLS, choose_protocols
+    from pairnorm.report.missing_report import as_csv, document, draw, lines
+    from pairnorm.train import Store
 
     refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
-    if options.depth is not None or options.backend != "here":
-        problem = "'missing' runs on this machine, with depths of its own"
-        hint = "Leave out {depths} and {on}."
-        raise PairNormError(problem, code="wrong-option", value=options.what, hint=hint, depths=..., on=...)
+    refuse(options, ("depth", "backend"), "is not for missing, which runs here", "Leave it out.")
     chosen = choose_protocols(
         names_in("protocol", options.protocol, (*PROTOCOLS, *GROUPS)),
         names_in("dataset", options.dataset),
@@ -170,40 +147,17 @@ def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
         options.epochs,
     )
     graphs = {name for protocol in chosen for name in protocol.datasets}
-    outcome = train(path, missing_runs, chosen, graphs, resume, running(options), unit="")
-    files = _write_missing(chosen, path, options.out)
-    show_remaining(outcome.left, resume)
-    console.show(f"Results: {safe(path)}")
-    show_written(files)
-    return files[-1]
-
-
-def _write_missing(chosen: "list[Protocol]", path: Path, out: Path) -> list[Path]:
-    """Print and write the comparison of methods for missing features; return the files."""
-    from pairnorm.compare.missing_runs import MissingResults
-    from pairnorm.report.document import render_markdown
-    from pairnorm.report.missing_report import document, draw, lines, write_csv
-    from pairnorm.train import Store
-
+    compare.train(path, missing_runs, chosen, graphs, resume, compare.running(options), unit="")
     with Store(path) as store:
-        stored = MissingResults.read(store)
-    results = lines(chosen, stored)
-    rows = [
-        (
-            *(line.cell.protocol, line.cell.dataset, f"{line.cell.missing_percent:g}%", line.method),
-            *(f"{line.accuracy:.3f}", "" if isnan(line.std) else f"{line.std:.3f}"),
-            str(len(line.accuracies)),
-        )
-        for line in results
-        if line.accuracies
-    ]
-    console.table(MISSING_HEADINGS, rows, left=(0, 1, 3))
-    figures = draw_figures(lambda: draw(results, out / "figures")) or []
-    files = [out / "missing.csv", *figures, out / "missing.md"]
-    write_csv(results, files[0])
-    picture = "figures/missing.png" if figures else None
-    write_text(files[-1], render_markdown(document(chosen, results, picture, stored.commits)))
-    return files
+        stored = missing_runs.MissingResults.read(store)
+    rows = lines(chosen, stored)
+    return compare.write_comparison(
+        options.out,
+        "missing",
+        as_csv(rows),
+        lambda folder: draw(rows, folder),
+        lambda figures: document(chosen, rows, figures.get("missing"), stored.commits),
+    )
 
 
 def _selection(options: Namespace, *what: str) -> "Selection":
@@ -294,10 +248,9 @@ def demo(options: Namespace) -> None:
         f"Reduced from the paper's protocol: {DEMO_RUNS} runs instead of 5, {DEMO_EPOCHS} epochs instead of "
         f"{full[0].epochs},\n{len(DEMO_DEPTHS)} depths instead of {len(full)}."
     )
-    start, store = time.monotonic(), options.out / "demo.sqlite"
-    command = f"pairnorm demo --out {shlex.quote(str(options.out))}"
-    running = Running("cpu", workers=options.workers)
-    outcome = train(store, runner, [experiment], {"cora"}, command, running)
+    store = options.out / "demo.sqlite"
+    cpu = Running("cpu", workers=options.workers)
+    compare.train(store, runner, [experiment], {"cora"}, command_line("demo", options), cpu)
     results = ResultIndex.read(store)
     console.show(terminal(Table.of(results, experiment, reported=reported())))
     plain, normalized = (
@@ -310,36 +263,11 @@ def demo(options: Namespace) -> None:
         f"PairNorm it is {normalized.accuracy:.0%},\nat {normalized.layers} layers: deep enough to reach the "
         "features that are known."
     )
-    figure = draw_figures(lambda: against_depth(results, experiment, "cora", ("SGC",), 100, test_only=True))
-    show_written(save(figure, options.out, "accuracy-against-depth") if figure else ())
-    spent = f"in {time.monotonic() - start:.0f} s" if outcome.trained else "by an earlier run"
-    console.show(f"Results: {safe(store)}, trained {spent}")
+    figure = compare.draw_figures(
+        lambda: against_depth(results, experiment, "cora", ("SGC",), 100, test_only=True)
+    )
+    compare.show_written(save(figure, options.out, "accuracy-against-depth") if figure else ())
     console.show(
         "\nNext: [bold]pairnorm reproduce table1 --dataset cora --missing 0,100[/] is the same with the full "
         "protocol."
     )
-
-
-@command("datasets", "pairnorm datasets --root ~/graphs", options={"Options": shared("root")})
-def datasets(options: Namespace) -> None:
-    """List the graphs of the paper, and where their files are."""
-    from pairnorm import data
-    from pairnorm.data.named import data_folder
-
-    rows, absent = [], []
-    for dataset in data.datasets():
-        if dataset.absent(options.root):
-            absent.append(dataset.name)
-        where = "absent" if dataset.name in absent else "found" if dataset.files else "bundled"
-        counts = (dataset.nodes, dataset.listed_edges, dataset.edges, dataset.features, dataset.classes)
-        rows.append((dataset.name, *(f"{count:,}" for count in counts), f"{dataset.label_rate:.3f}", where))
-    console.table(DATASET_HEADINGS, rows, left=(0, 7))
-    console.show("Edges: all listed pairs, as in the paper. Distinct: undirected, counted once.")
-    console.show("Cora's 5,429 citations, for instance, are 5,278 distinct undirected edges.")
-    if absent:
-        console.show(
-            f"\n[yellow]Absent from {console.safe(data_folder(options.root))}: {', '.join(absent)}.\n"
-            "They are downloaded when first used. Without a network, copy their files there,\n"
-            "or name the folder that has them: --root FOLDER, or PAIRNORM_DATA.[/]"
-        )
-    console.show("\nNext: [bold]python -c \"import pairnorm; print(pairnorm.load('cora'))\"[/]")

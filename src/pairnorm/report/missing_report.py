@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pairnorm.base import plotting
-from pairnorm.base.files import csv_text, write_text
+from pairnorm.base.files import csv_text
 from pairnorm.base.plotting import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILLION
 from pairnorm.compare.missing import (
     FIT,
@@ -159,15 +159,15 @@ def _published(cell: MissingCell) -> float:
     return dict(zip(PROTOCOLS[cell.protocol].datasets, numbers, strict=False)).get(cell.dataset, nan)
 
 
-def write_csv(lines: Sequence[Line], path: Path) -> None:
-    """Write the lines, empty where a number is not known."""
+def as_csv(lines: Sequence[Line]) -> str:
+    """Return the lines as CSV, empty where a number is not known."""
     rows = []
     for line in lines:
         numbers = (line.accuracy, line.std, line.macro_f1, line.auc, line.published)
         accuracy, std, *others = ("" if isnan(number) else f"{number:.4f}" for number in numbers)
         percent = f"{line.cell.missing_percent:g}"
         rows.append([*line.cell[:4], percent, accuracy, std, len(line.accuracies), *others])
-    write_text(path, csv_text(COLUMNS, rows))
+    return csv_text(COLUMNS, rows)
 
 
 def document(
@@ -280,11 +280,11 @@ def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
     return [Markdown(text), Table(headings, rows, formatted=True)]
 
 
-def draw(lines: Sequence[Line], folder: Path) -> list[Path]:
+def draw(lines: Sequence[Line], folder: Path) -> dict[str, list[Path]]:
     """Draw accuracy against missing vectors on our task: a column for each graph, SGC-PN above, GCN below."""
     own = [line for line in lines if line.cell.protocol == SSNC.name and line.accuracies]
     if len({line.cell.missing_percent for line in own}) < 2:  # the tables say as much
-        return []
+        return {}
     there = {line.cell.dataset for line in own} - {*REACHED}
     datasets = [name for name in SSNC.datasets if name in there]
     curves: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
@@ -322,4 +322,4 @@ def draw(lines: Sequence[Line], folder: Path) -> list[Path]:
             axis.set_ylabel("Test accuracy")
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
-        return plotting.save(figure, folder, "missing")
+        return {"missing": plotting.save(figure, folder, "missing")}
