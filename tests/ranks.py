@@ -32,7 +32,7 @@ from pairnorm.data import csbm
 from pairnorm.nn import GAT, GCN, GCNII, SGC, SparseMatrix, normalized_adjacency
 from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.dropout import draw_keys
-from pairnorm.nn.ops.moments import all_sum
+from pairnorm.nn.ops.pair_norm import all_sum
 from pairnorm.nn.pair_norm import MODES
 from pairnorm.train import Spec
 from pairnorm.train.distributed import Shards

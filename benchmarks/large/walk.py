@@ -88,7 +88,7 @@ def moved(nodes: int, entries: int, width: int, bytes_each: int) -> int:
 
 def on_cpu(nodes: int, degree: int, width: int) -> Measured:
     """Measure the kernels that walk over packed graphs, with torch's number of threads."""
-    from pairnorm.nn.ops._numba import block_propagation
+    from pairnorm.nn.ops._numba import sparse_product
 
     began = time.perf_counter()
     generator = np.random.default_rng(0)
@@ -104,18 +104,18 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
 
     def step(source: np.ndarray, result: np.ndarray) -> None:
         states = torch.from_numpy(source), torch.from_numpy(result)
-        block_propagation.propagate(starts, neighbors, None, None, *states)
+        sparse_product.propagate(starts, neighbors, None, None, *states)
 
     step(x, y)  # compiles
     rows = generator.integers(0, nodes, SAMPLE)
     expected = [np.concatenate([x[row, None], x[column[crow[row] : crow[row + 1]]]]) for row in rows]
     error = np.abs(np.stack([one.mean(0, dtype=np.float64) for one in expected]) - y[rows]).max()
     error /= np.abs(y[rows]).max()
-    block_propagation.center(torch.from_numpy(y))
+    sparse_product.center(torch.from_numpy(y))
     steps, norms = [], []
     for _ in range(DEPTH):
         steps.append(seconds(lambda: step(x, y), "cpu"))  # noqa: B023
-        norms.append(seconds(lambda: block_propagation.center(torch.from_numpy(y)), "cpu"))  # noqa: B023
+        norms.append(seconds(lambda: sparse_product.center(torch.from_numpy(y)), "cpu"))  # noqa: B023
         x, y = y, x
     return Measured(
         nodes=nodes, entries=len(column), width=width, seconds=sum(steps) + sum(norms), step=min(steps),
@@ -126,8 +126,8 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
 
 def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measured:
     """Measure a walk in bfloat16 whose sums are in single precision; rows of two steps are checked."""
-    from pairnorm.nn.ops._triton.block_propagation import propagate
     from pairnorm.nn.ops._triton.pair_norm import forward
+    from pairnorm.nn.ops._triton.sparse_product import propagate
 
     torch.manual_seed(0)
     if device == "cuda":

@@ -212,6 +212,18 @@ def real_number(
     raise PairNormError(f"{what} is {quoted(value)}", code="not-a-number", value=value, expected=expected)
 
 
+def wrong_shape(name: str, shape: Sequence[int], expected: str, **details: Any) -> PairNormError:
+    """Return the error of a tensor, or something else with a shape, that has another one."""
+    problem, value = f"{name} has shape {list(shape)}", list(shape)
+    return PairNormError(problem, code="wrong-shape", value=value, expected=expected, **details)
+
+
+def no_tensor(name: str, value: object, expected: str = "a tensor") -> PairNormError:
+    """Return the error of an argument of that name that is no tensor."""
+    problem, hint = f"{name} is of type {type(value).__name__}", f"Call torch.tensor({name})."
+    return PairNormError(problem, code="wrong-type", value=value, expected=expected, hint=hint)
+
+
 def parse_duration(what: str, value: float | str) -> float:
     """Return seconds, from a number or a text such as ``'90s'``, ``'5m'`` or ``'1.5h'``.
 

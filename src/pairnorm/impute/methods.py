@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.base.errors import PairNormError, no_tensor, one_of, real_number, whole_number
 from pairnorm.nn import Normalization, SparseMatrix, normalized_adjacency
-from pairnorm.nn.ops.moments import no_tensor
 
 _BLOCK_ELEMENTS = 2**19  # two megabytes in single precision, which a cache holds
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, one_of, quoted, real_number, whole_number
+from pairnorm.base.errors import PairNormError, one_of, quoted, real_number, whole_number, wrong_shape
 from pairnorm.measure.distances import (
     Adjacency,
     Estimate,
@@ -28,7 +28,7 @@ from pairnorm.measure.distances import (
     tpsd,
     unit_rows,
 )
-from pairnorm.nn.ops.moments import check_states, wrong_shape
+from pairnorm.nn.ops.pair_norm import check_states
 from pairnorm.nn.propagate import check_degrees
 
 # How many nodes meet all others at a time: enough for a product to be bound by arithmetic, not by memory.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.nn import SparseMatrix
-from pairnorm.nn.ops.moments import check_states
+from pairnorm.nn.ops.pair_norm import check_states
 from pairnorm.nn.ops.sparse_product import out_of_range
 from pairnorm.nn.propagate import entries
 

@@ -1,6 +1,7 @@
 """PairNorm: center node representations, then rescale them to a constant total pairwise squared distance."""
 
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -9,10 +10,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pairnorm.base.errors import PairNormError, one_of, real_number
+from pairnorm.base.errors import PairNormError, one_of, real_number, wrong_shape
 from pairnorm.nn.ops.kernels import disable_dynamo
-from pairnorm.nn.ops.moments import Groups, RankGroups, RunningMoments, check_group, check_states
-from pairnorm.nn.ops.pair_norm import normalize, normalize_by
+from pairnorm.nn.ops.pair_norm import (
+    Groups,
+    Moments,
+    RankGroups,
+    check_group,
+    check_states,
+    normalize,
+    normalize_by,
+    to_accumulation_dtype,
+)
 
 Mode = Literal["PN", "PN-SI", "PN-SCS"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -105,6 +114,70 @@ def _warn_local_statistics() -> None:
             "Where ranks share the rows of one graph, pass process_group=torch.distributed.group.WORLD.",
             stacklevel=2,
         )
+
+
+class RunningMoments(nn.Module):
+    """The moments of all rows that it was given, in float64 whatever a model is cast to.
+
+    Its buffers are ``count``, ``mean`` ``[..., features]`` and ``mean_square`` ``[..., 1]``; they are empty
+    until rows or a ``state_dict`` define their width.
+    """
+
+    count: Tensor
+    mean: Tensor
+    mean_square: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("count", "mean", "mean_square"):
+            self.register_buffer(name, torch.empty(0, dtype=torch.float64))
+
+    def reset(self) -> None:
+        """Reset to no rows."""
+        for name, buffer in self.named_buffers():
+            setattr(self, name, buffer.new_empty(0))
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Take in the rows of ``x`` ``[rows, ..., features]``, merged exactly with those before."""
+        self.check(x, empty=True)
+        if x.size(0) == 0:
+            return
+        moments, _ = Groups(x.size(0)).statistics(to_accumulation_dtype(x))
+        if self.count.numel():
+            before = Moments(
+                self.count.expand_as(moments.count),
+                self.mean.unsqueeze(0),
+                (self.count * self.mean_square).unsqueeze(0),
+            )
+            pairs = zip(vars(before).values(), vars(moments).values(), strict=True)
+            moments = Moments(*(torch.cat(pair) for pair in pairs)).merge()
+        self.count = moments.count.flatten()[:1]
+        self.mean, self.mean_square = moments.mean[0], moments.mean_square[0]
+
+    def check(self, x: Tensor, empty: bool = False) -> None:
+        """Raise an error where there are no moments, unless ``empty``, or where their width is not x's."""
+        if not self.count.numel():
+            if not empty:
+                problem = "PairNorm(track_running_stats=True) has no statistics to normalize by in eval"
+                hint = "Call calibrate(model, loader), train it, or load a state_dict."
+                raise PairNormError(problem, code="not-fitted", hint=hint)
+        elif self.mean.shape != x.shape[1:]:
+            expected = f"[nodes, {', '.join(map(str, self.mean.shape))}], as the statistics have"
+            raise wrong_shape("x", x.shape, expected, hint="Give every layer a PairNorm of its own.")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for name, buffer in self.named_buffers():  # half precision would ruin them: only the device changes
+            setattr(self, name, before[name].to(buffer.device))
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        for name, buffer in self.named_buffers():
+            if prefix + name in state_dict:
+                setattr(self, name, buffer.new_empty(state_dict[prefix + name].shape))
+        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
 
 
 class PairNorm(nn.Module):

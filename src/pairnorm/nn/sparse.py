@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr, suppress_csr_warning
-from pairnorm.base.errors import PairNormError
+from pairnorm.base.errors import PairNormError, wrong_shape
 from pairnorm.nn.ops.dropout import dropout
-from pairnorm.nn.ops.moments import wrong_shape
 from pairnorm.nn.ops.sparse_product import Pattern, index_dtype, multiply, out_of_range, tensor_version
 
 

@@ -204,13 +204,13 @@ class BlockOps:
 
     def propagate(self, source: Tensor, result: Tensor, symmetric: bool = False) -> None:
         """Write D̃⁻¹ Ã source, or if symmetric D̃^(-1/2) Ã D̃^(-1/2) source, to ``result``."""
-        kernels = find_kernels("block_propagation", source)
+        kernels = find_kernels("sparse_product", source)
         step = reference_propagate if kernels is None else kernels.propagate
         step(self.crow, self.column, self.weight, self._roots if symmetric else None, source, result)
 
     def center(self, state: Tensor) -> float:
         """Subtract the mean of every column in place and return the mean squared row norm."""
-        kernels = None if self.is_cuda else find_kernels("block_propagation", state)
+        kernels = None if self.is_cuda else find_kernels("sparse_product", state)
         if kernels is not None:
             return float(kernels.center(state)) / len(state)
         parts = [state[rows] for rows in self.slices(state.size(1))]

@@ -23,7 +23,7 @@ from pairnorm.base.errors import PairNormError, whole_number
 from pairnorm.nn.models import GAT, GCN, SGC, DeepModel
 from pairnorm.nn.ops.convolution import attend
 from pairnorm.nn.ops.dropout import factor, keep_entries
-from pairnorm.nn.ops.moments import all_sum, check_group
+from pairnorm.nn.ops.pair_norm import all_sum, check_group
 from pairnorm.nn.ops.sparse_product import Pattern, activate
 from pairnorm.nn.pair_norm import PairNorm
 from pairnorm.nn.sparse import SparseMatrix

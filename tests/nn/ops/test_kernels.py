@@ -7,7 +7,7 @@ import torch
 
 from pairnorm.nn.ops import kernels
 
-OPERATIONS = ["block_propagation", "convolution", "dropout", "linear", "pair_norm", "sparse_product"]
+OPERATIONS = ["convolution", "dropout", "linear", "pair_norm", "sparse_product"]
 needs_numba = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
 
 

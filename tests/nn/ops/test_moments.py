@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from pairnorm.nn.ops.moments import Groups, Moments
+from pairnorm.nn.ops.pair_norm import Groups, Moments
 
 BATCH = torch.tensor([3, 0, 3, 1, 0, 3])
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from pairnorm.nn import SparseMatrix, pair_norm
-from pairnorm.nn.ops._numba import block_propagation
 from pairnorm.nn.ops._numba import pair_norm as pair_norm_kernels
-from pairnorm.nn.ops._numba import sparse_product as sparse_product
+from pairnorm.nn.ops._numba import sparse_product
 from pairnorm.nn.ops._numba.vectors import share_out
 
 
@@ -56,14 +55,14 @@ def test_products_do_not_depend_on_threads(with_threads, monkeypatch, trials):
 
 
 def test_a_step_and_its_sums_do_not_depend_on_threads(with_threads, monkeypatch):
-    monkeypatch.setattr(block_propagation, "ROWS_PER_TASK", 6)
+    monkeypatch.setattr(sparse_product, "ROWS_PER_TASK", 6)
     crow, column = torch.arange(0, 81, 2), torch.randint(0, 40, (80,), dtype=torch.int32)
     x = torch.randn(40, 5) + 100
 
     def propagate_and_center():
         y = torch.empty_like(x)
-        block_propagation.propagate(crow, column, None, None, x, y)
-        return y, block_propagation.center(y)
+        sparse_product.propagate(crow, column, None, None, x, y)
+        return y, sparse_product.center(y)
 
     first, *others = (with_threads(count, propagate_and_center) for count in (1, 2, 3))
     for other in others:

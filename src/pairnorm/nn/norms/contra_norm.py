@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.norms.standardize import BaseNorm
-from pairnorm.nn.ops.moments import Groups
+from pairnorm.nn.ops.pair_norm import Groups
 
 # The largest number of similarities in memory where no fused attention kernel takes the input. A GPU takes
 # sixteen times that, so that it does not wait for launches.

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from pairnorm.base.errors import one_of, real_number
 from pairnorm.nn.norms.standardize import BaseNorm, bound_to
-from pairnorm.nn.ops.moments import Groups, check_states
-from pairnorm.nn.ops.pair_norm import normalize
+from pairnorm.nn.ops.pair_norm import Groups, check_states, normalize
 from pairnorm.nn.propagate import check_degrees, degrees
 from pairnorm.nn.sparse import SparseMatrix
 

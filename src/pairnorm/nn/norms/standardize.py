@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.nn.ops.moments import Groups, check_states, to_accumulation_dtype, wrong_shape
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number, wrong_shape
+from pairnorm.nn.ops.pair_norm import Groups, check_states, to_accumulation_dtype
 from pairnorm.nn.propagate import dominant_eigenvectors, normalized_adjacency
 from pairnorm.nn.sparse import SparseMatrix
 

@@ -8,29 +8,275 @@ supply the moments. Kernels compute the same for one graph.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from pairnorm.base.errors import PairNormError, no_tensor, wrong_shape
 from pairnorm.nn.ops.kernels import KernelFunction, find_kernels, needs_reference
-from pairnorm.nn.ops.moments import (
-    Groups,
-    Moments,
-    RankGroups,
-    row_divisors,
-    row_squares,
-    to_accumulation_dtype,
-)
+
+if dist.is_available():
+    # Its functions bind the default group at import and would keep one alive, threads included, that existed
+    # by then: Python would abort at exit.
+    import torch.distributed.nn.functional
 
 if TYPE_CHECKING:
     from pairnorm.nn.pair_norm import PairNorm
-
 
 MAX_NORM = 1e36
 """Rows with larger norms, infinite ones too, are computed in float64."""
 MAX_FUSED_ELEMENTS = 2**20
 """On a CPU, larger states are normalized by several threads, after the operation before."""
+
+
+def check_states(x: Tensor) -> None:
+    """Raise an error unless ``x`` is a dense floating-point tensor ``[nodes, ..., features]``."""
+    if not isinstance(x, Tensor):
+        raise _wrong("type", type(x).__name__, "a tensor")
+    if x.layout != torch.strided:
+        raise _wrong("layout", x.layout, "a dense tensor", "Call x.to_dense() first.")
+    if not x.is_floating_point():
+        raise _wrong("dtype", x.dtype, "a floating-point tensor", "Call x.float() first.")
+    if x.dim() < 2:
+        raise _wrong("shape", list(x.shape), "a tensor")
+
+
+def _wrong(what: str, value: object, expected: str, hint: str = "") -> PairNormError:
+    expected = f"{expected} [nodes, features] or [nodes, ..., features]"
+    return PairNormError(
+        f"x has {what} {value}", code=f"wrong-{what}", value=value, expected=expected, hint=hint
+    )
+
+
+def to_accumulation_dtype(x: Tensor) -> Tensor:
+    """Return ``x`` in the dtype that statistics accumulate in: float32, float64 for float64."""
+    return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def row_squares(rows: Tensor) -> Tensor:
+    """Return the squared norms of rows ``[..., features]`` in float64, ``[..., 1]``.
+
+    Squares of float32 beyond 1e19 are infinite: rows are divided by their largest number first.
+    """
+    divisor = row_divisors(rows)
+    return divisor.double().square() * (rows / divisor).square().sum(-1, keepdim=True).double()
+
+
+def row_divisors(rows: Tensor) -> Tensor:
+    """Return the largest absolute number of every row, at least one, ``[..., 1]``; a constant to autograd."""
+    if rows.size(-1) == 0:
+        return rows.new_ones(*rows.shape[:-1], 1)
+    return rows.detach().abs().amax(-1, keepdim=True).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and squared distances of the rows of each graph, or of each part of one, in float64.
+
+    Args:
+        count: Number of rows, ``[parts, ..., 1]`` or what broadcasts to it.
+        mean: Mean of the rows, ``[parts, ..., features]``.
+        squares: Sum of the squared distances from the mean, ``[parts, ..., 1]``.
+    """
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def merge(self) -> "Moments":
+        """Merge the parts of one graph: blocks of a tensor, or what the ranks of a process group have.
+
+        By the formula of Chan, Golub and LeVeque, about the mean of all rows: Σx² - n·mean² would cancel to
+        nothing on oversmoothed states.
+        """
+        count = self.count.sum(0, keepdim=True)
+        mean = (self.count * self.mean).sum(0, keepdim=True) / count.clamp(min=1)
+        between = (self.count * (self.mean - mean).square()).sum(0, keepdim=True).sum(-1, keepdim=True)
+        return Moments(count, mean, self.squares.sum(0, keepdim=True) + between)
+
+    @property
+    def mean_square(self) -> Tensor:
+        """The mean squared distance from the mean; zero where there are no rows."""
+        return self.squares / self.count.clamp(min=1)
+
+
+def _without_transforms(x: Tensor) -> Tensor:
+    """Return the values in a tensor that torch.func has wrapped; those of all samples under vmap."""
+    # torch.compile cannot trace these two functions, and needs neither.
+    while not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which graph each node belongs to; without ``batch`` all nodes are one graph.
+
+    ``mean`` reduces ``[nodes, ...]`` to ``[graphs, ...]`` and ``to_nodes`` broadcasts it back to the nodes:
+    one formula supports one graph and a batch of graphs.
+    """
+
+    num_nodes: int
+    batch: Tensor | None = None
+    size: int = 1
+
+    @classmethod
+    def of(cls, x: Tensor, batch: Tensor | None, batch_size: int | None) -> "Groups":
+        """Read the graphs of the nodes of ``x`` from a PyG-style ``batch`` vector, checked."""
+        if batch is None:
+            return cls(x.size(0))
+        if not isinstance(batch, Tensor):
+            raise no_tensor("batch", batch, f"a tensor [{x.size(0)}]")
+        if batch.dim() != 1 or batch.size(0) != x.size(0):
+            expected = f"[{x.size(0)}], the graph of each of the {x.size(0)} nodes"
+            raise wrong_shape("batch", batch.shape, expected)
+        if batch.dtype not in (torch.int64, torch.int32):
+            problem, expected, hint = f"batch has dtype {batch.dtype}", "torch.int64", "Call batch.long()."
+            raise PairNormError(problem, code="wrong-type", value=batch.dtype, expected=expected, hint=hint)
+        # Reading the numbers is a device sync on CUDA and a graph break under torch.compile; batch_size
+        # avoids both.
+        is_checked = batch_size is None or (batch.device.type == "cpu" and not needs_reference(batch))
+        if is_checked and batch.numel():
+            low, high = (int(bound) for bound in _without_transforms(batch).aminmax())
+            limit = high + 1 if batch_size is None else batch_size
+            if low < 0 or high >= limit:
+                graph = low if low < 0 else high
+                problem, below = f"batch names graph {graph}", f" to below batch_size, {limit}"
+                expected = "numbers from 0" + ("" if batch_size is None else below)
+                raise PairNormError(problem, code="out-of-range", value=graph, expected=expected)
+            batch_size = limit
+        return cls(x.size(0), batch, batch_size or 0)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum ``[nodes, ...]`` over the nodes of each graph: ``[graphs, ...]``."""
+        if self.batch is None:
+            return x.sum(0, keepdim=True)
+        flat = x.flatten(1)
+        graph = self.batch.long().unsqueeze(1).expand_as(flat)
+        # scatter_add, because for its gradient index_add would keep x.
+        return x.new_zeros(self.size, flat.size(1)).scatter_add(0, graph, flat).view(self.size, *x.shape[1:])
+
+    def count(self, device: torch.device) -> Tensor:
+        """Count the nodes of each graph, in integers: exact beyond 2²⁴ nodes."""
+        if self.batch is None:
+            return torch.full((1,), self.num_nodes, device=device)  # can be captured, unlike a copy
+        return self.sum(torch.ones_like(self.batch).unsqueeze(1)).squeeze(1)
+
+    def counts(self, statistic: Tensor) -> Tensor:
+        """Count them in float64: ``[graphs, ..., 1]``, as ``statistic`` ``[graphs, ..., features]`` is."""
+        count = self.count(statistic.device).double()
+        return count.view(-1, *[1] * (statistic.dim() - 1)).expand(*statistic.shape[:-1], 1)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Average over the nodes of each graph; a graph without nodes has mean zero."""
+        if self.batch is None:
+            return self.sum(x) / max(self.num_nodes, 1)
+        return self.sum(x) / self.count(x.device).clamp(min=1).view(-1, *[1] * (x.dim() - 1))
+
+    def mean_of_each(self, x: Tensor) -> Tensor:
+        """Give each node the mean over its graph, which broadcasts to ``[nodes, ...]``."""
+        return self.to_nodes(self.mean(x))
+
+    def to_nodes(self, statistic: Tensor) -> Tensor:
+        """Give each node its graph's statistic, which then broadcasts to ``[nodes, ...]``."""
+        return statistic if self.batch is None else statistic.index_select(0, self.batch)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return what centering removes, ``[graphs, ..., features]``: the mean."""
+        return self.mean(x)
+
+    def expand(self, projection: Tensor) -> Tensor:
+        """Give each node what centering subtracts from it."""
+        return self.to_nodes(projection)
+
+    def subtract(self, x: Tensor, projection: Tensor) -> Tensor:
+        """Subtract a float64 projection in two parts, so that none of its digits is lost."""
+        high = projection.to(x.dtype)
+        low = (projection - high).to(x.dtype)
+        return (x - self.expand(high)) - self.expand(low)
+
+    def center(self, x: Tensor) -> Tensor:
+        """Subtract from every node the mean of its graph; this is its own adjoint.
+
+        Done twice: the second mean is the rounding error of the first. It matters when a large common offset
+        hides small differences, as in an oversmoothed representation.
+        """
+        x = x - self.expand(self.project(x))
+        return x - self.expand(self.project(x))
+
+    def statistics(self, x: Tensor) -> tuple[Moments, Tensor]:
+        """Return the moments of every graph, and the centered rows; ``x`` is float32 or float64."""
+        shift = self.project(x)
+        centered = x - self.expand(shift)
+        rest = self.project(centered)  # the rounding error of the mean
+        centered = centered - self.expand(rest)
+        mean = shift.double() + rest.double()
+        return Moments(self.counts(mean), mean, self.sum(row_squares(centered))), centered
+
+    def gradient_means(self, grad: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the projection of ``grad`` and the mean of ``dots`` over the nodes of each graph."""
+        return self.project(grad), self.mean(dots)
+
+
+def check_group(group: Any) -> "dist.ProcessGroup":
+    """Return a process group that this process is a member of, or raise an error."""
+    if dist.is_available() and isinstance(group, dist.ProcessGroup):
+        return group
+    problem = f"process_group is {group!r}"
+    expected = "a torch.distributed process group with this process in it"
+    hint = "Call torch.distributed.init_process_group() first, then pass torch.distributed.group.WORLD."
+    raise PairNormError(problem, code="wrong-type", value=group, expected=expected, hint=hint)
+
+
+def all_sum(x: Tensor, group: "dist.ProcessGroup") -> Tensor:
+    """Return the sum over all ranks; its gradient is the sum of the gradients of all ranks."""
+    return _AllSum.apply(x, group)
+
+
+class _AllSum(torch.autograd.Function):  # torch has deprecated its own
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: "dist.ProcessGroup") -> Tensor:
+        ctx.group = group
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_sum(grad, ctx.group), None
+
+
+@dataclass(frozen=True)
+class RankGroups(Groups):
+    """Graphs whose nodes are distributed over the ranks of a process group: one collective for each sum.
+
+    All ranks take part, those without rows too. What crosses between ranks is in float64.
+    """
+
+    process_group: "dist.ProcessGroup" = field(kw_only=True)
+
+    def statistics(self, x: Tensor) -> tuple[Moments, Tensor]:
+        """Return the moments of every graph over all ranks, and own rows, centered."""
+        own, _ = super().statistics(x)
+        mine = torch.cat([own.count, own.mean, own.squares], -1)
+        group, none = self.process_group, torch.zeros_like(mine)
+        rows = [mine if rank == group.rank() else none for rank in range(group.size())]
+        parts = all_sum(torch.stack(rows), group)  # a sum with zeros gathers what each rank has
+        count, mean, squares = parts.tensor_split([1, 1 + x.size(-1)], -1)
+        merged = Moments(count, mean, squares).merge()
+        moments = Moments(merged.count[0], merged.mean[0], merged.squares[0])
+        return moments, self.subtract(x, moments.mean)
+
+    def gradient_means(self, grad: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means over the nodes of all ranks."""
+        totals = self.sum(torch.cat([grad, dots], -1)).double()
+        totals = all_sum(torch.cat([totals, self.counts(totals)], -1), self.process_group)
+        grad_total, dot_total, count = totals.tensor_split([grad.size(-1), grad.size(-1) + 1], -1)
+        count = count.clamp(min=1)
+        return (grad_total / count).to(grad.dtype), (dot_total / count).to(grad.dtype)
 
 
 def can_fuse(norm: "PairNorm", x: Tensor) -> bool:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pairnorm.nn.ops._triton.block_propagation import propagate
+from pairnorm.nn.ops._triton.sparse_product import propagate
 from pairnorm.train.block_ops import reference_propagate
 
 

@@ -22,7 +22,7 @@ from pairnorm.nn.ops.sparse_product import Pattern
 if TYPE_CHECKING:
     from pairnorm.nn.pair_norm import PairNorm
 
-DTYPES = sparse_product.DTYPES
+DTYPES = linear.DTYPES
 UNROLL = 2
 # Kernels that touch no features take more entries at once, so that hubs do not delay them.
 ENTRIES = 8
