@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pairnorm.nn.norms import ContraNorm, contra_norm
+from pairnorm.nn.norms import ContraNorm, similarity
 
 
 def similar(x, temperature=1.0):
@@ -18,7 +18,7 @@ def similar(x, temperature=1.0):
 @pytest.mark.parametrize("pairs", [1, 40, 2**24])
 @pytest.mark.parametrize("temperature", [0.2, 1.0])
 def test_equals_brute_force_in_any_block(pairs, temperature, batch, near, monkeypatch):
-    monkeypatch.setattr(contra_norm, "BLOCK_PAIRS", pairs)
+    monkeypatch.setattr(similarity, "BLOCK_PAIRS", pairs)
     x = torch.randn(12, 5, dtype=torch.float64)
     expected = torch.empty_like(x)
     index = torch.zeros(12) if batch is None else batch
@@ -42,14 +42,14 @@ class Largest(TorchDispatchMode):
 
 
 def test_never_all_pairs(monkeypatch, near):
-    monkeypatch.setattr(contra_norm, "BLOCK_PAIRS", 2**14)
+    monkeypatch.setattr(similarity, "BLOCK_PAIRS", 2**14)
     x = torch.randn(600, 2, 8, requires_grad=True)
     with Largest() as largest, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         y = ContraNorm()(x)
         y.square().sum().backward()
     assert largest.elements <= 2**15
     blocked, x.grad = x.grad, None
-    monkeypatch.setattr(contra_norm, "BLOCK_PAIRS", 2**24)
+    monkeypatch.setattr(similarity, "BLOCK_PAIRS", 2**24)
     ContraNorm()(x).square().sum().backward()
     near(blocked, x.grad, 1e-5)
 

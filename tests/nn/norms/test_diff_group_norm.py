@@ -3,7 +3,7 @@ import torch
 from torch_geometric.nn import DiffGroupNorm as PeerDiffGroupNorm
 
 from pairnorm.nn.norms import DiffGroupNorm
-from pairnorm.nn.norms.diff_group_norm import ROWS_OF_SUMS
+from pairnorm.nn.norms.similarity import ROWS_OF_SUMS
 
 
 def pair(groups, balance):

@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 
 from pairnorm.base.errors import one_of
-from pairnorm.nn.norms.contra_norm import ContraNorm
 from pairnorm.nn.norms.degree_pair_norm import DegreePairNorm
-from pairnorm.nn.norms.diff_group_norm import DiffGroupNorm
+from pairnorm.nn.norms.similarity import ContraNorm, DiffGroupNorm
 from pairnorm.nn.norms.standardize import (
     BatchNorm,
     GraphNorm,

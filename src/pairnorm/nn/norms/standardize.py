@@ -43,10 +43,14 @@ class BaseNorm(nn.Module):
         """Raise an error unless ``x`` holds what this norm was made for."""
         check_states(x)
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """Check ``x`` and return it in the dtype that statistics accumulate in."""
+    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
+        """Normalize ``x``; see ``Norm`` for the arguments."""
         self.check(x)
-        return to_accumulation_dtype(x)
+        return self.normalize(to_accumulation_dtype(x), Groups.of(x, batch, batch_size)).to(x.dtype)
+
+    def normalize(self, x: Tensor, groups: Groups) -> Tensor:
+        """Normalize ``x``, which is in the dtype that statistics accumulate in; the formula of the norm."""
+        raise NotImplementedError
 
 
 class ParametricNorm(BaseNorm):
@@ -140,10 +144,9 @@ class MeanSubtraction(BaseNorm):
     $$
     """
 
-    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalize ``x``; see ``Norm`` for the arguments."""
-        wide, groups = self.prepare(x), Groups.of(x, batch, batch_size)
-        return groups.center(wide).to(x.dtype)
+    def normalize(self, x: Tensor, groups: Groups) -> Tensor:
+        """Center every graph."""
+        return groups.center(x)
 
 
 class NodeNorm(BaseNorm):
@@ -169,12 +172,11 @@ class NodeNorm(BaseNorm):
         super().__init__()
         self.p, self.eps = real_number("p", p, above=0), real_number("eps", eps, above=0)
 
-    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalize ``x``; see ``Norm`` for the arguments."""
-        wide = self.prepare(x)
+    def normalize(self, x: Tensor, groups: Groups) -> Tensor:
+        """Divide every node."""
         # Not Tensor.var, which takes twice the time for rows as short as these.
-        variance = (wide - wide.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
-        return (wide * (variance + self.eps).pow(-0.5 / self.p)).to(x.dtype)
+        variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+        return x * (variance + self.eps).pow(-0.5 / self.p)
 
 
 class BatchNorm(RunningNorm):
@@ -201,16 +203,15 @@ class BatchNorm(RunningNorm):
     ) -> None:
         super().__init__(in_channels, eps, momentum, num_models)
 
-    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalize ``x``; see ``Norm`` for the arguments."""
-        wide = self.prepare(x)
+    def normalize(self, x: Tensor, groups: Groups) -> Tensor:
+        """Standardize every feature."""
         running = (self.running_mean, self.running_var)
-        mean, variance = (statistic.flatten().to(wide.dtype) for statistic in running)
-        y = F.batch_norm(wide.flatten(1), mean, variance, None, None, self.training, self.momentum, self.eps)
+        mean, variance = (statistic.flatten().to(x.dtype) for statistic in running)
+        y = F.batch_norm(x.flatten(1), mean, variance, None, None, self.training, self.momentum, self.eps)
         if self.training and mean.dtype != self.running_mean.dtype:  # else they were updated in place
             for statistic, new in zip(running, (mean, variance), strict=True):
                 statistic.copy_(new.view_as(statistic))
-        return torch.addcmul(self.bias, y.view_as(x), self.weight).to(x.dtype)
+        return torch.addcmul(self.bias, y.view_as(x), self.weight)
 
 
 class LayerNorm(ParametricNorm):
@@ -240,17 +241,14 @@ class LayerNorm(ParametricNorm):
         super().__init__(in_channels, eps, num_models)
         self.mode = one_of("mode", mode, ("graph", "node"))
 
-    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalize ``x``; see ``Norm`` for the arguments."""
-        wide = self.prepare(x)
+    def normalize(self, x: Tensor, groups: Groups) -> Tensor:
+        """Standardize every graph or node."""
         if self.mode == "node":
-            y = F.layer_norm(wide, wide.shape[-1:], eps=self.eps)
-            return torch.addcmul(self.bias, y, self.weight).to(x.dtype)
-        groups = Groups.of(x, batch, batch_size)
+            return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:], eps=self.eps), self.weight)
         for _ in range(2):  # as in Groups.center: the second mean is the rounding of the first
-            wide = wide - groups.to_nodes(groups.mean(wide).mean(-1, keepdim=True))
-        variance = groups.to_nodes(groups.mean(wide.square()).mean(-1, keepdim=True))
-        return torch.addcmul(self.bias, wide, self.weight * (variance + self.eps).rsqrt()).to(x.dtype)
+            x = x - groups.to_nodes(groups.mean(x).mean(-1, keepdim=True))
+        variance = groups.to_nodes(groups.mean(x.square()).mean(-1, keepdim=True))
+        return torch.addcmul(self.bias, x, self.weight * (variance + self.eps).rsqrt())
 
 
 class GraphNorm(ParametricNorm):
@@ -271,15 +269,14 @@ class GraphNorm(ParametricNorm):
         super().__init__(in_channels, eps, num_models)
         self.mean_scale = nn.Parameter(torch.ones(self.shape))
 
-    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalize ``x``; see ``Norm`` for the arguments."""
-        wide, groups = self.prepare(x), Groups.of(x, batch, batch_size)
+    def normalize(self, x: Tensor, groups: Groups) -> Tensor:
+        """Standardize every feature of each graph."""
         # Exact where α is 1, where x − αμ would keep its rounding error. The mean square of the rest
         # is the variance plus the square of the remaining share of the mean.
-        centered, rest = groups.center(wide), (1 - self.mean_scale) * groups.mean_of_each(wide)
+        centered, rest = groups.center(x), (1 - self.mean_scale) * groups.mean_of_each(x)
         variance = groups.mean_of_each(centered.square()) + rest.square()
         factor = self.weight * (variance + self.eps).rsqrt()
-        return torch.addcmul(rest * factor + self.bias, centered, factor).to(x.dtype)
+        return torch.addcmul(rest * factor + self.bias, centered, factor)
 
 
 class GraphNormV2(ParametricNorm):
@@ -333,16 +330,15 @@ class GraphNormV2(ParametricNorm):
         length = rest.norm()
         return self.bind(torch.cat([vectors, rest / length if length > 1e-6 else 0 * rest], 1))
 
-    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """Normalize ``x``; see ``Norm`` for the arguments."""
-        wide, groups = self.prepare(x), Groups.of(x, batch, batch_size)
+    def normalize(self, x: Tensor, groups: Groups) -> Tensor:
+        """Standardize every feature of each graph about its learned direction."""
         self.basis = bound_to(self.basis, x, "eigenvectors")
         with torch.autocast(x.device.type, enabled=False):
-            change = torch.einsum("nk,...kf->n...f", self.basis.to(wide.dtype), self.tau.to(wide.dtype))
-        centered, mean = groups.center(wide), groups.mean(wide)
-        root = groups.to_nodes(groups.counts(mean).sqrt()).to(wide.dtype)
+            change = torch.einsum("nk,...kf->n...f", self.basis.to(x.dtype), self.tau.to(x.dtype))
+        centered, mean = groups.center(x), groups.mean(x)
+        root = groups.to_nodes(groups.counts(mean).sqrt()).to(x.dtype)
         # About the mean, which a large common offset would hide otherwise.
         product = groups.to_nodes(groups.sum(change * centered) + groups.sum(change) * mean)
         z = centered - product / root - change * (root * groups.to_nodes(mean) + product)
         variance = groups.mean_of_each(z.square())
-        return torch.addcmul(self.bias, z, self.weight * (variance + self.eps).rsqrt()).to(x.dtype)
+        return torch.addcmul(self.bias, z, self.weight * (variance + self.eps).rsqrt())
