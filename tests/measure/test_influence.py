@@ -7,7 +7,7 @@ from torch import nn
 
 from pairnorm import PairNorm, Probe
 from pairnorm.measure import Influence, influence_by_hop
-from pairnorm.measure.summary import form_verdict
+from pairnorm.measure.diagnosis import form_verdict
 from pairnorm.nn import GCN
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pairnorm.measure import Probe
-from pairnorm.measure.summary import Record, draw, form_verdict
+from pairnorm.measure.diagnosis import Record, form_verdict
+from pairnorm.measure.probe import draw
 from pairnorm.nn import GCN
 
 

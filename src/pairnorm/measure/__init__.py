@@ -16,6 +16,7 @@ from pairnorm.measure.collapse import (
     instance_information_gain,
     numerical_rank,
 )
+from pairnorm.measure.diagnosis import Influence, Verdict, influence_by_hop
 from pairnorm.measure.distances import (
     Estimate,
     apd,
@@ -31,9 +32,7 @@ from pairnorm.measure.distances import (
     row_diff,
     tpsd,
 )
-from pairnorm.measure.influence import Influence, influence_by_hop
 from pairnorm.measure.probe import Probe
-from pairnorm.measure.summary import Verdict
 
 __all__ = [
     "MEASURES",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,11 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from pairnorm.base import plotting
 from pairnorm.base.errors import PairNormError
+from pairnorm.base.plotting import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILLION
 from pairnorm.measure.collapse import Measures, OwnMeasure
+from pairnorm.measure.diagnosis import (
+    SCALE_FREE,
+    Influence,
+    Record,
+    Verdict,
+    form_verdict,
+    influence_of_inputs,
+    last_forward,
+)
 from pairnorm.measure.distances import Adjacency, connected_pairs, pair_distances, random_pairs
-from pairnorm.measure.influence import Influence, influence_of_inputs
-from pairnorm.measure.summary import SCALE_FREE, Record, Verdict, draw, form_verdict, last_forward
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.calibrate import evaluating
 from pairnorm.nn.find_convolutions import convolves, graph_convolutions, node_states
@@ -24,8 +34,22 @@ from pairnorm.nn.propagate import is_edge_index
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
+
+# Markers distinguish the lines in gray.
+_LINE_STYLES = list(zip([BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GRAY], "os^DvP", strict=True))
+_TITLES = {
+    "apd": "pairwise distance",
+    "apsd": "pairwise squared distance",
+    "col_diff": "col-diff",
+    "tpsd": "TPSD",
+    "dirichlet_energy": "Dirichlet energy",
+    "dominant_subspace_distance": "distance to the dominant subspace",
+}
+"""Titles of panels that are not the measure's name."""
+_NO_MEASURE = ("forward", "layer", "name", "node_type", "trial")
 
 
 class Probe:
@@ -41,10 +65,11 @@ class Probe:
     It measures the output of each convolution or, where PairNorm follows it, of PairNorm: the model's own or
     that of ``add_pair_norm``. Other steps after a convolution, such as an activation or dropout, are not
     seen. A convolution called several times gives one record per call. Every forward pass inside the ``with``
-    appends its records, with a number in ``forward``; so does entering the same Probe again. What
-    activation checkpointing computes again is not recorded twice. A compiled model runs eagerly while a Probe
-    records. The model's output, its gradients and the global random numbers stay as they are. States in a
-    dictionary by node type (``HeteroConv``, ``HGTConv``) give one record per type.
+    appends its records, with a number in ``forward``; so does entering the same Probe again. What activation
+    checkpointing computes again is not recorded twice; its reentrant form gives no gradient norms. A compiled
+    model runs eagerly while a Probe records. The model's output, its gradients and the global random numbers
+    stay as they are. States in a dictionary by node type (``HeteroConv``, ``HGTConv``) give one record per
+    type.
 
     The default measures do not depend on the scale of the states, which weights may change at will. After a
     backward pass there is also ``gradient_norm``, ‖∂L/∂X‖_F.
@@ -265,8 +290,6 @@ class Probe:
                 problem, code="wrong-type", value=name, expected=expected, hint=hint, layers=...
             )
         if _is_recomputing():
-            for x in states.values():
-                self._find_gradient(name, x)
             return
         self._layer += 1
         self._latest = []
@@ -277,24 +300,13 @@ class Probe:
 
     def _after_norm(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         """Record PairNorm's output in place of the output of the convolution before it."""
-        if self._in_convolution or is_observing():
-            return
-        if _is_recomputing():
-            self._find_gradient("", output)
+        if self._in_convolution or is_observing() or _is_recomputing():
             return
         for position, (index, graph) in enumerate(self._latest):
             replaced = self.records[index]
             if replaced.nodes == len(output):
                 del self._latest[position]
                 self.records[index] = self._record(replaced.name, replaced.node_type, output, graph)
-                return
-
-    def _find_gradient(self, name: str, states: Tensor) -> None:
-        """Find the record of states that reentrant checkpointing computed without a gradient before."""
-        norm = _norm(states)
-        for record in reversed(self.records):
-            if record.name.startswith(name) and not record.has_gradient and torch.equal(record.norm, norm):
-                _record_gradient(record, states)
                 return
 
     def _record(self, name: str, node_type: str, states: Tensor, graph: Adjacency | None) -> Record:
@@ -310,7 +322,7 @@ class Probe:
         call = (max(self._forward, 0), self._layer, name, node_type)
         record = Record(*call, len(x), _norm(x), measures, distances)
         if states.requires_grad:
-            _record_gradient(record, states)
+            states.register_hook(lambda gradient: measures.update(gradient_norm=_norm(gradient)))
         return record
 
     def _graph_among(self, node_type: str, *arguments: list[Any]) -> Adjacency | None:
@@ -374,11 +386,57 @@ def _norm(x: Tensor) -> Tensor:
     return norm.cpu()
 
 
-def _record_gradient(record: Record, states: Tensor) -> None:
-    """Let a backward pass add the gradient norm of states to their record."""
+def draw(frame: pandas.DataFrame) -> Figure:
+    """Return the figure of one forward pass: the measures of ``Probe.frame()`` over the layers."""
+    panels = _panels(frame)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    with plotting.style():
+        figure = plotting.new_figure(0.6 + 3.6 * columns, 0.6 + 2.6 * rows)
+        figure.supxlabel("graph convolutions", fontsize=10)
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axis, (title, lines) in zip(axes, panels.items(), strict=False):
+            _draw_panel(axis, frame, title, lines)
+        for axis in axes[len(panels) :]:
+            axis.set_visible(False)
+    return figure
 
-    def add_norm(gradient: Tensor) -> None:
-        record.measures["gradient_norm"] = _norm(gradient)
 
-    states.register_hook(add_norm)
-    record.has_gradient = True
+def _panels(frame: pandas.DataFrame) -> dict[str, dict[str, str]]:
+    """Group the columns of measures into plots: title → {label of a line: column}."""
+    panels: dict[str, dict[str, str]] = {_TITLES["apd"]: {}, _TITLES["apsd"]: {}}
+    for column in frame.columns:
+        if column in _NO_MEASURE or column.endswith("_standard_error"):
+            continue
+        quantity, _, kind = column.partition("_")
+        if column == "row_diff":
+            panels[_TITLES["apd"]]["all pairs (row-diff)"] = column
+        elif quantity in ("apd", "apsd"):
+            panels[_TITLES[quantity]]["all pairs" if kind == "random" else kind.replace("_", " ")] = column
+        else:
+            panels[_TITLES.get(column, column.replace("_", " "))] = {column: column}
+    return {title: lines for title, lines in panels.items() if lines}
+
+
+def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str, str]) -> None:
+    # All pairs first, so that one kind of pairs has one color in every panel.
+    ordered = sorted(lines.items(), key=lambda line: not line[0].startswith("all pairs"))
+    for (label, column), (color, marker) in zip(ordered, itertools.cycle(_LINE_STYLES), strict=False):
+        trials = frame.groupby("layer")[column]
+        mean = trials.mean()
+        every = -(-len(mean) // 20)
+        axis.plot(mean.index, mean, color=color, marker=marker, markevery=every, label=label)
+        axis.fill_between(mean.index, trials.min(), trials.max(), color=color, alpha=0.18, linewidth=0)
+    shown = frame[list(lines.values())].to_numpy()
+    if (shown > 0).all() and shown.max() > 30 * shown.min():
+        axis.set_yscale("log")
+    else:
+        # From zero, where all states are equal.
+        lowest, top = axis.get_ylim()
+        bottom = min(0.0, lowest)
+        axis.set_ylim(bottom, top + 0.05 * (top - bottom))
+        axis.ticklabel_format(axis="y", useMathText=True, scilimits=(-3, 5))
+    axis.set_title(title, loc="left")
+    plotting.whole_ticks(axis)
+    if len(lines) > 1:
+        axis.legend()

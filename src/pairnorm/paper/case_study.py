@@ -11,7 +11,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data import Graph, features_after
 from pairnorm.measure import Probe
-from pairnorm.measure.summary import Record
+from pairnorm.measure.diagnosis import Record
 from pairnorm.nn import SGC
 from pairnorm.sweep.grid import Experiment
 from pairnorm.train import Spec, Store

@@ -1,18 +1,18 @@
-"""Influence by hop: how much the output of a node depends on the features of nodes 0, 1, 2, ... hops away."""
+"""What a Probe recorded as a verdict in words; influence by hop, how far the outputs of nodes reach."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pairnorm.base import plotting
-from pairnorm.base.errors import PairNormError, whole_number
+from pairnorm.base.errors import PairNormError, real_number, whole_number
 from pairnorm.measure.distances import Adjacency, check_nodes, edges, no_graph
 from pairnorm.nn.find_convolutions import is_node_states, node_states
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+SCALE_FREE = ("effective_rank", "numerical_rank", "mean_average_distance", "col_diff")
+# The thresholds of verdicts; docs/measures.md compares them with real states, noise and smoothed ones.
+MAX_COLLAPSED_DISTANCE, MAX_COLLAPSED_RANK = 0.05, 1.05
+MAX_VANISHED_RESPONSE = 1e-3  # of that at the last layer
 NEGLIGIBLE_SHARE = 0.01
 """The largest share of the influence that counts as none."""
 
@@ -214,3 +218,180 @@ def _find_features(inputs: dict[Any, Any], graph: Adjacency) -> tuple[Any, Tenso
                 return key, dense
     problem = "no features [nodes, features] were found among the inputs of the model"
     raise PairNormError(problem, code="no-features", expected="models of one node type")
+
+
+@dataclass
+class Record:
+    """One call of one convolution: its measures, one value per trial, and distances of node pairs.
+
+    ``norm`` is ‖X‖_F, and ``node_type`` is empty where there is only one. A backward pass adds
+    ``gradient_norm`` to the measures.
+    """
+
+    forward: int
+    layer: int
+    name: str
+    node_type: str
+    nodes: int
+    norm: Tensor
+    measures: dict[str, Tensor]
+    distances: dict[str, Tensor]
+
+
+class Verdict(NamedTuple):
+    """A diagnosis, in words and as a code.
+
+    Args:
+        kind: Which of the verdicts of ``Probe.verdict``.
+        layer: The layer, counted from 1, from which states collapse or are not finite, up to which gradients
+            vanish, or down from which they are not finite; None for the other verdicts.
+        text: The same in a sentence or two, with the numbers.
+    """
+
+    kind: Literal[
+        "not-finite", "states-collapse", "gradients-vanish", "short-range", "does-not-generalize", "no-sign"
+    ]
+    layer: int | None
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def form_verdict(
+    records: Sequence[Record],
+    influence: Influence | None = None,
+    train_loss: float | None = None,
+    validation_loss: float | None = None,
+    chance_loss: float | None = None,
+) -> Verdict:
+    """Diagnose the last forward pass; losses as for ``Probe.verdict``."""
+    records = last_forward(records)
+    for name in ("numerical_rank", "mean_average_distance"):
+        if name not in records[0].measures:
+            problem = f"{name} was not measured"
+            hint = "Leave the Probe its own measures, {measures}, or add this one."
+            raise PairNormError(problem, code="no-measure", value=name, hint=hint, measures=list(SCALE_FREE))
+    layers = sorted({record.layer for record in records})
+    responses = [_response(records, layer) for layer in layers]
+    several = [record for record in records if record.nodes > 1]
+    states = "the states keep apart" if several else "fewer than two nodes show nothing"
+    gradients = "no gradient came back" if math.isnan(responses[0]) else "gradients reach the first layer"
+    return (
+        _not_finite(records)
+        or _collapse(several, layers[:-1] or layers)
+        or _vanishing(layers, responses)
+        or (None if influence is None else _short_range(influence))
+        or _no_generalization(train_loss, validation_loss, chance_loss)
+        or Verdict("no-sign", None, f"No sign of oversmoothing: {states}, and {gradients}.")
+    )
+
+
+def last_forward(records: Sequence[Record]) -> list[Record]:
+    """Return the records of the last forward pass."""
+    if not records:
+        problem = "nothing was recorded"
+        hint = "Call the model itself inside `with Probe(model) as probe:`."
+        raise PairNormError(problem, code="no-records", hint=hint)
+    return [record for record in records if record.forward == records[-1].forward]
+
+
+def _not_finite(records: list[Record]) -> Verdict | None:
+    """Return the verdict on states with NaN or infinity, or else on such gradients, first met at the end."""
+    states = [("States", "on", record, record.norm) for record in records]
+    gradients = [
+        ("Gradients", "down", record, record.measures.get("gradient_norm", record.norm))
+        for record in reversed(records)
+    ]
+    for what, way, record, norm in states + gradients:
+        if not norm.isfinite().all():
+            text = f"{what} are not finite from layer {record.layer} ({_where(record)}) {way}."
+            return Verdict("not-finite", record.layer, text)
+    return None
+
+
+def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
+    """Return the verdict on states that have collapsed from some layer on to the last of ``layers``."""
+    verdict = None
+    for layer in reversed(layers):
+        collapsed = [one for one in records if one.layer == layer and _describe_collapse(one)]
+        if not collapsed:
+            break
+        where, how = _where(collapsed[0]), _describe_collapse(collapsed[0])
+        text = f"States collapse: from layer {layer} ({where}) on, all nodes {how}."
+        verdict = Verdict("states-collapse", layer, text)
+    return verdict
+
+
+def _describe_collapse(record: Record) -> str:
+    """Describe how states have collapsed; empty where they have not."""
+    distance, rank = (
+        float(record.measures[name].mean()) for name in ("mean_average_distance", "numerical_rank")
+    )
+    if distance < MAX_COLLAPSED_DISTANCE:
+        return f"point the same way (mean average distance {distance:.2g})"
+    return f"lie on one line (numerical rank {rank:.3g})" if rank < MAX_COLLAPSED_RANK else ""
+
+
+def _where(record: Record) -> str:
+    return f"{record.name}, {record.node_type}" if record.node_type else record.name
+
+
+def _response(records: list[Record], layer: int) -> float:
+    """Return ‖X‖ ‖∂L/∂X‖ of a layer, the largest of its node types; NaN without a backward pass."""
+    values = [
+        float((record.norm * record.measures["gradient_norm"]).mean())
+        for record in records
+        if record.layer == layer and "gradient_norm" in record.measures
+    ]
+    return max(values, default=math.nan)
+
+
+def _vanishing(layers: list[int], responses: list[float]) -> Verdict | None:
+    if max(responses) == 0:
+        text = "Gradients vanish: they are zero at every layer. The loss does not depend on the states."
+        return Verdict("gradients-vanish", layers[-1], text)
+    limit = MAX_VANISHED_RESPONSE * responses[-1]
+    if not responses[0] < limit:
+        return None
+    weak = max(layer for layer, response in zip(layers, responses, strict=True) if response < limit)
+    text = (
+        f"Gradients vanish: at layer {layers[0]} the loss responds to the states "
+        f"{responses[0] / responses[-1]:.1g} times as much as at layer {layers[-1]}, and up to layer {weak} "
+        "hardly anything is learned. The states themselves do not collapse."
+    )
+    return Verdict("gradients-vanish", weak, text)
+
+
+def _short_range(influence: Influence) -> Verdict | None:
+    reached = influence.reach()
+    if reached is None:
+        return None
+    beyond = float(influence.baseline[reached + 1 :].sum())
+    cause = f"topological bottleneck: propagation alone would take {beyond:.1%} from there as well, so the "
+    cause += "graph itself lets little through"
+    if beyond > NEGLIGIBLE_SHARE:
+        cause = f"computational bottleneck: propagation alone would take {beyond:.0%} from there, so weights "
+        cause += "and activations lose it"
+    text = (
+        f"The model does not use information beyond {reached} hops: less than {NEGLIGIBLE_SHARE:.0%} of the "
+        f"influence comes from there, although its {influence.steps} convolutions reach further. A {cause}."
+    )
+    return Verdict("short-range", None, text)
+
+
+def _no_generalization(*losses: float | None) -> Verdict | None:
+    if all(loss is None for loss in losses):
+        return None
+    if None in losses:
+        missing = ("train_loss", "validation_loss", "chance_loss")[losses.index(None)]
+        problem = f"there is no {missing}"
+        raise PairNormError(problem, code="no-loss", value=missing, expected="all three losses")
+    train, validation, chance = (real_number("a loss", loss) for loss in losses)
+    if train > chance / 2 or chance - validation >= (chance - train) / 2:
+        return None
+    text = (
+        f"It fits and does not generalize: the loss is {train:.3g} in training, {validation:.3g} in "
+        f"validation and {chance:.3g} by chance. The states do not collapse."
+    )
+    return Verdict("does-not-generalize", None, text)
