@@ -5,9 +5,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pairnorm.classify import calibration
-from pairnorm.classify.calibration import ERROR_RATES, MIN_GROUP, Calibration, PredictionSets
+from pairnorm.classify import predictions
 from pairnorm.classify.holdout import Target, hide, lacks_most
+from pairnorm.classify.predictions import ERROR_RATES, MIN_GROUP, Calibration, PredictionSets
 from pairnorm.data import Graph
 
 Probabilities = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]
@@ -171,7 +171,7 @@ def simulate_coverage(
 def test_coverage_is_nominal_for_nodes_that_lack_features(
     monkeypatch: pytest.MonkeyPatch, rate: float, columns: bool
 ) -> None:
-    monkeypatch.setattr(calibration, "MAX_SPLITS", 2)
+    monkeypatch.setattr(predictions, "MAX_SPLITS", 2)
     runs = [simulate_coverage(seed, rate, columns) for seed in range(200)]
     for name in ("all", "with", "without"):
         found = np.array([run[name] for run in runs if name in run])

@@ -7,9 +7,11 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from pairnorm.classify import NodeClassifier, Scores
-from pairnorm.classify.calibration import MIN_TEMPERATURE_NODES, fit_temperature, mean_probabilities
 from pairnorm.classify.evaluation import (
+    MIN_TEMPERATURE_NODES,
     comparable_scores,
+    fit_temperature,
+    mean_probabilities,
     metric_difference,
     paired_difference,
     rankings,

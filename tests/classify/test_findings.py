@@ -11,7 +11,7 @@ import pairnorm.classify.search as search_functions
 from pairnorm.classify import Candidate, NodeClassifier, Scores
 from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.sgc import FittedSGC
-from pairnorm.classify.findings import LATER, RANDOM, STEPS, UNMASKED, Findings, verdict
+from pairnorm.classify.findings import LATER, STEPS, UNMASKED, Findings, verdict
 from pairnorm.classify.holdout import without_nodes
 from pairnorm.classify.search import Baseline
 from pairnorm.classify.search_space import baselines
@@ -98,17 +98,12 @@ def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> No
     assert classifier.held_out_.accuracy > 0.85
     findings = Findings.of(classifier, flow)
     assert findings.checks[LATER].accuracy > 0.75  # directions were known of the nodes before, and after
-    assert flow.directed is not None
-    one_way = 2 * flow.num_edges - int(flow.directed.sum())
-    assert findings.direction is not None
-    assert findings.direction.startswith(f"{one_way:,} of {flow.num_edges:,} edges go one way")
-    assert "evaluated, and selected; " in findings.direction
     write_document(fit_page(findings), tmp_path)
-    assert f"| direction | {findings.direction} |" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| direction | boosted trees distinguish in- from out-neighbors; all other models" in text
     plain = NodeClassifier("boosted trees", directed="no", refit=False).fit(flow)
     assert plain.held_out_ is not None
     assert plain.held_out_.accuracy < 0.65
-    assert Findings.of(plain, flow).direction is None
 
 
 def test_what_was_there_before_keeps_its_directions(flow: Graph) -> None:
@@ -125,7 +120,7 @@ def test_what_was_there_before_keeps_its_directions(flow: Graph) -> None:
 
 @pytest.mark.filterwarnings("ignore:column .* alone predicts")
 @pytest.mark.usefixtures("brief")
-def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(raises, tmp_path: Path) -> None:
+def test_time_decides_what_is_held_out(raises, tmp_path: Path) -> None:
     """Classes drift: what tells them early is reversed late."""
     generator = torch.Generator().manual_seed(0)
     labels, day = torch.arange(400) % 2, torch.arange(400.0)
@@ -139,8 +134,6 @@ def test_time_decides_what_is_held_out_and_a_random_split_is_told_to_flatter(rai
     assert day[split.train].max() < day[split.validation].min()
     assert day[split.validation].max() < day[split.test].min()
     found = Findings.of(classifier, graph)
-    assert found.checks[RANDOM].accuracy > classifier.held_out_.accuracy + 0.3
-    assert "A random split would be optimistic" in verdict(found)
     write_document(fit_page(found), tmp_path)
     assert "| tested on | the latest nodes by day |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     with raises("unknown-choice", value="week"):

@@ -73,7 +73,7 @@ def test_stated_figures_hold_for_nodes_that_lack_features(
         assert max(accuracy.values()) > right, "the verdict must not recommend a worse model"
     if "It beats the baselines" in verdict(findings):
         assert max(accuracy.values()) < right
-    rank = (np.argsort(-findings.delivered_probabilities, 1) == classes[:, None]).argmax(1)
+    rank = (np.argsort(-classifier.probabilities_, 1) == classes[:, None]).argmax(1)
     for sets in findings.prediction_sets():
         assert (sets.sizes >= 1).all()
         if sets.rate in (0.05, 0.1):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify.calibration import decide
 from pairnorm.classify.candidates import PreparedGraph, SGCFamily, Task
-from pairnorm.classify.evaluation import METRICS
+from pairnorm.classify.evaluation import METRICS, decide
 from pairnorm.classify.scaling import Scaling
 from pairnorm.data import Graph
 from pairnorm.data.packed import PackedGraph

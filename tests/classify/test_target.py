@@ -137,7 +137,7 @@ def test_accuracy_is_weighted_by_the_strata_of_the_target() -> None:
     held_out = np.array([0] * 100 + [1] * 10)
     found = standardize(right, held_out, np.array([0] * 10 + [1] * 30))
     assert found.accuracy == pytest.approx(0.25 * 0.8 + 0.75 * 0.5)
-    assert found.low < found.accuracy < found.high
+    assert found.interval[0] < found.accuracy < found.interval[1]
     assert found.unmatched == 0
     far = standardize(right, held_out, np.array([0] * 10 + [2] * 30))
     assert (far.accuracy, far.unmatched) == (pytest.approx(0.8), 0.75)
@@ -149,5 +149,6 @@ def test_the_interval_of_a_standardized_accuracy_holds_the_truth() -> None:
     for _ in range(2000):
         held_out = np.repeat([0, 1], [150, 40])
         found = standardize(random.random(190) < truth[held_out], held_out, np.repeat([0, 1], [10, 30]))
-        covered += found.low <= truth @ [0.25, 0.75] <= found.high
+        low, high = found.interval
+        covered += low <= truth @ [0.25, 0.75] <= high
     assert 0.94 <= covered / 2000 <= 0.97

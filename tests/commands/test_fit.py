@@ -19,8 +19,8 @@ from written import Files, write_customers, write_papers
 
 from pairnorm import cli
 from pairnorm.classify import classifier, complete_split
+from pairnorm.classify.persistence import OUTPUT_FILES
 from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors
-from pairnorm.report.fit_report import OUTPUT_FILES
 
 QUICK = ["--label", "risk", "--depth", "2,4", "--scale", "10,100"]
 

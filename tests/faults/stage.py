@@ -23,9 +23,9 @@ from corpus import NODES
 from pairnorm import cli
 from pairnorm.base.files import locked_folder
 from pairnorm.classify import NodeClassifier
+from pairnorm.classify.persistence import OUTPUT_FILES
 from pairnorm.classify.predictions import prediction_table, write_table
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.report.fit_report import OUTPUT_FILES
 from pairnorm.train import Store
 
 LONGEST = 300.0

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from pairnorm.classify import Candidate, suggest_depth
-from pairnorm.classify.calibration import Calibration
+from pairnorm.classify import findings as module
 from pairnorm.classify.explanation import Explanation, Smoothing
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.holdout import lacks_most
+from pairnorm.classify.predictions import Calibration
 from pairnorm.classify.search import Baseline
 from pairnorm.data import csbm
 from pairnorm.report import Document, Nodes, Threshold, render_html, render_markdown
-from pairnorm.report import fit_tables as module
 from pairnorm.report.fit_report import diagnosis_page, fit_page
 
 NODES = 600
@@ -58,7 +58,7 @@ def findings() -> Findings:
     classifier.threshold = lambda number: 0.5
     classifier.refit, classifier.probabilities_ = False, probabilities
     classifier.task_ = SimpleNamespace(fold_masks=(), graph=graph)
-    classifier.target_, classifier.held_out_, classifier.metric = None, None, "loss"
+    classifier.target_, classifier.held_out_, classifier.metric, classifier.time = None, None, "loss", None
     classifier.cross_fitted_ = None
     classifier.parts_ = [(1, tried[3])]
     held, truth_ = graph.test.numpy(), graph.labels.numpy()

@@ -9,9 +9,10 @@ import torch
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify import ClassifierWarning, NodeClassifier, scaling
 from pairnorm.classify.findings import Findings
+from pairnorm.classify.persistence import check_folder, result_folder
 from pairnorm.classify.predictions import prediction_table, write_table
 from pairnorm.data import Graph
-from pairnorm.report.fit_report import check_folder, fit_page, result_folder, write_document
+from pairnorm.report.fit_report import fit_page, write_document
 
 pytestmark = pytest.mark.usefixtures("brief_baselines")
 

@@ -16,12 +16,11 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, real_number, whole_number
-from pairnorm.classify.calibration import Calibration, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.candidates.candidate import Candidate
 from pairnorm.classify.candidates.ensemble import Average
 from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.candidates.task import Task
-from pairnorm.classify.evaluation import Scores
+from pairnorm.classify.evaluation import Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.explanation import Explanation, explain_predictions
 from pairnorm.classify.holdout import (
     ClassifierWarning,
@@ -34,6 +33,7 @@ from pairnorm.classify.holdout import (
     warn_label_predictors,
     without_column,
 )
+from pairnorm.classify.predictions import Calibration
 from pairnorm.classify.scaling import Scaling, check_features
 from pairnorm.classify.search import (
     Choice,

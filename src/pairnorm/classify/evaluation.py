@@ -1,14 +1,18 @@
-"""Metrics of predictions, their intervals, and differences between two models."""
+"""Evaluate predictions: metrics, their intervals, differences between models, temperature, decision rule."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import exp, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from pairnorm.base.errors import PairNormError
+from pairnorm.train.problem import part_losses
 
 NORMAL_95 = 1.959964
 # A stratum of fewer held-out nodes does not state an accuracy.
@@ -16,9 +20,16 @@ MIN_STRATUM = 5
 METRICS = ("loss", "accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc")
 RANKING_METRICS = ("average-precision", "auc")
 BOOTSTRAP_SAMPLES, MAX_BOOTSTRAP_DRAWS = 500, 2_000_000
+MAX_TEMPERATURE, NUM_TEMPERATURES = 30.0, 60
+# A temperature cannot be fitted to fewer nodes.
+MIN_TEMPERATURE_NODES = 20
+TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
+Booleans = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Interval = tuple[float, float]
-Predictions = tuple[NDArray[np.int64], NDArray[Any]]
+Predictions = tuple[Integers, NDArray[Any]]
 """Predicted classes [m], and probabilities [m, classes]."""
 
 
@@ -32,18 +43,18 @@ class Scores:
         average_precision: area under the precision-recall curve; likewise.
     """
 
-    confusion: NDArray[np.int64]
+    confusion: Integers
     auc: float = nan
     average_precision: float = nan
 
     @classmethod
     def of(
         cls,
-        labels: NDArray[np.int64],
-        predicted: NDArray[np.int64],
+        labels: Integers,
+        predicted: Integers,
         classes: int,
         probabilities: NDArray[Any] | None = None,
-        folds: NDArray[np.int64] | None = None,
+        folds: Integers | None = None,
     ) -> Scores:
         """Compute the scores of some nodes.
 
@@ -56,9 +67,11 @@ class Scores:
         """
         pairs = labels * classes + predicted
         confusion = np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
-        if folds is not None and probabilities is not None:
+        if probabilities is None:
+            return cls(confusion)
+        if folds is not None:
             probabilities = comparable_scores(labels, probabilities, folds)
-        return cls(confusion, *(() if probabilities is None else rankings(labels, probabilities)))
+        return cls(confusion, *rankings(labels, probabilities)[:, 0].tolist())
 
     @property
     def count(self) -> int:
@@ -73,7 +86,7 @@ class Scores:
     @property
     def accuracy(self) -> float:
         """Share of correct predictions."""
-        return self.right / self.count if self.count else nan
+        return self.value("accuracy")
 
     @property
     def most_frequent_share(self) -> float:
@@ -85,61 +98,44 @@ class Scores:
         """Wilson's 95% interval of the accuracy."""
         return wilson(self.right, self.count)
 
-    @cached_property
-    def _by_class(self) -> tuple[NDArray[np.float64], ...]:
-        from sklearn.metrics import precision_recall_fscore_support
-
-        if self.count == 0:
-            return (np.full(len(self.confusion), nan),) * 3
-        true, predicted = np.indices(self.confusion.shape).reshape(2, -1)
-        scores = precision_recall_fscore_support(
-            true, predicted, sample_weight=self.confusion.ravel(), zero_division=nan
-        )
-        return tuple(scores[:3])
-
     @property
-    def precision(self) -> NDArray[np.float64]:
+    def precision(self) -> Floats:
         """Precision of every class; NaN for a class that is never predicted."""
-        return self._by_class[0]
+        return _shares(np.diagonal(self.confusion), self.confusion.sum(0))
 
     @property
-    def recall(self) -> NDArray[np.float64]:
+    def recall(self) -> Floats:
         """Recall of every class; NaN for a class without nodes."""
-        return self._by_class[1]
+        return _shares(np.diagonal(self.confusion), self.confusion.sum(1))
 
     @property
-    def f1(self) -> NDArray[np.float64]:
+    def f1(self) -> Floats:
         """F1 of every class; NaN for a class that neither occurs nor is predicted."""
-        return self._by_class[2]
+        return _shares(2 * np.diagonal(self.confusion), self.confusion.sum(0) + self.confusion.sum(1))
 
     @property
     def balanced_accuracy(self) -> float:
         """Mean recall of the classes that occur."""
-        return float(np.nanmean(self.recall)) if self.count else nan
+        return self.value("balanced-accuracy")
 
     @property
     def macro_f1(self) -> float:
         """Mean F1 of the classes that occur or are predicted."""
-        return float(np.nanmean(self.f1)) if self.count else nan
+        return self.value("macro-f1")
 
     def value(self, metric: str) -> float:
-        """Return the value of a metric by its name; the loss has none here.
-
-        Args:
-            metric: one of ``METRICS``.
-        """
-        return float(getattr(self, metric.replace("-", "_"), nan))
+        """Return the value of one of ``METRICS``; NaN for the loss, which is not known here."""
+        if metric in RANKING_METRICS:
+            return self.auc if metric == "auc" else self.average_precision
+        return float(_confusion_metric(metric, self.confusion)) if self.count and metric != "loss" else nan
 
     def interval_of(self, metric: str) -> Interval:
-        r"""Return the 95% interval of a metric; NaN where it is not known.
+        r"""Return the 95% interval of one of ``METRICS``; NaN where it is not known.
 
         Accuracy has Wilson's interval. Average precision and AUC have logit intervals, with the standard
         errors $1 / \sqrt{n_+ \, p (1 - p)}$ of the logit (Boyd et al., 2013) and of Hanley and McNeil
         (1982). Balanced accuracy and macro F1 have normal intervals, with standard errors from a bootstrap
         of the confusion matrix, to which half a node per cell of an occurring class is added.
-
-        Args:
-            metric: one of ``METRICS``.
         """
         value = self.value(metric)
         if np.isnan(value):
@@ -150,9 +146,8 @@ class Scores:
             return self._ranking_interval(metric, value)
         cells = (self.confusion + 0.5 * (self.confusion.sum(1, keepdims=True) > 0)).ravel()
         drawn = np.random.default_rng(0).multinomial(self.count, cells / cells.sum(), BOOTSTRAP_SAMPLES)
-        half = NORMAL_95 * float(
-            np.nanstd(confusion_metric(metric, drawn.reshape(-1, *self.confusion.shape)))
-        )
+        values = _confusion_metric(metric, drawn.reshape(-1, *self.confusion.shape))
+        half = NORMAL_95 * float(values.std())
         return max(0.0, value - half), min(1.0, value + half)
 
     def _ranking_interval(self, metric: str, value: float) -> Interval:
@@ -173,37 +168,36 @@ class Scores:
         return min(low, value), max(high, value)
 
 
-def wilson(right: int, count: int) -> Interval:
-    """Return Wilson's 95% interval of a share."""
-    from scipy.stats import binomtest
-
-    if count == 0:
-        return 0.0, 1.0
-    interval = binomtest(right, count).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
+def _shares(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
+    shares: Floats = np.divide(part, whole, out=np.full(whole.shape, nan), where=whole > 0)
+    return shares
 
 
-def confusion_metric(metric: str, confusion: NDArray[Any]) -> NDArray[np.float64]:
+def _confusion_metric(metric: str, confusion: NDArray[Any]) -> Floats:
     """Compute accuracy, balanced accuracy or macro F1 of confusion matrices, [...]."""
-    right = np.diagonal(confusion, axis1=-2, axis2=-1).astype(np.float64)
+    right = np.diagonal(confusion, axis1=-2, axis2=-1)
     return _class_metric(metric, right, confusion.sum(-1), confusion.sum(-2))
 
 
-def _class_metric(
-    metric: str, right: NDArray[np.float64], true: NDArray[Any], predicted: NDArray[Any]
-) -> NDArray[np.float64]:
-    """Compute a metric of ``confusion_metric`` from counts per class, [..., classes]."""
+def _class_metric(metric: str, right: NDArray[Any], true: NDArray[Any], predicted: NDArray[Any]) -> Floats:
+    """Compute a metric of ``_confusion_metric`` from counts per class, [..., classes]."""
     if metric == "accuracy":
         return np.asarray(right.sum(-1) / true.sum(-1))
     size = true if metric == "balanced-accuracy" else (true + predicted) / 2
-    shares = np.divide(right, size, out=np.zeros_like(right), where=size > 0)
-    return np.asarray(shares.sum(-1) / np.maximum((size > 0).sum(-1), 1))
+    return np.asarray(np.nanmean(_shares(right, size), -1))
 
 
-def weighted_rankings(
-    positive: NDArray[np.bool_], scores: NDArray[Any], weights: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute the AUC and the average precision of one ranking under several weightings of its nodes.
+def wilson(right: float, count: float) -> Interval:
+    """Return Wilson's 95% interval of a share; the numbers may be effective ones, not whole."""
+    if count == 0:
+        return 0.0, 1.0
+    p, pull = right / count, NORMAL_95**2 / count
+    half = sqrt(pull * (p * (1 - p) + pull / 4))
+    return max(0.0, (p + pull / 2 - half) / (1 + pull)), min(1.0, (p + pull / 2 + half) / (1 + pull))
+
+
+def weighted_rankings(positive: Booleans, scores: NDArray[Any], weights: Floats) -> tuple[Floats, Floats]:
+    """Compute AUC and average precision of one ranking under several weightings of its nodes, [samples, m].
 
     Returns:
         Two arrays [samples]; NaN where a sample has nodes of one kind only.
@@ -222,16 +216,15 @@ def weighted_rankings(
     return auc, average_precision
 
 
-def rankings(labels: NDArray[np.int64], probabilities: NDArray[Any]) -> tuple[float, float]:
-    """Return the area under the ROC curve and the average precision; see ``Scores``. NaN for one class."""
-    auc, average_precision = _sampled_rankings(labels, probabilities, np.ones((1, len(labels))))[:, 0]
-    return float(auc), float(average_precision)
+def rankings(labels: Integers, probabilities: NDArray[Any], weights: Floats | None = None) -> Floats:
+    """Return AUC and average precision, see ``Scores``, [2, samples]; NaN for one class.
 
-
-def _sampled_rankings(
-    labels: NDArray[np.int64], probabilities: NDArray[Any], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return AUC and average precision under several weightings of the nodes, [2, samples]."""
+    Args:
+        labels: int64 [m].
+        probabilities: [m, classes].
+        weights: of the nodes, [samples, m]. Default: one sample in which all weigh the same.
+    """
+    weights = np.ones((1, len(labels))) if weights is None else weights
     counts = np.bincount(labels, minlength=probabilities.shape[1])
     ranked = [number for number, count in enumerate(counts) if 0 < count < len(labels)]
     if probabilities.shape[1] == 2:
@@ -242,16 +235,14 @@ def _sampled_rankings(
     return np.asarray(np.mean(values, axis=0))
 
 
-def comparable_scores(
-    labels: NDArray[np.int64], probabilities: NDArray[Any], folds: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def comparable_scores(labels: Integers, probabilities: NDArray[Any], folds: Integers) -> Floats:
     """Return log-odds of every class that rank nodes of several models together, [m, classes].
 
     Models of different folds differ in how far they spread probabilities, which would mix up their rankings:
     the log-odds are standardized by those of the nodes of other classes in the same fold.
     """
     p = probabilities.astype(np.float64).clip(1e-12, 1 - 1e-12)
-    scores: NDArray[np.float64] = np.log(p / (1 - p))
+    scores: Floats = np.log(p / (1 - p))
     for fold in np.unique(folds):
         rows = folds == fold
         for number in range(p.shape[1]):
@@ -271,7 +262,7 @@ def paired_difference(ours: NDArray[Any], theirs: NDArray[Any]) -> tuple[float, 
 
 
 def metric_difference(
-    metric: str, labels: NDArray[np.int64], ours: Predictions, theirs: Predictions
+    metric: str, labels: Integers, ours: Predictions, theirs: Predictions
 ) -> tuple[float, float, float]:
     """Return the difference of a metric between two models on the same nodes, and its 95% interval.
 
@@ -283,20 +274,17 @@ def metric_difference(
     share = np.full(len(labels), 1 / len(labels))
     drawn = np.random.default_rng(0).multinomial(len(labels), share, samples)
     weights = np.concatenate([np.ones((1, len(labels))), drawn]).astype(np.float64)
-    values = [_sampled_metric(metric, labels, model, weights) for model in (ours, theirs)]
+    values = []
+    for predicted, probabilities in (ours, theirs):
+        if metric in RANKING_METRICS:
+            values.append(rankings(labels, probabilities, weights)[int(metric != "auc")])
+        else:
+            true, decided = (np.eye(probabilities.shape[1])[classes] for classes in (labels, predicted))
+            counts = (weights @ one for one in (true * decided, true, decided))
+            values.append(_class_metric(metric, *counts))
     first, *others = values[0] - values[1]
     half = NORMAL_95 * float(np.nanstd(others)) if np.isfinite(others).any() else nan
     return float(first), float(first) - half, float(first) + half
-
-
-def _sampled_metric(
-    metric: str, labels: NDArray[np.int64], model: Predictions, weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    predicted, probabilities = model
-    if metric in RANKING_METRICS:
-        return np.asarray(_sampled_rankings(labels, probabilities, weights)[int(metric != "auc")])
-    true, decided = (np.eye(probabilities.shape[1])[kinds] for kinds in (labels, predicted))
-    return _class_metric(metric, *(weights @ one for one in (true * decided, true, decided)))
 
 
 class Standardized(NamedTuple):
@@ -304,20 +292,16 @@ class Standardized(NamedTuple):
 
     Args:
         accuracy: over the strata that have enough held-out nodes.
-        low: lower end of its 95% interval.
-        high: upper end.
+        interval: its 95% interval.
         unmatched: share of the target in strata without enough held-out nodes, which no figure describes.
     """
 
     accuracy: float
-    low: float
-    high: float
+    interval: Interval
     unmatched: float
 
 
-def standardize(
-    right: NDArray[np.bool_], held_out: NDArray[np.int64], target: NDArray[np.int64]
-) -> Standardized:
+def standardize(right: Booleans, held_out: Integers, target: Integers) -> Standardized:
     r"""Weight the accuracy of every stratum by its share of the target (direct standardization).
 
     $\hat a = \sum_s w_s a_s$, with Wilson's interval for the effective number of nodes
@@ -328,10 +312,62 @@ def standardize(
     enough = sizes >= MIN_STRATUM
     unmatched = float(counts[~enough].sum() / max(counts.sum(), 1))
     if not enough.any():
-        return Standardized(nan, nan, nan, unmatched)
+        return Standardized(nan, (nan, nan), unmatched)
     weights = counts[enough] / counts[enough].sum()
     hits = np.array([right[held_out == name].sum() for name in names[enough]])
     p, nodes = float(weights @ (hits / sizes[enough])), 1 / float(weights**2 @ (1 / sizes[enough]))
-    pull = NORMAL_95**2 / nodes
-    center, half = p + pull / 2, sqrt(pull * (p * (1 - p) + pull / 4))
-    return Standardized(p, (center - half) / (1 + pull), (center + half) / (1 + pull), unmatched)
+    return Standardized(p, wilson(p * nodes, nodes), unmatched)
+
+
+def mean_probabilities(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return softmax(logits / T), averaged over models: [n, classes] from [n, models, classes]."""
+    probabilities = (logits / temperature).softmax(-1).mean(1)
+    if not probabilities.isfinite().all():
+        count = int((~probabilities.isfinite()).any(1).sum())
+        problem = f"the probabilities of {count:,} nodes are not finite"
+        hint = "Look for very large features, or pass another {scaling}."
+        raise PairNormError(problem, code="not-finite", hint=hint, scaling="columns")
+    return probabilities
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Fit the temperature from 1 to 30 that makes labels most likely (Guo et al., 2017); 1 for few nodes.
+
+    It is never below 1, and one wrong label is added, as Platt (1999) proposes: a model that is right on all
+    of a few validation nodes would otherwise be certain of everything.
+    """
+    if len(labels) < MIN_TEMPERATURE_NODES:
+        return 1.0
+
+    def loss(temperature: float) -> float:
+        logarithms = mean_probabilities(logits.double(), temperature).clamp(min=1e-30).log()
+        return float(part_losses(logarithms, labels) - logarithms.mean() / len(labels))
+
+    temperatures = torch.logspace(0, torch.tensor(MAX_TEMPERATURE).log10().item(), NUM_TEMPERATURES).tolist()
+    return float(min(temperatures, key=loss))
+
+
+def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) -> tuple[float, float]:
+    """Return the value of a metric, larger being better, and the tilt t of the decision rule that reaches it.
+
+    The rule predicts the class with the largest p / prior^t: t = 0 is right most often, t = 1 weighs all
+    classes equally. With two classes, any t is a threshold. It is chosen for the two metrics that weigh
+    classes equally, and 0 for the others.
+    """
+    truth, p = labels.numpy(), probabilities.double().numpy()
+    if len(truth) == 0:
+        return nan, 0.0
+    if metric in RANKING_METRICS:
+        return float(rankings(truth, p)[int(metric != "auc"), 0]), 0.0
+    if metric == "loss":
+        return float(np.log(p[np.arange(len(truth)), truth].clip(1e-30)).mean()), 0.0
+    values = []
+    for tilt in TILTS[:1] if metric == "accuracy" else TILTS:
+        predicted = tilted(p, prior.numpy(), tilt).argmax(1)
+        values.append((Scores.of(truth, predicted, p.shape[1]).value(metric), tilt))
+    return max(values, key=lambda one: one[0])
+
+
+def tilted(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
+    """Return p / prior^t, whose largest entry is predicted; see ``decide``."""
+    return np.asarray(probabilities / prior**tilt, dtype=probabilities.dtype)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import isnan
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from pairnorm.base.errors import PairNormError
-from pairnorm.classify.calibration import (
-    ALL,
-    COMPLETE,
-    INCOMPLETE,
-    PredictionSets,
-    mean_probabilities,
-)
+from pairnorm.base.errors import PairNormError, terminal
 from pairnorm.classify.candidates.candidate import Candidate, Tick
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.classifier import NodeClassifier
@@ -29,6 +24,7 @@ from pairnorm.classify.evaluation import (
     RANKING_METRICS,
     Scores,
     Standardized,
+    mean_probabilities,
     metric_difference,
     standardize,
 )
@@ -41,38 +37,35 @@ from pairnorm.classify.explanation import (
     smoothing,
     suggest_depth,
 )
-from pairnorm.classify.holdout import (
-    MIN_HELD_OUT,
-    ClassifierWarning,
-    complete_split,
-    lacks_most,
-    strata,
-    without_nodes,
-)
+from pairnorm.classify.holdout import MIN_HELD_OUT, ClassifierWarning, lacks_most, strata, without_nodes
+from pairnorm.classify.predictions import ALL, COMPLETE, INCOMPLETE, PredictionSets
 from pairnorm.classify.regression import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.scaling import is_large
 from pairnorm.classify.search import SEARCH_SHARE, Baseline, evaluate_baseline
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
-from pairnorm.data import Graph, Split
+from pairnorm.data import Graph
+from pairnorm.data.adjacency import csr_matrix, hops
 from pairnorm.data.masks import Stream
 
 # Other ways to hold nodes out.
-LATER, RANDOM = "coming later, with their edges", "on a random split"
-UNMASKED = "with all features they have"
-COMING_LATER = (
-    "Those coming later were taken out of the graph with all their edges; a model that was fitted without "
-    "them labeled them when they came back."
-)
+LATER, UNMASKED = "coming later, with their edges", "with all features they have"
 # At most this share of all nodes comes later.
 MAX_LATER_SHARE = 0.2
 # A smaller difference between two accuracies is not worth a sentence, nor is a smaller share of nodes.
 MIN_DIFFERENCE, MIN_UNMATCHED = 0.02, 0.05
-# A larger loss against a baseline is stated even if it is not significant.
-LARGE_LOSS = 0.05
+# A larger loss against a baseline, in points, is stated even if it is not significant.
+LARGE_LOSS = 5.0
 # Share of the time limit that baselines take together at most.
 BASELINE_SHARE = 0.25
+MAX_ROWS, MAX_CLASSES_PER_NODE, MAX_NAME_LENGTH = 100_000, 10, 300
+# TreeSHAP takes seconds for this many nodes, or nodes times classes.
+MAX_EXPLAINED, MAX_EXPLAINED_ENTRIES = 2000, 8000
 # Calls of ``tick`` by ``Findings.of``.
 STEPS = 3 + len(BASELINE_RATES) * len(BASELINE_DROPOUTS) + len(DEPTHS)
+
+Booleans = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +88,7 @@ class Findings:
 
     classifier: NodeClassifier
     graph: Graph
-    probabilities: NDArray[np.float32]
+    probabilities: Floats
     baselines: list[Baseline]
     checks: dict[str, Scores]
     smoothing: list[Smoothing]
@@ -103,48 +96,41 @@ class Findings:
 
     @classmethod
     def of(
-        cls,
-        classifier: NodeClassifier,
-        graph: Graph,
-        tick: Tick = lambda done: None,
-        compare: bool = True,
+        cls, classifier: NodeClassifier, graph: Graph, tick: Tick = lambda done: None, compare: bool = True
     ) -> Findings:
         """Evaluate a classifier, and its baselines."""
         if len(getattr(classifier, "probabilities_", ())) != graph.num_nodes:
             problem = f"the classifier was not fitted on graph {graph.name!r}"
             raise PairNormError(problem, code="not-fitted", value=graph.name, hint="Call fit(graph).")
         task, graph = classifier.task_, classifier.graph_
-        if large := is_large(graph):
-            warnings.warn(
+        large = is_large(graph)
+        for applies, text in (
+            (
+                large,
                 "the features are too large to be dense: logistic regression and the measures of smoothing "
                 "are left out.",
-                ClassifierWarning,
-                stacklevel=2,
-            )
-        if has_many_nodes(graph):
-            warnings.warn(
+            ),
+            (
+                has_many_nodes(graph),
                 f"there are {graph.num_nodes:,} nodes: SGC stopped after {PATIENCE} depths in a row without "
                 f"a gain, without PN-SI; models were fitted to at most {MAX_TRAINING_ROWS:,} nodes; depths "
                 f"are shown up to {MAX_DEPTH_MANY_NODES}; and there is no GCN among the baselines.",
-                ClassifierWarning,
-                stacklevel=2,
-            )
+            ),
+        ):
+            if applies:
+                warnings.warn(text, ClassifierWarning, stacklevel=2)
         # The search took time from the limit. Baselines have a share of their own.
         seconds = BASELINE_SHARE * task.time_limit
         timed = replace(task, began=time.perf_counter(), time_limit=seconds / SEARCH_SHARE)
         families = baselines(graph, classifier.random_state, large, seconds) if compare else []
         others = [evaluate_baseline(classifier, timed, family, tick) for family in families]
-        checks = dict(_other_scores(classifier))
+        checks = {} if classifier.unmasked_ is None else {UNMASKED: classifier.unmasked_}
+        if (later := _score_later_nodes(classifier)) is not None:
+            checks[LATER] = later
         tick("nodes held out in other ways")
-        return cls(
-            classifier,
-            graph,
-            classifier.evaluation_probabilities_,
-            others,
-            checks,
-            [] if large else smoothing(graph, task.features, tick=tick),
-            suggest_depth(graph),
-        )
+        measures = [] if large else smoothing(graph, task.features, tick=tick)
+        probabilities = classifier.evaluation_probabilities_
+        return cls(classifier, graph, probabilities, others, checks, measures, suggest_depth(graph))
 
     @property
     def selection_nodes(self) -> str:
@@ -153,33 +139,15 @@ class Findings:
             return f"labeled nodes that were held out in turn, in {folds} folds"
         return "validation nodes"
 
-    @property
-    def direction(self) -> str | None:
-        """Whether directions of edges improved the model, in words; None where they were not used."""
-        if self.graph.directed is None or not any(one.directed for one in self.classifier.search_):
-            return None
-        one_way = 2 * self.graph.num_edges - int(self.graph.directed.sum())
-        chosen = any(one.directed for _, one in self.classifier.parts_)
-        return (
-            f"{one_way:,} of {self.graph.num_edges:,} edges go one way only. Boosted trees with separate "
-            f"columns for in- and out-neighbors were evaluated, {'and' if chosen else 'but not'} selected; "
-            "all other models take edges as undirected"
-        )
-
     @cached_property
-    def predicted(self) -> NDArray[np.int64]:
+    def predicted(self) -> Integers:
         """int64 [n], the class that the evaluation model predicts for every node."""
         return self.classifier.decide(self.probabilities)
 
-    @property
-    def delivered_probabilities(self) -> NDArray[np.float32]:
-        """[n, classes], of the delivered model."""
-        return self.classifier.probabilities_
-
     @cached_property
-    def delivered(self) -> NDArray[np.int64]:
+    def delivered(self) -> Integers:
         """int64 [n], the class that the delivered model predicts for every node."""
-        return self.classifier.decide(self.delivered_probabilities)
+        return self.classifier.decide(self.classifier.probabilities_)
 
     @property
     def deep(self) -> Candidate | None:
@@ -193,50 +161,47 @@ class Findings:
         return not isnan(self.classifier.best_.validation_accuracy)
 
     @property
-    def test(self) -> NDArray[np.bool_]:
+    def test(self) -> Booleans:
         """The held-out nodes."""
         return self.graph.test.cpu().numpy()
 
     @property
-    def nodes_to_label(self) -> NDArray[np.bool_]:
+    def nodes_to_label(self) -> Booleans:
         """bool [n]: the nodes without a label, or all where every node has one."""
         unknown = ~self.graph.labeled.cpu().numpy()
         return unknown if unknown.any() else np.ones_like(unknown)
 
-    def _scores(
-        self, predicted: NDArray[np.int64], probabilities: NDArray[np.float32], evaluated: NDArray[np.bool_]
-    ) -> Scores:
-        labels = self.graph.labels.cpu().numpy()[evaluated]
-        return Scores.of(labels, predicted[evaluated], self.graph.num_classes, probabilities[evaluated])
+    def _scores(self, model: Findings | Baseline, evaluated: Booleans) -> Scores:
+        labels, predicted = self.graph.labels.cpu().numpy()[evaluated], model.predicted[evaluated]
+        return Scores.of(labels, predicted, self.graph.num_classes, model.probabilities[evaluated])
 
     @cached_property
     def test_scores(self) -> Scores:
         """The scores of the evaluation model on the held-out nodes."""
-        return self._scores(self.predicted, self.probabilities, self.test)
+        return self._scores(self, self.test)
 
     def groups(self) -> dict[str, Scores]:
         """Evaluate the held-out nodes: all, those with and without features, and other ways to hold out."""
         missing = lacks_most(self.classifier.task_.graph)
-        groups = {ALL: self.test}
+        groups = {ALL: self.test_scores}
         if (self.test & missing).any() and (self.test & ~missing).any():
-            groups |= {COMPLETE: self.test & ~missing, INCOMPLETE: self.test & missing}
-        scores = {name: self._scores(self.predicted, self.probabilities, own) for name, own in groups.items()}
-        return scores | self.checks
+            groups[COMPLETE] = self._scores(self, self.test & ~missing)
+            groups[INCOMPLETE] = self._scores(self, self.test & missing)
+        return groups | self.checks
 
     def comparison(self) -> dict[str, Scores]:
         """Evaluate the model and its baselines on the held-out nodes, the model first."""
-        return {self.classifier.best_.name: self.test_scores} | {
-            one.name: self._scores(one.predicted, one.probabilities, self.test) for one in self.baselines
-        }
+        others = {one.name: self._scores(one, self.test) for one in self.baselines}
+        return {self.classifier.best_.name: self.test_scores} | others
 
     def prediction_sets(self) -> list[PredictionSets]:
         """Return the prediction sets of every node by error rate; none without held-out nodes."""
         calibration = self.classifier.calibration_
         if calibration is None or not self.test.any():
             return []
-        return calibration.prediction_sets(self.delivered_probabilities, lacks_most(self.graph))
+        return calibration.prediction_sets(self.classifier.probabilities_, lacks_most(self.graph))
 
-    def explain(self, nodes: NDArray[np.int64]) -> Explanation:
+    def explain(self, nodes: Integers) -> Explanation:
         """Explain the delivered labels of some nodes."""
         return self.classifier.explain_nodes(self.graph, self.delivered, nodes, top=3)
 
@@ -254,47 +219,37 @@ class Findings:
         )
 
 
-def _other_scores(classifier: NodeClassifier) -> Iterator[tuple[str, Scores]]:
-    """Yield the scores of nodes that are held out in other ways."""
+def _score_later_nodes(classifier: NodeClassifier) -> Scores | None:
+    """Evaluate test nodes that a model was fitted without, edges included; None where that is not possible.
+
+    Networks are trained on all nodes, once, and structural features are made of the edges.
+    """
     task, choice, graph = classifier.task_, classifier.choice_, classifier.task_.graph
-    if classifier.unmasked_ is not None:
-        yield UNMASKED, classifier.unmasked_
-    # Networks are trained on all nodes, once.
-    if not graph.test.any() or any(one.candidate.model in NETWORKS for _, one in choice.parts):
-        return
-
-    def evaluate(logits: Tensor, evaluated: Tensor) -> Scores:
-        probabilities = mean_probabilities(logits, classifier.temperature_).cpu().numpy()
-        return classifier.evaluate(graph, evaluated.cpu().numpy(), probabilities)
-
-    if not (graph.encoder and graph.encoder.named("structure")):  # structure is made of the edges
-        test = graph.test.nonzero().squeeze(1)
-        drawn = Stream(classifier.random_state, "classify later").order(len(test))
-        later = torch.zeros_like(graph.test)
-        later[test[drawn[: max(1, int(MAX_LATER_SHARE * graph.num_nodes))]]] = True
-        before = without_nodes(task.with_all_folds.graph, later)
-        scaling = classifier.scaling_.fitted_to(before)
-        prepared = PreparedGraph(before, scaling(before), task.device)
-        model = choice.fit(replace(task.with_all_folds, graph=before, prepared=prepared))
-        after = PreparedGraph(graph, scaling(graph), task.device, task.prepared)
-        yield LATER, evaluate(model.logits(after), later)
-    if classifier.time is not None:
-        empty = torch.zeros_like(graph.test)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ClassifierWarning)  # of a split that is not the user's
-            split = complete_split(graph.with_split(Split(empty, empty, empty)), classifier.random_state)
-        model = choice.fit(replace(task, graph=graph.with_split(split), fold_masks=(), hidden=None))
-        yield RANDOM, evaluate(model.logits(task.prepared), split.test)
+    structural = graph.encoder is not None and graph.encoder.named("structure")
+    networks = any(one.candidate.model in NETWORKS for _, one in choice.parts)
+    if not graph.test.any() or networks or structural:
+        return None
+    test = graph.test.nonzero().squeeze(1)
+    drawn = Stream(classifier.random_state, "classify later").order(len(test))
+    later = torch.zeros_like(graph.test)
+    later[test[drawn[: max(1, int(MAX_LATER_SHARE * graph.num_nodes))]]] = True
+    before = without_nodes(task.with_all_folds.graph, later)
+    scaling = classifier.scaling_.fitted_to(before)
+    prepared = PreparedGraph(before, scaling(before), task.device)
+    model = choice.fit(replace(task.with_all_folds, graph=before, prepared=prepared))
+    logits = model.logits(PreparedGraph(graph, scaling(graph), task.device, task.prepared))
+    probabilities = mean_probabilities(logits, classifier.temperature_).cpu().numpy()
+    return classifier.evaluate(graph, later.cpu().numpy(), probabilities)
 
 
 def verdict(findings: Findings) -> str:
-    """Return the headline, and remarks on the target population, time and rare classes."""
-    remarks = (*_target_remarks(findings), *_time_remarks(findings), *_rare_class_remarks(findings))
+    """Return the headline, and remarks on the target population and rare classes."""
+    remarks = (*_target_remarks(findings), *_rare_class_remarks(findings))
     return " ".join([headline(findings), *remarks])
 
 
 def headline(findings: Findings) -> str:
-    """Compare the model with its baselines, by the metric that selected it, in a few sentences."""
+    """Compare the model with its baselines, by the metric that selected it, in a sentence or two."""
     best, test, ours = findings.classifier.best_, findings.test, findings.test_scores
     if not test.any() and not findings.chosen:
         return "There are no held-out nodes: the accuracy of these predictions is not known."
@@ -303,16 +258,14 @@ def headline(findings: Findings) -> str:
             f"There are no held-out nodes. Of the validation nodes {100 * best.validation_accuracy:.1f}% are "
             "right, but they selected the model: expect less."
         )
+    name = _capitalize(f"{best.name}," if "," in best.name else best.name)
+    accuracy = f"{name} is right on {100 * ours.accuracy:.1f}% of {ours.count:,} held-out nodes"
     if not findings.baselines:
-        return (
-            f"**Not compared with baselines.** {best.name} is right on {100 * ours.accuracy:.1f}% of "
-            f"{ours.count:,} held-out nodes."
-        )
+        return f"**Not compared with baselines.** {accuracy}."
     metric = "accuracy" if findings.classifier.metric == "loss" else findings.classifier.metric
     compared = findings.comparison()
     values = {one.name: compared[one.name].value(metric) for one in findings.baselines}
     baseline = max(findings.baselines, key=lambda one: np.nan_to_num(values[one.name], nan=-1.0))
-    name = _capitalize(f"{best.name}," if "," in best.name else best.name)
     if ours.count < MIN_HELD_OUT:
         nodes = f"{ours.right} of {ours.count} held-out {'node' if ours.count == 1 else 'nodes'}"
         return (
@@ -323,52 +276,49 @@ def headline(findings: Findings) -> str:
     own, other = ((one.predicted[test], one.probabilities[test]) for one in (findings, baseline))
     gain, low, high = (100 * value for value in metric_difference(metric, labels, own, other))
     interval = f"(95% interval {low:+.1f} to {high:+.1f})"
-    opening = f"{name} is right on {100 * ours.accuracy:.1f}% of the held-out nodes"
-    reached = f"{100 * values[baseline.name]:.1f}%"
+    opening, reached = accuracy, f"{100 * values[baseline.name]:.1f}%"
     if metric != "accuracy":
         article = "an" if metric[0] in "aeiou" else "a"
-        opening = (
-            f"{name} reaches {article} {metric.replace('-', ' ')} of {_value_in_words(findings, metric)}"
-        )
+        value = _value_in_words(findings, metric)
+        opening = f"{name} reaches {article} {metric.replace('-', ' ')} of {value}"
         reached = f"{values[baseline.name]:.3f}"
-    if same := [one.name for one in findings.baselines if _predicts_the_same(findings, one, metric)]:
-        return f"**{_capitalize(same[0])} does as well.** Its predictions are the same. {opening}."
-    if low > 0:
-        return (
-            f"**It beats the baselines.** {opening}, {gain:.1f} points more than the best of them, "
-            f"{baseline.name} {interval}."
-        )
-    if high < 0:
-        return (
-            f"**A baseline does better.** {opening}, {-gain:.1f} points less than {baseline.name} "
-            f"{interval}. Use that, or label more nodes."
-        )
-    if gain < -100 * LARGE_LOSS:
-        return (
-            f"**A baseline may do better.** {opening}, {-gain:.1f} points less than {baseline.name}, but too "
-            f"few nodes are held out to be sure {interval}."
-        )
-    return (
-        f"**No significant difference from a baseline.** {opening}; {baseline.name} reaches {reached}. "
-        f"The difference is {gain:+.1f} points {interval}."
+    more, less = (f"{opening}, {abs(gain):.1f} points {word} than" for word in ("more", "less"))
+    twin = next((one.name for one in findings.baselines if _predicts_the_same(findings, one, metric)), "")
+    cases = (
+        (twin, f"**{_capitalize(twin)} does as well.** Its predictions are the same. {opening}."),
+        (low > 0, f"**It beats the baselines.** {more} the best of them, {baseline.name} {interval}."),
+        (
+            high < 0,
+            f"**A baseline does better.** {less} {baseline.name} {interval}. Use that, or label more nodes.",
+        ),
+        (
+            gain < -LARGE_LOSS,
+            f"**A baseline may do better.** {less} {baseline.name}, but too few nodes are held out to be "
+            f"sure {interval}.",
+        ),
+        (
+            True,
+            f"**No significant difference from a baseline.** {opening}; {baseline.name} reaches {reached}. "
+            f"The difference is {gain:+.1f} points {interval}.",
+        ),
     )
+    return next(text for applies, text in cases if applies)
 
 
 def _value_in_words(findings: Findings, metric: str) -> str:
     """Return the value of a metric with its interval, cross-fitted where that was done."""
-    scores: Scores = findings.classifier.cross_fitted_ or findings.test_scores
-    low, high = scores.interval_of(metric)
-    where = "on the held-out nodes"
+    scores, where = findings.test_scores, "on the held-out nodes"
     if findings.classifier.cross_fitted_ is not None:
+        scores = findings.classifier.cross_fitted_
         where = f"cross-fitted over {scores.count:,} labeled nodes"
+    low, high = scores.interval_of(metric)
     return f"{scores.value(metric):.3f} {where} (95% interval {low:.3f} to {high:.3f})"
 
 
 def _predicts_the_same(findings: Findings, baseline: Baseline, metric: str) -> bool:
     same = np.array_equal(baseline.predicted[findings.test], findings.predicted[findings.test])
-    if metric not in RANKING_METRICS:
-        return same
-    return same and np.array_equal(baseline.probabilities, findings.probabilities)
+    ranked = metric in RANKING_METRICS
+    return same and (not ranked or np.array_equal(baseline.probabilities, findings.probabilities))
 
 
 def _target_remarks(findings: Findings) -> Iterator[str]:
@@ -376,33 +326,24 @@ def _target_remarks(findings: Findings) -> Iterator[str]:
     ours, target = findings.classifier.held_out_, findings.classifier.target_
     if ours is None or target is None or ours.count < MIN_HELD_OUT:
         return
-    unmasked = findings.classifier.unmasked_
+    unmasked, weighted = findings.classifier.unmasked_, findings.standardized
     if unmasked is not None and abs(unmasked.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
         yield (
             f"Held-out nodes were masked like the {target.source}, "
             f"{float(target.missing.float().mean()):.0%} of whose features are missing; with all "
             f"features they have, {100 * unmasked.accuracy:.1f}% are right."
         )
-    weighted = findings.standardized
-    if weighted is None:
-        return
-    if not isnan(weighted.accuracy) and abs(weighted.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
+    if weighted is not None and abs(weighted.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
+        low, high = weighted.interval
         yield (
             f"Weighted by the distance of the {target.source} to labels and features, "
-            f"{100 * weighted.accuracy:.1f}% are right (95% interval {100 * weighted.low:.1f} to "
-            f"{100 * weighted.high:.1f})."
+            f"{100 * weighted.accuracy:.1f}% are right (95% interval {100 * low:.1f} to {100 * high:.1f})."
         )
-    if weighted.unmatched >= MIN_UNMATCHED:
+    if weighted is not None and weighted.unmatched >= MIN_UNMATCHED:
         yield (
             f"The figures are optimistic for {weighted.unmatched:.0%} of the {target.source}: too few "
             "held-out nodes are as far from labels and features."
         )
-
-
-def _time_remarks(findings: Findings) -> Iterator[str]:
-    drawn = findings.checks.get(RANDOM)
-    if drawn is not None and drawn.accuracy > findings.test_scores.interval[1]:
-        yield f"A random split would be optimistic: on that, {100 * drawn.accuracy:.1f}% are right."
 
 
 def _rare_class_remarks(findings: Findings) -> Iterator[str]:
@@ -429,3 +370,70 @@ def _rare_class_remarks(findings: Findings) -> Iterator[str]:
 def _capitalize(text: str) -> str:
     """Capitalize the first letter only; ``str.capitalize`` makes Gcn of GCN."""
     return text[:1].upper() + text[1:]
+
+
+def thousandths(values: Floats) -> Integers:
+    """Return probabilities in thousandths, as integers."""
+    # Round down, so that 0.9997 is not shown as certain; but 0.9, slightly less in float32, is 900.
+    return np.floor(values.astype(np.float64) * 1000 + 1e-4).astype(np.int64)
+
+
+def node_columns(findings: Findings, sets: Sequence[PredictionSets]) -> dict[str, Any]:
+    """Return the columns of the page's table of nodes; of very many, those with the least confidence."""
+    graph, probabilities = findings.graph, findings.classifier.probabilities_
+    order = np.argsort(probabilities.max(1), kind="stable")
+    rows = np.sort(order[:MAX_ROWS])
+    labels, train = graph.labels.cpu().numpy(), graph.train.cpu().numpy()
+    has_features = ~graph.missing_vectors.cpu().numpy()
+    pattern = csr_matrix(graph.adjacency)
+    starts, around = pattern.indptr, labels[pattern.indices]
+    known_around = ([label for label in around[starts[row] : starts[row + 1]] if label >= 0] for row in rows)
+    likeliest = np.argsort(-probabilities[rows], axis=1, kind="stable")[:, :MAX_CLASSES_PER_NODE]
+    shares = thousandths(np.take_along_axis(probabilities[rows], likeliest, 1))
+    parts = np.select([train, graph.validation.cpu().numpy(), findings.test], [1, 2, 3], 0)
+    most = min(MAX_EXPLAINED, max(1, MAX_EXPLAINED_ENTRIES // graph.num_classes))
+    reason_names, reasons = _reasons(findings, np.sort(order[:most]))
+    return {
+        "classes": [_cut(name) for name in graph.class_names],
+        "id": [_cut(str(name)) for name in graph.node_names[rows].tolist()],
+        "predicted": findings.delivered[rows].tolist(),
+        "evaluated": findings.predicted[rows].tolist(),
+        "confidence": thousandths(probabilities.max(1)[rows]).tolist(),
+        "top": [
+            _flat(pair for pair in zip(kinds, values, strict=True) if pair[1] or pair[0] == kinds[0])
+            for kinds, values in zip(likeliest.tolist(), shares.tolist(), strict=True)
+        ],
+        "label": labels[rows].tolist(),
+        "part": parts[rows].tolist(),
+        "features": has_features[rows].astype(int).tolist(),
+        "featureHops": hops(graph.adjacency, has_features)[rows].tolist(),
+        "labelHops": hops(graph.adjacency, train)[rows].tolist(),
+        # Classes and their numbers among the neighbors, the most frequent class first.
+        "neighbors": [_flat(Counter(map(int, sorted(some))).most_common()) for some in known_around],
+        "degree": np.diff(starts)[rows].tolist(),
+        "sets": [one.sizes[rows].tolist() for one in sets],
+        "reasonNames": reason_names,
+        "reasons": [reasons.get(row, []) for row in rows.tolist()],
+    }
+
+
+def _reasons(findings: Findings, nodes: Integers) -> tuple[list[tuple[str, str]], dict[int, list[int]]]:
+    """Return the contributions to the labels of some nodes: pairs of source and name, and by node pairs of
+    the number of a name and of a value in hundredths, of log-odds or of a share.
+    """
+    names: dict[tuple[str, str], int] = {}
+    by_node: dict[int, list[int]] = {}
+    *columns, _ = findings.explain(nodes)
+    for node, source, name, value in zip(*(column.tolist() for column in columns), strict=True):
+        number = names.setdefault((source, _cut(str(name))), len(names))
+        by_node.setdefault(node, []).extend((number, round(100 * value)))
+    return [*names], by_node
+
+
+def _flat(pairs: Iterable[tuple[int, int]]) -> list[int]:
+    return list(chain.from_iterable(pairs))
+
+
+def _cut(text: str) -> str:
+    text = terminal(text)
+    return text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…"

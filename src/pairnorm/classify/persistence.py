@@ -1,7 +1,12 @@
-"""Save and load a fitted classifier: tensors as safetensors, the rest as JSON. Nothing is unpickled."""
+"""Save and load a fitted classifier: tensors as safetensors, the rest as JSON. Nothing is unpickled.
+
+Also the folder of a run, which appears as a whole and holds nothing else.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
@@ -21,14 +26,14 @@ from pydantic import (
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.files import check_not_file, locked_folder
-from pairnorm.classify.calibration import Calibration
-from pairnorm.classify.candidates import KINDS, Average, Candidate, Fitted
+from pairnorm.base.files import atomic_folder, check_not_file, drafts_in, locked_folder
+from pairnorm.classify.candidates import KINDS, Average, Candidate
 from pairnorm.classify.candidates.candidate import SavedState
 from pairnorm.classify.candidates.ensemble import Smoothing
 from pairnorm.classify.candidates.estimators import FittedEstimator, check_registered
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.evaluation import Scores
+from pairnorm.classify.predictions import PREDICTION_FILES, Calibration
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search_space import IMPUTATIONS, MAX_DEPTH, MAX_SCALE
 from pairnorm.data import Encoder, Split
@@ -40,36 +45,39 @@ if TYPE_CHECKING:
 
 Classifier = TypeVar("Classifier", bound="NodeClassifier")
 
-FORMAT = 7
-OLD_PARAMETERS = {"fill": "impute"}
+FORMAT = 8
 # A loaded model may differ by rounding.
 MAX_DEVIATION = 1e-4
 TENSORS, FACTS = "model.safetensors", "model.json"
+REPORT, PAGE = "report.md", "report.html"
+REPORT_FILES = {REPORT, PAGE, "smoothing.png", "confusion.png", "comparison.png", "depth.png"}
+OUTPUT_FILES = {*PREDICTION_FILES, FACTS, TENSORS, *REPORT_FILES}
+"""All that a run may write."""
+
+
+def _nan_to_null(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if np.isscalar(value) and value != value else value for name, value in values.items()}
 
 
 def _check_candidate(value: Any) -> Any:
     """Validate the fields of a candidate in a file; null stands for NaN."""
     if not isinstance(value, dict):
         return value
-    value = {("imputation" if name == "fill" else name): part for name, part in value.items()}
     if set(value) != {field.name for field in fields(Candidate)}:
         raise ValueError("a candidate has other fields")
     if not (0 <= value["depth"] <= MAX_DEPTH and 0 < value["scale"] <= MAX_SCALE):
         raise ValueError("depth or scale is out of range")
     if value["imputation"] not in IMPUTATIONS:
         raise ValueError(f"the imputation {quoted(value['imputation'])} is not known")
-    value["parts"] = tuple(value["parts"])
-    return {name: part for name, part in value.items() if part is not None or name == "norm"}
+    given = {name: part for name, part in value.items() if part is not None or name == "norm"}
+    return given | {"parts": tuple(value["parts"])}
 
 
-def _candidate_to_json(candidate: Candidate) -> dict[str, Any]:
-    facts = {name: None if value != value else value for name, value in asdict(candidate).items()}
-    facts["fill"] = facts.pop("imputation")  # its name in files
-    return facts
-
-
-SavedCandidate = Annotated[Candidate, BeforeValidator(_check_candidate), PlainSerializer(_candidate_to_json)]
-Unit = Annotated[FiniteFloat, Field(ge=0, le=1)]
+SavedCandidate = Annotated[
+    Candidate,
+    BeforeValidator(_check_candidate),
+    PlainSerializer(lambda candidate: _nan_to_null(asdict(candidate))),
+]
 
 
 class _Schema(BaseModel):
@@ -84,13 +92,6 @@ class SavedPart(_Schema):
     settings: dict[str, Any]
 
 
-class SavedSmooth(_Schema):
-    """The smoothing of the ensemble: see ``Smoothing``."""
-
-    alpha: Annotated[FiniteFloat, Field(ge=0, lt=1)]
-    power: Annotated[FiniteFloat, Field(gt=0, le=100)]
-
-
 class SavedScores(_Schema):
     """The ``Scores`` on held-out nodes; null stands for NaN."""
 
@@ -100,14 +101,16 @@ class SavedScores(_Schema):
 
 
 class Facts(_Schema):
-    """All of ``model.json``."""
+    """All of ``model.json``; ``smooth`` has the fields of ``Smoothing``."""
 
-    format: Literal[7]
+    format: Literal[8]
     pairnorm: str
     parameters: dict[str, Any]
     average: SavedCandidate | None
     parts: Annotated[list[SavedPart], Field(min_length=1)]
-    smooth: SavedSmooth | None
+    smooth: (
+        tuple[Annotated[FiniteFloat, Field(ge=0, lt=1)], Annotated[FiniteFloat, Field(gt=0, le=100)]] | None
+    )
     classes: Annotated[
         list[str] | list[bool] | list[Annotated[int, Field(gt=-(2**63), lt=2**63)]], Field(min_length=1)
     ]
@@ -115,9 +118,44 @@ class Facts(_Schema):
     encoder: Encoder | None
     scaling: Literal["rows", "columns", "none"]
     temperature: Annotated[FiniteFloat, Field(gt=1e-6)]
-    prior: list[Annotated[FiniteFloat, Field(gt=0, le=1)]]
-    tilt: Unit
+    tilt: Annotated[FiniteFloat, Field(ge=0, le=1)]
     held_out: SavedScores | None
+
+
+def _check_tensors(facts: Facts, tensors: dict[str, Tensor]) -> None:
+    """Check numbers of all tensors, and types and lengths of those outside members, which check their own."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} is not finite")
+    classes, features = len(facts.classes), facts.features
+    # A length is a number, or the name of one that several tensors share.
+    schema: dict[str, tuple[torch.dtype, int | str]] = {
+        "known.names": (torch.int64, "known"),
+        "known.labels": (torch.int64, "known"),
+        "fallback": (torch.float32, classes),
+        "prior": (torch.float32, classes),
+        "seen": (torch.int64, "seen"),
+        "tested": (torch.int64, "tested"),
+    }
+    if facts.scaling == "columns":
+        schema |= {"scaling.mean": (torch.float32, features), "scaling.deviation": (torch.float32, features)}
+    if "scaling.words" in tensors:
+        schema["scaling.words"] = torch.bool, features
+    if any(name.startswith("calibration.") for name in tensors):
+        schema |= {
+            "calibration.scores": (torch.float64, "held out"),
+            "calibration.incomplete": (torch.bool, "held out"),
+        }
+    lengths: dict[str, int] = {}
+    for name, (dtype, length) in schema.items():
+        tensor = tensors[name]
+        size = lengths.setdefault(length, len(tensor)) if isinstance(length, str) else length
+        if tensor.dtype != dtype or tensor.shape != (size,):
+            raise ValueError(f"{name} is not {size} numbers of type {dtype}")
+    if not all((tensors[name] > 0).all() for name in ("fallback", "prior")):
+        raise ValueError("shares of classes are not above 0")
+    if facts.encoder is not None and len(facts.encoder.feature_names) != features:
+        raise ValueError(f"{len(facts.encoder.feature_names)} names for {features} features")
 
 
 def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
@@ -125,42 +163,52 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     from safetensors.torch import save as to_bytes
 
     model, scaling, scores = classifier.model_, classifier.scaling_, classifier.held_out_
-    tensors: dict[str, Tensor] = {
+    arrays: dict[str, Any] = {
         "known.names": model.known.names,
         "known.labels": model.known.labels,
         "fallback": model.fallback_probabilities,
-        "seen": torch.from_numpy(classifier._seen),
-        "tested": torch.from_numpy(classifier._tested),
+        "prior": classifier.prior_,
+        "seen": classifier._seen,
+        "tested": classifier._tested,
     }
     parts: list[SavedPart] = []
     for number, (weight, candidate, fitted) in enumerate(model.parts):
         settings, state = fitted.state()
-        tensors |= {f"model.{number}.{name}": value for name, value in state.items()}
+        arrays |= {f"model.{number}.{name}": value for name, value in state.items()}
         parts.append(SavedPart(weight=weight, candidate=candidate, settings=settings))
     if classifier.calibration_ is not None:
-        for name, values in classifier.calibration_._asdict().items():
-            tensors[f"calibration.{name}"] = torch.from_numpy(values)
-    for name in ("mean", "deviation", "words"):
-        if (value := getattr(scaling, name)) is not None:
-            tensors[f"scaling.{name}"] = value
-    # Parts may share statistics, which the file holds for each.
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        arrays |= {
+            f"calibration.{name}": values for name, values in classifier.calibration_._asdict().items()
+        }
+    arrays |= {f"scaling.{name}": getattr(scaling, name) for name in ("mean", "deviation", "words")}
+    # Members may share statistics, which the file holds for each.
+    tensors = {
+        name: torch.as_tensor(value).detach().cpu().contiguous().clone()
+        for name, value in arrays.items()
+        if value is not None
+    }
+    parameters = {
+        name: {"tuple": list(value)} if isinstance(value, tuple) else value
+        for name, value in classifier.get_params().items()
+    }
+    held_out = None
+    if scores is not None:
+        held_out = _nan_to_null(asdict(scores)) | {"confusion": scores.confusion.tolist()}
     facts = Facts.model_validate(
         {
             "format": FORMAT,
             "pairnorm": __version__,
-            "parameters": {name: _encode(value) for name, value in classifier.get_params().items()},
+            "parameters": parameters,
             "average": classifier.best_ if classifier.best_.model == "average" else None,
             "parts": parts,
-            "smooth": None if model.smooth is None else model.smooth._asdict(),
+            "smooth": model.smooth,
             "classes": classifier.classes_.tolist(),
             "features": classifier.n_features_in_,
             "encoder": classifier.encoder_,
             "scaling": scaling.kind,
             "temperature": classifier.temperature_,
-            "prior": classifier.prior_.tolist(),
             "tilt": classifier.tilt_,
-            "held_out": None if scores is None else _scores_to_json(scores),
+            "held_out": held_out,
         },
         strict=False,
     )
@@ -173,26 +221,10 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
     (path / FACTS).write_text(text + "\n", encoding="utf-8")
 
 
-def _encode(value: Any) -> Any:
-    """Return a parameter as JSON can hold it; a tuple stays known as one."""
-    return {"tuple": list(value)} if isinstance(value, tuple) else value
-
-
-def _decode(value: Any) -> Any:
-    return tuple(value["tuple"]) if isinstance(value, dict) else value
-
-
-def _scores_to_json(scores: Scores) -> dict[str, Any]:
-    values = {name: None if np.isnan(value).any() else value for name, value in asdict(scores).items()}
-    return values | {"confusion": scores.confusion.tolist()}
-
-
-def verify(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
-    """Load a saved model and raise an error unless it predicts as the fitted one does."""
-    path = Path(folder)  # which the caller has locked
-    loaded = _restore(type(classifier), path, _read_facts(path), _read_tensors(path))
-    loaded.set_params(device=classifier.device)
-    probabilities = loaded.predict_proba(classifier.graph_)
+def verify(classifier: NodeClassifier, folder: Path) -> None:
+    """Load a saved model, whose folder is locked, and raise an error unless it predicts as the fitted one."""
+    loaded = _restore(type(classifier), folder, _read_facts(folder), _read_tensors(folder))
+    probabilities = loaded.set_params(device=classifier.device).predict_proba(classifier.graph_)
     if not np.allclose(probabilities, classifier.probabilities_, atol=MAX_DEVIATION):
         largest = float(np.abs(probabilities - classifier.probabilities_).max())
         problem = (
@@ -217,48 +249,39 @@ def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[st
             check_registered(part.candidate.model)
     try:
         _check_tensors(facts, tensors)
-        parameters = {OLD_PARAMETERS.get(name, name): value for name, value in facts.parameters.items()}
-        classifier = cls(**{name: _decode(value) for name, value in parameters.items()})
-        classifier.model_ = Average(
-            [_restore_part(part, number, tensors, facts) for number, part in enumerate(facts.parts)],
-            KnownLabels.restore(tensors, len(facts.classes), "known."),
-            tensors["fallback"],
-            None if facts.smooth is None else Smoothing(facts.smooth.alpha, facts.smooth.power),
-        )
+        parameters: dict[str, Any] = {
+            name: tuple(value["tuple"]) if isinstance(value, dict) else value
+            for name, value in facts.parameters.items()
+        }
+        classifier, members = cls(**parameters), []
+        for number, part in enumerate(facts.parts):
+            kind: Any = FittedEstimator if "estimator" in part.settings else KINDS[part.candidate.model]
+            own = _tensors_of(f"model.{number}", tensors)
+            saved = SavedState(part.candidate, part.settings, own, facts.features, len(facts.classes))
+            members.append((part.weight, part.candidate, kind.restore(saved)))
+        known = KnownLabels.restore(tensors, len(facts.classes), "known.")
+        smooth = None if facts.smooth is None else Smoothing(*facts.smooth)
+        classifier.model_ = Average(members, known, tensors["fallback"], smooth)
         classifier.held_out_ = _restore_scores(facts)
-        mean, deviation, words = (tensors.get(f"scaling.{name}") for name in ("mean", "deviation", "words"))
-        classifier.calibration_ = _restore_calibration(tensors)
-        classifier._seen, classifier._tested = tensors["seen"].numpy(), tensors["tested"].numpy()
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise _damaged(folder / FACTS, error) from error
+    calibration = {name: one.numpy() for name, one in _tensors_of("calibration", tensors).items()}
+    classifier.calibration_ = Calibration(**calibration) if calibration else None
+    classifier._seen, classifier._tested = tensors["seen"].numpy(), tensors["tested"].numpy()
     classifier.best_ = facts.average or facts.parts[0].candidate
     classifier.search_ = [classifier.best_]
-    classifier.parts_ = [(weight, candidate) for weight, candidate, _ in classifier.model_.parts]
-    classifier.prior_, classifier.tilt_ = np.array(facts.prior, dtype=np.float32), facts.tilt
-    classifier.scaling_ = Scaling(facts.scaling, mean, deviation, words)
+    classifier.parts_ = [(part.weight, part.candidate) for part in facts.parts]
+    classifier.prior_, classifier.tilt_ = tensors["prior"].numpy(), facts.tilt
+    classifier.scaling_ = Scaling(facts.scaling, **_tensors_of("scaling", tensors))
     classifier.classes_, classifier.n_features_in_ = np.array(facts.classes), facts.features
     classifier.encoder_, classifier.temperature_ = facts.encoder, facts.temperature
     classifier.split_ = Split(*torch.zeros(3, 0, dtype=torch.bool))
     return classifier
 
 
-def _restore_part(
-    part: SavedPart, number: int, tensors: dict[str, Tensor], facts: Facts
-) -> tuple[int, Candidate, Fitted]:
-    prefix = f"model.{number}."
-    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    saved = SavedState(part.candidate, part.settings, own, facts.features, len(facts.classes))
-    kind = FittedEstimator if "estimator" in part.settings else KINDS[part.candidate.model]
-    return part.weight, part.candidate, kind.restore(saved)
-
-
-def _restore_calibration(tensors: dict[str, Tensor]) -> Calibration | None:
-    scores, incomplete = (tensors.get(f"calibration.{name}") for name in Calibration._fields)
-    if scores is None or incomplete is None:
-        return None
-    if scores.dim() != 1 or scores.shape != incomplete.shape or incomplete.dtype != torch.bool:
-        raise ValueError("the calibration is not one score per held-out node")
-    return Calibration(scores.double().numpy(), incomplete.numpy())
+def _tensors_of(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    prefix += "."
+    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
 
 
 def _restore_scores(facts: Facts) -> Scores | None:
@@ -269,28 +292,6 @@ def _restore_scores(facts: Facts) -> Scores | None:
         raise ValueError(f"the confusion matrix is not that of {len(facts.classes)} classes")
     rest = {name: value for name, value in facts.held_out if name != "confusion" and value is not None}
     return Scores(confusion, **rest)
-
-
-def _check_tensors(facts: Facts, tensors: dict[str, Tensor]) -> None:
-    """Raise an error if a tensor has a wrong shape or is not finite."""
-    for name, tensor in tensors.items():
-        # A tree that splits missing from known values has an infinite threshold.
-        valid = ~tensor.isnan() if name.endswith(".threshold") else tensor.isfinite()
-        if not valid.all():
-            raise ValueError(f"{name} is not finite")
-    scaling = ("scaling.mean", "scaling.deviation") if facts.scaling == "columns" else ()
-    for name in (*scaling, *(name for name in ("scaling.words",) if name in tensors)):
-        if tensors[name].shape != (facts.features,):
-            raise ValueError(f"{name} is of another number of features")
-    if "scaling.words" in tensors and tensors["scaling.words"].dtype != torch.bool:
-        raise ValueError("scaling.words are not booleans")
-    if facts.encoder is not None and len(facts.encoder.feature_names) != facts.features:
-        raise ValueError(f"{len(facts.encoder.feature_names)} names for {facts.features} features")
-    classes = len(facts.classes)
-    if tensors["fallback"].shape != (classes,) or not (tensors["fallback"] > 0).all():
-        raise ValueError(f"the fallback probabilities are not those of {classes} classes")
-    if len(facts.prior) != classes:
-        raise ValueError(f"{len(facts.prior)} shares of {classes} classes")
 
 
 def holds_model(folder: Path) -> bool:
@@ -305,29 +306,25 @@ def holds_model(folder: Path) -> bool:
 
 
 def _read_facts(folder: Path) -> Facts:
+    from pydantic_core import from_json
+
     path = folder / FACTS
     if not path.is_file():
-        raise PairNormError(
-            f"{folder}: there is no {FACTS}",
-            code="file-missing",
-            value=str(path),
-            hint="Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote; with "
-            "--graph it writes no model.",
-        )
+        hint = "Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote (without --graph)."
+        raise PairNormError(f"{folder}: there is no {FACTS}", code="file-missing", value=str(path), hint=hint)
     try:
-        return Facts.model_validate_json(path.read_bytes())
+        text = path.read_bytes()
+        number = from_json(text).get("format", FORMAT)
+        facts = Facts.model_validate_json(text) if number == FORMAT else None
     except ValidationError as error:
-        problems = {problem["loc"]: problem for problem in error.errors()}
-        if version := problems.get(("format",)):
-            number = None if version["type"] == "missing" else version["input"]
-            problem, hint = f"{path}: format {quoted(number)} is not known", "Fit again with this version."
-            raise PairNormError(
-                problem, code="wrong-version", value=number, expected=str(FORMAT), hint=hint
-            ) from error
-        where, first = next(iter(problems.items()))
-        raise _damaged(path, f"{'.'.join(map(str, where))}: {first['msg']}".lstrip(": ")) from error
-    except (OSError, TypeError, ValueError, KeyError) as error:
+        first = error.errors()[0]
+        raise _damaged(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (OSError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise _damaged(path, error) from error
+    if facts is None:
+        problem, hint = f"{path}: format {quoted(number)} is not known", "Fit again with this version."
+        raise PairNormError(problem, code="wrong-version", value=number, expected=str(FORMAT), hint=hint)
+    return facts
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -338,12 +335,40 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     try:
         if not path.is_file():  # reading a pipe would block
             raise FileNotFoundError("there is no such file")
-        tensors: dict[str, Tensor] = load_file(path)
+        return dict(load_file(path))
     except (OSError, SafetensorError) as error:
         raise _damaged(path, error) from error
-    return tensors
 
 
 def _damaged(path: Path, problem: object) -> PairNormError:
     text = f"{path}: the saved model is damaged ({' '.join(str(problem).split())[:200]})"
     return PairNormError(text, code="file-damaged", value=str(path), hint="Fit again.")
+
+
+@contextmanager
+def result_folder(folder: Path, names: Collection[str] = OUTPUT_FILES) -> Iterator[Path]:
+    """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing has changed.
+
+    Args:
+        folder: absent, empty, or with the output of an earlier run.
+        names: files to replace or, where the drafts have no such file, to remove. Other files stay.
+    """
+    check_folder(folder)
+    with atomic_folder(folder, names) as drafts:
+        yield drafts
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is in use for something else."""
+    check_not_file(folder)
+    with locked_folder(folder):
+        pass
+    if not folder.is_dir() or holds_model(folder):
+        return
+    others = set(folder.iterdir()) - set(drafts_in(folder, folder.resolve()))
+    names = {path.name for path in others}
+    # A run on a packed graph writes no model.
+    if others and not {PREDICTION_FILES[0], REPORT} <= names <= OUTPUT_FILES:
+        problem = f"{folder}: the folder holds files that no run wrote"
+        hint = "Choose another, such as a new one in it."
+        raise PairNormError(problem, code="foreign-folder", value=str(folder), hint=hint)

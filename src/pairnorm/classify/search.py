@@ -17,7 +17,6 @@ from sklearn.base import clone
 from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
-from pairnorm.classify.calibration import decide, mean_probabilities, tilted
 from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Family, Tick
 from pairnorm.classify.candidates.ensemble import (
     Average,
@@ -32,7 +31,7 @@ from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.residual import ResidualGCNs
 from pairnorm.classify.candidates.task import KnownLabels, PseudoLabels, Task
-from pairnorm.classify.evaluation import RANKING_METRICS, Scores
+from pairnorm.classify.evaluation import RANKING_METRICS, Scores, decide, mean_probabilities, tilted
 from pairnorm.classify.holdout import ClassifierWarning, Target, count_classes, folds, hide
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search_space import resolve_time_limit

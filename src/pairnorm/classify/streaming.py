@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.classify.calibration import decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.candidates.candidate import Candidate, Tick
 from pairnorm.classify.candidates.prepared import MANY_NODES
 from pairnorm.classify.candidates.task import evaluate_logits
-from pairnorm.classify.evaluation import METRICS, Scores
+from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import MIN_DIFFERENCE, complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows
 from pairnorm.classify.regression import (

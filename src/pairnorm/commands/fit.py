@@ -184,8 +184,9 @@ def _parse_list(text: str, kind: type, allowed: tuple[str, ...] = ()) -> Any:
 def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) -> Result:
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.findings import STEPS, Findings
+    from pairnorm.classify.persistence import REPORT_FILES, result_folder
     from pairnorm.data import Graph
-    from pairnorm.report.fit_report import REPORT_FILES, fit_page, result_folder, write_document
+    from pairnorm.report.fit_report import fit_page, write_document
 
     start, out = time.monotonic(), options.out
     refuse_inputs(out, *files_of(options))
@@ -287,10 +288,11 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
     """Fit a graph that is larger than memory; finished parts of a killed run are used again."""
     from pairnorm.base.files import reserved
     from pairnorm.classify import ClassifierWarning
+    from pairnorm.classify.persistence import result_folder
     from pairnorm.classify.predictions import has_parquet
     from pairnorm.classify.streaming import Streaming
     from pairnorm.data import Graph
-    from pairnorm.report.fit_report import result_folder, streamed_page, write_document
+    from pairnorm.report.fit_report import streamed_page, write_document
     from pairnorm.train.distributed import launched_ranks
     from pairnorm.train.engine import find_device
 

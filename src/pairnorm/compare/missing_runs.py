@@ -287,7 +287,7 @@ def _predict(
 
 def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
     """Return the probabilities of the best candidate of one kind."""
-    from pairnorm.classify.calibration import fit_temperature, mean_probabilities
+    from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
 
     choice, task = classifier.choice_, classifier.task_
     candidates = [one for one in choice.results if one.candidate.model == model.removesuffix(" alone")]

@@ -2,58 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pairnorm.base.errors import PairNormError
-from pairnorm.base.files import atomic_folder, check_not_file, drafts_in, locked_folder
 from pairnorm.base.memory import size
-from pairnorm.classify.calibration import ALL, PredictionSets
-from pairnorm.classify.candidates.candidate import best_by_depth
-from pairnorm.classify.evaluation import paired_difference, wilson
+from pairnorm.classify.candidates.candidate import Candidate, best_by_depth
+from pairnorm.classify.evaluation import Scores, paired_difference, wilson
 from pairnorm.classify.explanation import HEADINGS, Smoothing, Suggestion, smoothing_table
-from pairnorm.classify.findings import COMING_LATER, LATER, Findings, headline, verdict
-from pairnorm.classify.persistence import FACTS, TENSORS, holds_model
-from pairnorm.classify.predictions import PREDICTION_FILES
+from pairnorm.classify.findings import LATER, Findings, headline, node_columns, thousandths, verdict
+from pairnorm.classify.persistence import PAGE, REPORT
+from pairnorm.classify.predictions import ALL, PredictionSets
 from pairnorm.classify.regression import MAX_SELECTION_ROWS
 from pairnorm.classify.search_space import BASELINE_EPOCHS, BASELINE_SEEDS
 from pairnorm.classify.streaming import Outcome
 from pairnorm.data import Graph
+from pairnorm.report import document
 from pairnorm.report.charts import NORMS, Chart, Line, confusion, intervals, lines, reliability
 from pairnorm.report.document import (
     Choices,
     Details,
     Document,
     Markdown,
+    Nodes,
     Section,
     Table,
     Text,
     Threshold,
-    can_render_html,
-    render_html,
-    render_markdown,
-)
-from pairnorm.report.fit_tables import (
-    MIN_MEASURED,
-    SCORE_COLUMNS,
-    accuracy_tables,
-    node_table,
-    percent,
-    percent_range,
-    score_columns,
-    set_tables,
-    thousandths,
 )
 
-REPORT, PAGE = "report.md", "report.html"
-REPORT_FILES = {REPORT, PAGE, "smoothing.png", "confusion.png", "comparison.png", "depth.png"}
-OUTPUT_FILES = {*PREDICTION_FILES, FACTS, TENSORS, *REPORT_FILES}
-"""All that a run may write."""
 DEFAULT_RATE, CONFIDENT = 3, 0.9
+# Percentages of fewer held-out nodes are not shown.
+MIN_MEASURED = 10
+SCORE_COLUMNS = ("accuracy", "95% interval", "balanced accuracy", "macro F1")
 GLOSSARY = {
     "Held-out node": "A node with a known label that was used neither to train nor to select the model. "
     "Accuracies are measured on these nodes alone.",
@@ -69,11 +54,11 @@ GLOSSARY = {
 }
 
 
-def write_document(document: Document, folder: Path) -> None:
+def write_document(report: Document, folder: Path) -> None:
     """Write ``report.md`` with its figures and, where the libraries are installed, ``report.html``."""
-    (folder / REPORT).write_text(render_markdown(document, folder), encoding="utf-8")
-    if can_render_html():
-        (folder / PAGE).write_text(render_html(document), encoding="utf-8")
+    (folder / REPORT).write_text(document.render_markdown(report, folder), encoding="utf-8")
+    if document.can_render_html():
+        (folder / PAGE).write_text(document.render_html(report), encoding="utf-8")
 
 
 def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
@@ -87,7 +72,9 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
     sets = findings.prediction_sets()
     sections = [
         Section("Labels to trust", _trust(findings)),
-        Section("Every node", [Text(f"{labels}."), node_table(findings, sets)]),
+        Section(
+            "Every node", [Text(f"{labels}."), Nodes(findings.graph.num_nodes, node_columns(findings, sets))]
+        ),
     ]
     if sets:
         sections.append(Section("Prediction sets", _prediction_sets(findings, sets)))
@@ -101,14 +88,8 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
         depth = 0 if findings.deep is None else findings.deep.depth
         sections.append(smoothing_section(findings.smoothing, depth))
     sections.append(Section("Data and model", [_about(findings), *map(Text, notes)]))
-    return Document(
-        f"Labels for {findings.graph.name}",
-        _cards(findings),
-        sections,
-        GLOSSARY,
-        lead=headline(findings),
-        download="Download the nodes to review (CSV)",
-    )
+    title, download = f"Labels for {findings.graph.name}", "Download the nodes to review (CSV)"
+    return Document(title, _cards(findings), sections, GLOSSARY, lead=headline(findings), download=download)
 
 
 def diagnosis_page(graph: Graph, rows: Sequence[Smoothing], suggestion: Suggestion) -> Document:
@@ -118,13 +99,14 @@ def diagnosis_page(graph: Graph, rows: Sequence[Smoothing], suggestion: Suggesti
         reach = f"{suggestion.unreachable:,} of them have no path to a node with features, at any depth."
     elif missing:
         reach = "All of them have a path to a node with features."
-    share = f"{missing:,} ({missing / max(graph.num_nodes, 1):.0%})"
     cards = [
         ("Suggested depth", str(suggestion.depth), suggestion.reason),
-        ("Nodes without features", share, reach),
+        ("Nodes without features", f"{missing:,} ({missing / max(graph.num_nodes, 1):.0%})", reach),
     ]
-    about = Section("The graph", [Table([], graph.describe())])
-    sections = [smoothing_section(rows, suggestion.depth), about]
+    sections = [
+        smoothing_section(rows, suggestion.depth),
+        Section("The graph", [Table([], graph.describe())]),
+    ]
     glossary = {name: GLOSSARY[name] for name in ("Hop", "Oversmoothing")}
     return Document(f"Oversmoothing of {graph.name}", cards, sections, glossary)
 
@@ -161,16 +143,14 @@ def streamed_page(outcome: Outcome) -> Document:
     search, scores, best = outcome.search, outcome.scores, outcome.best
     graph, rows, plan, metric = search.graph, search.rows, search.plan, search.metric.replace("-", " ")
     candidates = [
-        [one.name, one.setting, f"{score:.3f}", percent(one.validation_accuracy),
-         f"{one.validation_loss:.3f}"]
-        for one, score, _ in outcome.best_by_method
-    ]  # fmt: skip
+        [one.name, one.setting, f"{score:.3f}", *_validation(one)] for one, score, _ in outcome.best_by_method
+    ]
     setting = f" ({best.setting})" if best.setting else ""
-    labeled = np.count_nonzero(rows.train_labels >= 0)
     selected = (
         f"{best.name}{setting} was selected by its {metric} on {len(rows.validation):,} validation nodes. "
-        f"It was trained on {len(rows.train):,} of {labeled:,} training nodes, a stratified sample; the "
-        f"candidates were compared on {min(MAX_SELECTION_ROWS, len(rows.train)):,} of them."
+        f"It was trained on {len(rows.train):,} of {np.count_nonzero(rows.train_labels >= 0):,} training "
+        "nodes, a stratified sample; the candidates were compared on "
+        f"{min(MAX_SELECTION_ROWS, len(rows.train)):,} of them."
     )
     memory = (
         f"At most {size(plan.peak(plan.width))} of {size(plan.memory)} allowed were planned, in blocks of "
@@ -179,41 +159,47 @@ def streamed_page(outcome: Outcome) -> Document:
     caveat = [Text(outcome.caveat)] if outcome.caveat else []
     headings = ["candidate", "setting", metric, "validation accuracy", "validation loss"]
     sections = [
-        Section("Accuracy", [*caveat, *accuracy_tables({ALL: scores}, graph.facts.classes)]),
+        Section("Accuracy", [*caveat, *_accuracy_tables({ALL: scores}, graph.facts.classes)]),
         Section("Candidates", [Text(selected), Table(headings, candidates)]),
         Section("Not tried", [Text(f"{what}.") for what in search.left_out]),
         Section("Data and memory", [Table([], graph.describe()), Text(memory)]),
     ]
-    text = (
-        f"on {scores.count:,} test nodes, whose labels were not used otherwise; 95% interval "
-        f"{percent_range(*scores.interval)}; {percent(scores.most_frequent_share)} have the most frequent "
-        "class."
-    )
-    cards = [("Accuracy", percent(scores.accuracy), text)]
-    return Document(f"Labels for {graph.folder.name}", cards, sections)
+    return Document(f"Labels for {graph.folder.name}", [_accuracy_card(scores)], sections)
+
+
+def percent(value: float) -> str:
+    """Return a share as a percentage; a dash for NaN."""
+    return "–" if isnan(value) else f"{100 * value:.1f}%"
+
+
+def _percent_range(low: float, high: float) -> str:
+    return f"{100 * low:.1f} to {100 * high:.1f}%"
 
 
 def _nodes(count: int) -> str:
     return f"{count:,} held-out {'node' if count == 1 else 'nodes'}"
 
 
-def _cards(findings: Findings) -> list[tuple[str, str, str]]:
-    """Return the three numbers of the first screen: accuracy, gain, and labels to review."""
-    confidence, counted = findings.delivered_probabilities.max(1), findings.nodes_to_label
-    review = f"{int((counted & (confidence < CONFIDENT)).sum()):,} of {int(counted.sum()):,}"
-    total = "in all" if findings.graph.labeled.all() else "without a known label"
-    to_review = ("Labels to review", review, f"nodes {total} have a confidence below {CONFIDENT:.0%}.")
-    test = findings.test
-    if not test.any():
-        return [("Accuracy", "Not known", "There are no held-out nodes to measure it on."), to_review]
-    scores = findings.groups()[ALL]
+def _accuracy_card(scores: Scores) -> tuple[str, str, str]:
     few = scores.count < MIN_MEASURED
     answer = f"{scores.right} of {scores.count}" if few else percent(scores.accuracy)
     meaning = (
-        f"95% interval {percent_range(*scores.interval)}, on {_nodes(scores.count)}; "
+        f"95% interval {_percent_range(*scores.interval)}, on {_nodes(scores.count)}; "
         f"{percent(scores.most_frequent_share)} have the most frequent class."
     )
-    cards = [("Accuracy", answer, meaning)]
+    return "Accuracy", answer, meaning
+
+
+def _cards(findings: Findings) -> list[tuple[str, str, str]]:
+    """Return the three numbers of the first screen: accuracy, gain, and labels to review."""
+    confidence, counted = findings.classifier.probabilities_.max(1), findings.nodes_to_label
+    review = f"{int((counted & (confidence < CONFIDENT)).sum()):,} of {int(counted.sum()):,}"
+    meaning = f"nodes {_total(findings)} have a confidence below {CONFIDENT:.0%}."
+    to_review = ("Labels to review", review, meaning)
+    test = findings.test
+    if not test.any():
+        return [("Accuracy", "Not known", "There are no held-out nodes to measure it on."), to_review]
+    cards = [_accuracy_card(findings.test_scores)]
     if findings.baselines:
         labels = findings.graph.labels.cpu().numpy()
         right = {one.name: (one.predicted == labels)[test] for one in findings.baselines}
@@ -225,24 +211,30 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     return [*cards, to_review]
 
 
+def _total(findings: Findings) -> str:
+    return "in all" if findings.graph.labeled.all() else "without a known label"
+
+
 def _trust(findings: Findings) -> list[Text | Threshold]:
     delivered, evaluated = (
-        thousandths(one.max(1)) for one in (findings.delivered_probabilities, findings.probabilities)
+        thousandths(one.max(1)) for one in (findings.classifier.probabilities_, findings.probabilities)
     )
     test, counted = findings.test, findings.nodes_to_label
     right = findings.predicted == findings.graph.labels.cpu().numpy()
-    what = "in all" if findings.graph.labeled.all() else "without a known label"
     total, sentences = int(counted.sum()), []
-    for threshold in range(101):
-        trusted, sure = int((counted & (delivered >= 10 * threshold)).sum()), evaluated >= 10 * threshold
-        text = f"Of {total:,} nodes {what}, {trusted:,} to trust and {total - trusted:,} to review."
+    for threshold in range(0, 1010, 10):
+        trusted, sure = int((counted & (delivered >= threshold)).sum()), evaluated >= threshold
+        text = (
+            f"Of {total:,} nodes {_total(findings)}, {trusted:,} to trust and {total - trusted:,} to review."
+        )
         for group, name in ((test & sure, "at least this confidence"), (test & ~sure, "less")):
-            if not (count := int(group.sum())):
-                continue
-            hits = int(right[group].sum())
-            share = f"{percent(hits / count)} are right (95% interval {percent_range(*wilson(hits, count))})."
-            number = f"{hits} {'is' if hits == 1 else 'are'} right."
-            text += f" Of {_nodes(count)} with {name}, {number if count < MIN_MEASURED else share}"
+            count, hits = int(group.sum()), int(right[group].sum())
+            if count >= MIN_MEASURED:
+                interval = _percent_range(*wilson(hits, count))
+                share = f"{percent(hits / count)} are right (95% interval {interval})."
+            else:
+                share = f"{hits} {'is' if hits == 1 else 'are'} right."
+            text += f" Of {_nodes(count)} with {name}, {share}" if count else ""
         if test.any() and not (test & sure).any():
             text += " No held-out node has this confidence, so the accuracy there is not known."
         sentences.append(text)
@@ -254,11 +246,10 @@ def _trust(findings: Findings) -> list[Text | Threshold]:
 
 def _prediction_sets(findings: Findings, sets: Sequence[PredictionSets]) -> list[Text | Choices]:
     missing, counted = findings.graph.missing_vectors.cpu().numpy(), findings.nodes_to_label
-    what = "nodes" if findings.graph.labeled.all() else "nodes without a known label"
-    groups = {f"all {what}": counted}
+    groups = {"all nodes" if findings.graph.labeled.all() else "all nodes without a known label": counted}
     if (counted & missing).any() and (counted & ~missing).any():
         groups |= {"with features": counted & ~missing, "without features": counted & missing}
-    choices = {f"{one.rate:.0%}": set_tables(one, groups) for one in sets}
+    choices = {f"{one.rate:.0%}": _set_tables(one, groups) for one in sets}
     return [
         Text(
             "Choose how often the true label may be left out. Each node then gets the labels that cannot be "
@@ -273,6 +264,30 @@ def _prediction_sets(findings: Findings, sets: Sequence[PredictionSets]) -> list
     ]
 
 
+def _set_tables(sets: PredictionSets, groups: Mapping[str, NDArray[np.bool_]]) -> list[Table | Text]:
+    """Return two tables about the prediction sets at one error rate: their sizes, and their coverage."""
+    sizes = []
+    for name, group in groups.items():
+        single, total = int((sets.sizes[group] == 1).sum()), int(group.sum())
+        shares = [f"{count:,} ({count / max(total, 1):.0%})" for count in (single, total - single)]
+        sizes.append([name, f"{total:,}", *shares])
+    coverage = []
+    for name, one in sets.coverage.items():
+        asked = f"{100 * (1 - sets.rate):g}%" if one.guaranteed else "–"
+        few = one.nodes < MIN_MEASURED
+        measured = ["too few", "–"] if few else [percent(one.mean), _percent_range(one.low, one.high)]
+        coverage.append([name, f"{one.nodes:,}", asked, *measured])
+    headings = ["group", "held out", "asked for", "measured", "90% range"]
+    blocks: list[Table | Text] = [
+        Table(["group", "nodes", "one label", "several"], sizes, "Sizes of the sets"),
+        Table(headings, coverage, "How often the set contains the true label"),
+    ]
+    if not all(one.guaranteed for one in sets.coverage.values()):
+        text = "Too few nodes of one group are held out: the guarantee holds for all groups together."
+        blocks.append(Text(text))
+    return blocks
+
+
 def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
     groups, names, test = findings.groups(), findings.graph.class_names, findings.test
     yield Text(
@@ -280,23 +295,45 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
         "accuracy and macro F1 are means over classes, so that small classes count as much as large ones."
     )
     if LATER in groups:
-        yield Text(COMING_LATER)
-    yield from accuracy_tables(groups, names)
+        yield Text(
+            "Those coming later were taken out of the graph with all their edges; a model that was fitted "
+            "without them labeled them when they came back."
+        )
+    yield from _accuracy_tables(groups, names)
     yield confusion("Confusion matrix (shade: share of the true class)", groups[ALL].confusion, names)
     right = findings.predicted[test] == findings.graph.labels.cpu().numpy()[test]
     title = "Reliability: accuracy against confidence (ideal: the diagonal)"
     yield reliability(title, findings.probabilities[test].max(1), right)
 
 
+def _accuracy_tables(groups: Mapping[str, Scores], classes: Sequence[str]) -> list[Table]:
+    """Return two tables: accuracy by group of held-out nodes, the first of which has all, and by class."""
+    scores = next(iter(groups.values()))
+    columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
+    by_group = [[name, f"{one.count:,}", *_score_columns(one)] for name, one in groups.items()]
+    by_class = [
+        [name, f"{count:,}", *map(percent, shares)]
+        for name, (count, *shares) in zip(classes, columns, strict=True)
+    ]
+    return [
+        Table(["group", "nodes", *SCORE_COLUMNS], by_group),
+        Table(["class", "nodes", "recall", "precision", "F1"], by_class),
+    ]
+
+
+def _score_columns(scores: Scores) -> list[str]:
+    means = (scores.balanced_accuracy, scores.macro_f1)
+    return [percent(scores.accuracy), _percent_range(*scores.interval), *map(percent, means)]
+
+
 def _comparison(findings: Findings) -> list[Markdown | Table | Chart | Text]:
     scores = findings.comparison()
     ends = [(100 * one.accuracy, 100 * one.interval[0], 100 * one.interval[1]) for one in scores.values()]
-    rows = [[name, *score_columns(one)] for name, one in scores.items()]
     title = "Accuracy on held-out nodes, with 95% interval"
     return [
         Markdown(verdict(findings)),
         intervals(title, list(scores), ends, "accuracy (%)"),
-        Table(["method", *SCORE_COLUMNS], rows),
+        Table(["method", *SCORE_COLUMNS], [[name, *_score_columns(one)] for name, one in scores.items()]),
         Text(_tuning(findings)),
     ]
 
@@ -305,13 +342,14 @@ def _tuning(findings: Findings) -> str:
     """Describe how each method was tuned."""
     if not findings.chosen:
         return "All methods were trained on the same nodes. Without validation nodes, settings are fixed."
-    listed = [f"{findings.classifier.best_.name}: {len(findings.classifier.search_):,}"]
+    split, listed = (
+        findings.graph.split,
+        [f"{findings.classifier.best_.name}: {len(findings.classifier.search_):,}"],
+    )
     for one in findings.baselines:
-        if one.num_candidates > 1:
-            setting = f" ({one.best.setting})" if one.best.setting else ""
-            listed.append(f"{one.name}: {one.num_candidates:,}{setting}")
+        setting = f" ({one.best.setting})" if one.best.setting else ""
+        listed += [f"{one.name}: {one.num_candidates:,}{setting}"] if one.num_candidates > 1 else []
     text = f"Settings were selected on {findings.selection_nodes}. Settings tried: {'; '.join(listed)}."
-    split = findings.graph.split
     if findings.classifier.task_.fold_masks:
         count = int((split.train | split.validation).sum())
         text += f" Methods without networks were then trained on all {count:,} training and validation nodes."
@@ -326,7 +364,7 @@ def _tuning(findings: Findings) -> str:
 
 def _ensemble(findings: Findings) -> list[Text | Table]:
     classifier, best = findings.classifier, findings.classifier.best_
-    how = f"that do best together on {findings.selection_nodes}, by {getattr(classifier, 'metric', 'loss')}"
+    how = f"that do best together on {findings.selection_nodes}, by {classifier.metric}"
     if best.one_per_model:
         how = f"that are the best of each model, as {findings.selection_nodes} prefer none"
     members = classifier.parts_
@@ -334,10 +372,9 @@ def _ensemble(findings: Findings) -> list[Text | Table]:
         members = [*members, (sum(weight for weight, _ in members), best)]
     rows = [
         [
-            one.name if one.depth or one.model == "average" else f"{one.name} {one.setting}".strip(),
+            one.name if one.depth or one.parts else f"{one.name} {one.setting}".strip(),
             f"{weight}",
-            percent(one.validation_accuracy),
-            f"{one.validation_loss:.3f}",
+            *_validation(one),
         ]
         for weight, one in members
     ]
@@ -347,12 +384,16 @@ def _ensemble(findings: Findings) -> list[Text | Table]:
     ]
 
 
+def _validation(candidate: Candidate) -> list[str]:
+    return [percent(candidate.validation_accuracy), f"{candidate.validation_loss:.3f}"]
+
+
 def _depth(findings: Findings) -> list[Text | Chart]:
     best, candidates = findings.deep, [one for one in findings.classifier.search_ if one.depth]
     if best is None:
         return [Text("No model with a depth was tried.")]
     text = (
-        f"Of {len(candidates):,} models with a depth, {best.name} had the smallest loss on "
+        f"Of the candidates with a depth ({len(candidates):,}), {best.name} had the smallest loss on "
         f"{findings.selection_nodes} (accuracy {percent(best.validation_accuracy)}). The chart shows "
         "the best setting of each depth."
     )
@@ -375,47 +416,12 @@ def _depth(findings: Findings) -> list[Text | Chart]:
 def _about(findings: Findings) -> Table:
     graph, classifier, suggestion = findings.graph, findings.classifier, findings.suggestion
     rows: list[Any] = [*graph.describe(), ("scaling", classifier.scaling_.sentence)]
-    if (column := getattr(classifier, "time", None)) is not None:
-        rows.append(("tested on", f"the latest nodes by {column}"))
+    if classifier.time is not None:
+        rows.append(("tested on", f"the latest nodes by {classifier.time}"))
     if suggestion.unreachable:
         text = f"{suggestion.unreachable:,} nodes without features have no path to a node with features"
         rows.append(("unreachable", text))
-    if findings.direction is not None:
-        rows.append(("direction", findings.direction))
+    if any(one.directed for _, one in classifier.parts_):
+        text = "boosted trees distinguish in- from out-neighbors; all other models take edges as undirected"
+        rows.append(("direction", text))
     return Table([], [*rows, ("model", f"{classifier.best_.name}, adjacency {classifier.adjacency}")])
-
-
-@contextmanager
-def result_folder(folder: Path, names: Collection[str] = OUTPUT_FILES) -> Iterator[Path]:
-    """Give a folder for drafts, which move into ``folder`` at the end; after an error, nothing has changed.
-
-    Args:
-        folder: absent, empty, or with the output of an earlier run.
-        names: files to replace or, where the drafts have no such file, to remove. Other files stay.
-    """
-    check_folder(folder)
-    with atomic_folder(folder, names) as drafts:
-        yield drafts
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that is in use for something else."""
-    check_not_file(folder)
-    with locked_folder(folder):
-        pass
-    if not folder.is_dir() or holds_model(folder):
-        return
-    others = set(folder.iterdir()) - set(drafts_in(folder, folder.resolve()))
-    if others and not _is_streamed(others):
-        problem = f"{folder}: the folder holds files that no run wrote"
-        hint = "Choose another, such as a new one in it."
-        raise PairNormError(problem, code="foreign-folder", value=str(folder), hint=hint)
-
-
-def _is_streamed(paths: set[Path]) -> bool:
-    """Return whether files are the output for a packed graph, which has no model."""
-    named = {path.name: path for path in paths}
-    if not {PREDICTION_FILES[0], REPORT} <= named.keys() <= {*PREDICTION_FILES, *REPORT_FILES}:
-        return False
-    with named[PREDICTION_FILES[0]].open("rb") as file:
-        return file.read(13) == b"id,predicted,"

@@ -13,11 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.classify.calibration import decide, mean_probabilities, tilted
 from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Fitted
 from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.candidates.task import KnownLabels, Task, expected_shares, unreachable
-from pairnorm.classify.evaluation import NORMAL_95, metric_difference, paired_difference
+from pairnorm.classify.evaluation import (
+    NORMAL_95,
+    decide,
+    mean_probabilities,
+    metric_difference,
+    paired_difference,
+    tilted,
+)
 from pairnorm.nn.propagate import propagate_with_restart
 
 MAX_ROUNDS, SHORTLIST = 20, 100

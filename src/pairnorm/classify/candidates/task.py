@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.calibration import decide, mean_probabilities
 from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Fitted
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.evaluation import decide, mean_probabilities
 from pairnorm.classify.holdout import hide
 from pairnorm.classify.regression import SearchLimits, subsample
 from pairnorm.data import Graph
