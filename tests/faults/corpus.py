@@ -1,6 +1,5 @@
 """A small sound file of every format that is read, and what reads it; the fuzzers damage these."""
 
-import gzip
 import json
 import shutil
 import sqlite3
@@ -154,7 +153,6 @@ FORMATS = {
     "store written to": Format("store.sqlite", _writing),
     "case study": Format("store.sqlite", _case_study),
     "export": Format("export.csv", _store("export.csv")),
-    "export packed": Format("export.csv.gz", _store("export.csv.gz")),
 }
 
 
@@ -252,6 +250,4 @@ def write_corpus(folder: Path) -> Path:
     layers = Layers(0.7, distances, distances, edges, counts)
     with Store(folder / "store.sqlite") as store:
         write_layers(store, {Spec("cora", "SGC", 2, norm="PN"): layers})
-    with (folder / "export.csv").open("rb") as plain, gzip.open(folder / "export.csv.gz", "wb") as packed:
-        shutil.copyfileobj(plain, packed)
     return folder

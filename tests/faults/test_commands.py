@@ -155,21 +155,6 @@ def test_no_store_is_left_by_a_failed_download(
 
 
 @pytest.mark.parametrize(
-    ("contents_", "code"),
-    [
-        (b"", "file-damaged"),
-        (b"not gzip", "file-damaged"),
-        (b"\x1f\x8b\x08\x00", "file-damaged"),
-    ],
-)
-def test_an_export_that_is_no_gzip(fails, tmp_path: Path, contents_: bytes, code: str) -> None:
-    path = tmp_path / "export.csv.gz"
-    path.write_bytes(contents_)
-    fails("report", "--store", path, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
     ("column", "value"),
     [
         *[("seconds", "nan"), ("seconds", "inf"), ("seconds", "-1"), ("seed", str(2**70)), ("seed", "-1")],

@@ -7,6 +7,7 @@ from pairnorm.paper.case_study import BINS, Layers, write_layers
 from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, Selection
 from pairnorm.sweep.grid import Experiment
 from pairnorm.train import Spec, Store, Trial
+from pairnorm.train.result import Origin, Result
 
 SMALL = Selection(("all",), runs=2, epochs=7, depths=(2, 4, 8))
 
@@ -81,7 +82,10 @@ def fill(path: Path, experiments: list[Experiment], contrary: bool = False) -> P
                 for spec in experiment.candidates(cell, seed):
                     cells.setdefault(spec, {})[seed] = trial(spec, seed, contrary)
     with Store(path) as store:
-        store.add_trials({spec: list(trials.values()) for spec, trials in cells.items()}, seconds=1.0)
+        origin = Origin.here(seconds=1.0, shared_by=1, device="cpu")
+        store.add_results(
+            Result(spec, one, origin) for spec, trials in cells.items() for one in trials.values()
+        )
     return path
 
 

@@ -143,7 +143,7 @@ def write_report(
     The same store gives the same files, bit for bit.
 
     Args:
-        store: the store, or its export as ``.csv`` or ``.csv.gz``.
+        store: the store, or its export as ``.csv``.
         out: the folder.
         selection: which part of the experiments is requested. Default: the paper's.
         workers: processes that draw figures. More than one are for programs that can be imported again, as

@@ -1,8 +1,6 @@
 """The trials of a store by spec and seed: summaries, selected candidates, and training of what is pending."""
 
-import gzip
 import os
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +17,6 @@ from pairnorm.sweep.grid import CellT, Grid, Summary
 from pairnorm.train import Progress, Spec, Store, Trial, run
 from pairnorm.train.engine import Pair
 from pairnorm.train.schedule import Running
-
-MAX_EXPANSION = 200
-"""How many times larger than its gzip file an export may be: text does not compress further."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ class ResultIndex:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], ignore_fingerprints: bool = False) -> "ResultIndex":
-        """Read a store, or its export as ``.csv`` or ``.csv.gz``."""
+        """Read a store, or its export as ``.csv``."""
         with open_results(path) as store:
             return cls(store.trials_by_spec(), ignore_fingerprints)
 
@@ -253,9 +248,9 @@ def train_batches(
 
 @contextmanager
 def open_results(path: str | os.PathLike[str]) -> Iterator[Store]:
-    """Open a store for reading; an export, ``.csv`` or ``.csv.gz``, through a temporary store."""
+    """Open a store for reading; its export as ``.csv`` through a temporary store."""
     source = Path(path)
-    if ".csv" not in source.suffixes[-2:]:
+    if source.suffix != ".csv":
         with Store(source, read_only=True) as store:
             yield store
         return
@@ -263,29 +258,9 @@ def open_results(path: str | os.PathLike[str]) -> Iterator[Store]:
         problem = f"there is no export at {source}"
         hint = "Check the path, or run an experiment first."
         raise PairNormError(problem, code="file-missing", value=source, hint=hint)
-    with TemporaryDirectory() as folder:
-        if source.suffix == ".gz":
-            source = _unpacked(source, Path(folder))
-        with Store(Path(folder) / "store.sqlite") as store:
-            store.merge(source)
-            yield store
-
-
-def _unpacked(source: Path, folder: Path) -> Path:
-    """Unpack an export; refuse one that is no gzip file, ends early or expands too much."""
-    plain, room = folder / source.stem, MAX_EXPANSION * source.stat().st_size
-    try:
-        with gzip.open(source) as packed, plain.open("wb") as target:
-            while block := packed.read(1 << 20):
-                room -= len(block)
-                if room < 0:
-                    raise ValueError(f"it is more than {MAX_EXPANSION} times as large when unpacked")
-                target.write(block)
-    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
-        problem = f"{source} cannot be unpacked ({error})"
-        expected = "a store's CSV export, packed by gzip"
-        raise PairNormError(problem, code="file-damaged", value=source, expected=expected) from error
-    return plain
+    with TemporaryDirectory() as folder, Store(Path(folder) / "store.sqlite") as store:
+        store.merge(source)
+        yield store
 
 
 def _grouped(candidates: Iterable[Summary], name: str) -> dict[float, list[Summary]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
+from math import nan
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
@@ -225,6 +226,28 @@ _ADDED_COLUMNS = {STORED_NAMES.get(name, name): value for name, value in ADDED_F
 _FIXED = tuple(name for name in TYPES if name != "measures")
 
 
+def trial_row(trial: Trial) -> list[Any]:
+    """Return the values of a trial as SQLite stores them; it stores NaN as NULL."""
+    values = vars(trial) | {"measures": trial.measures or None}
+    return [json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for one in values.values()]
+
+
+def trial_from_row(row: Sequence[Any]) -> Trial:
+    """Return the trial of a ``trial_row``."""
+    values = dict(zip(TRIAL, row, strict=True))
+    for name, value in values.items():
+        if value is None and TYPES[name] is float:
+            values[name] = nan
+    values["measures"] = json.loads(values["measures"]) if values["measures"] else {}
+    values["curves"] = json.loads(values["curves"]) if values["curves"] else None
+    return Trial(**values)
+
+
+def outcome(trial: Trial) -> str:
+    """Return a text that is equal for equal trials, also where a number is NaN."""
+    return json.dumps(vars(trial), sort_keys=True)
+
+
 def table(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Return the columns of a table of results, followed by one column per measure."""
     columns = {name: list(map(attrgetter(_ATTRIBUTES[name]), results)) for name in _FIXED}
@@ -246,15 +269,6 @@ def frame(results: Sequence[Result]) -> "pandas.DataFrame":
     return pandas.DataFrame(columns).astype(numeric)
 
 
-def write_parquet(results: Sequence[Result], path: Path) -> None:
-    """Write the ``frame`` of results as Parquet."""
-    try:
-        frame(results).to_parquet(path, index=False)
-    except ImportError as error:
-        problem, hint = "Parquet needs pyarrow", "Install it, or export as .csv."
-        raise PairNormError(problem, code="library-missing", value="pyarrow", hint=hint) from error
-
-
 def write_csv(results: Sequence[Result], path: Path) -> None:
     """Write results as CSV: numbers with all digits, ``nan`` for NaN, an empty cell for an absent value.
 
@@ -264,7 +278,8 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([_write(value) for value in row] for row in zip(*columns.values(), strict=True))
+        for row in zip(*columns.values(), strict=True):
+            writer.writerow(json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for one in row)
 
 
 def read_csv(path: Path) -> list[Result]:
@@ -283,12 +298,6 @@ def read_csv(path: Path) -> list[Result]:
 
 def _no_export(problem: str, code: str, value: Any) -> PairNormError:
     return PairNormError(problem, code=code, value=value, expected="a CSV export of a store")
-
-
-def _write(value: Any) -> str:
-    if value is None:
-        return ""
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
 
 
 def _read_row(texts: dict[str, str], where: str) -> Result:
@@ -314,12 +323,10 @@ def _read_row(texts: dict[str, str], where: str) -> Result:
 
 
 def _read(name: str, text: str) -> Any:
+    """Return the value of a cell; errors are those of ``UNEXPECTED``."""
     kind = TYPES.get(name, float)
-    try:
-        if kind is bool:
-            return {"False": False, "True": True}[text]
-        if kind in (int, float, str):
-            return kind(text)
-        return (json.loads(text) if name == "curves" else text) if text else None
-    except (KeyError, RecursionError, ValueError):
-        raise _no_export(f"{name} is {quoted(text)}", "wrong-value", text) from None
+    if kind is bool:
+        return {"False": False, "True": True}[text]
+    if kind in (int, float, str):
+        return kind(text)
+    return (json.loads(text) if name == "curves" else text) if text else None

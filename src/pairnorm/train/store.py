@@ -7,33 +7,27 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from math import nan
+from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.base.files import atomic_file
-from pairnorm.train.database import (
-    SCHEMA_VERSION,
-    connect,
-    damaged_values,
-    hash_number,
-    transaction,
-    translate_errors,
-)
+from pairnorm.base.files import atomic_file, writable
 from pairnorm.train.result import (
     ORIGIN,
     SPEC,
     TRIAL,
     TYPES,
+    UNEXPECTED,
     Origin,
     Result,
     Trial,
     frame,
+    outcome,
     read_csv,
+    trial_from_row,
+    trial_row,
     write_csv,
-    write_parquet,
 )
 from pairnorm.train.spec import STORED_NAMES, Spec
 
@@ -41,24 +35,26 @@ if TYPE_CHECKING:
     import pandas
     import torch
 
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
+APPLICATION = int.from_bytes(b"Pair", "big")
+"""SQLite's ``application_id`` of a store."""
+SCHEMA_VERSION = 7
+"""SQLite's ``user_version`` of a store with the schema of ``schema.sql``; no other is read."""
+BUSY_SECONDS = 60
+"""How long a process waits for other processes that write."""
 
 _VARIED = ("depth", "scale", "missing_rate")
 _PROTOCOL = tuple(name for name in SPEC if name not in _VARIED)
-_METRICS = tuple(name for name in TRIAL if TYPES[name] is float)
 _SPECS = "specs JOIN protocols ON protocols.id = specs.protocol"
 _TRIALS = f"trials JOIN ({_SPECS}) USING (hash) JOIN origins ON origins.id = trials.origin"
-
-
 _RECORD = ("collection", "key", "value")
-_RECORDS = f"SELECT {_names(_RECORD)} FROM records"
 _CREATE_RECORDS = (
     "CREATE TABLE IF NOT EXISTS records (collection TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, "
     "PRIMARY KEY (collection, key)) WITHOUT ROWID"
 )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
@@ -118,7 +114,7 @@ class Store:
 
     def _query(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         connection = self._connect(create=False)
-        with translate_errors(self.path):
+        with _explain_errors(self.path):
             # Fetch all rows at once: an open query would block writers.
             return connection.execute(query, values).fetchall() if connection else []
 
@@ -130,7 +126,7 @@ class Store:
             raise PairNormError(problem, code="read-only", value=self.path, hint=hint)
         connection = self._connect(create=True)
         assert connection is not None
-        with translate_errors(self.path), transaction(connection):
+        with _explain_errors(self.path), transaction(connection):
             yield connection
 
     def check_writable(self) -> None:
@@ -146,13 +142,8 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"Store({str(self.path)!r}, read_only={self.read_only})"
 
     def __len__(self) -> int:
         """Return the number of trials."""
@@ -161,28 +152,16 @@ class Store:
     def missing(self, spec: Spec, seeds: Iterable[int]) -> list[int]:
         """Return the seeds without a trial of this spec, in the order given."""
         query = "SELECT seed FROM trials WHERE hash = ?"
-        present = {seed for (seed,) in self._query(query, [hash_number(spec.hash)])}
+        present = {seed for (seed,) in self._query(query, [_hash_number(spec.hash)])}
         return [seed for seed in dict.fromkeys(seeds) if seed not in present]
 
     def add(
         self, spec: Spec, trials: Iterable[Trial], *, seconds: float, device: "torch.device | str" = "cpu"
     ) -> int:
-        """Write the trials of a spec atomically and return how many of them are new."""
-        return self.add_trials({spec: trials}, seconds=seconds, device=device)
-
-    def add_trials(
-        self, trials: Mapping[Spec, Iterable[Trial]], *, seconds: float, device: "torch.device | str" = "cpu"
-    ) -> int:
-        """Write trials that this process computed together, atomically, and return how many are new.
-
-        Args:
-            trials: of each spec.
-            seconds: time that all of them took together.
-            device: on which they were computed.
-        """
-        pairs = [(spec, trial) for spec, some in trials.items() for trial in some]
-        origin = Origin.here(seconds=seconds, shared_by=len(pairs), device=device)
-        return self.add_results(Result(spec, trial, origin) for spec, trial in pairs)
+        """Write trials that this process computed together in some seconds; return how many are new."""
+        given = list(trials)
+        origin = Origin.here(seconds=seconds, shared_by=len(given), device=device)
+        return self.add_results(Result(spec, trial, origin) for trial in given)
 
     def add_results(self, results: Iterable[Result]) -> int:
         """Write results atomically and return how many are new."""
@@ -206,20 +185,20 @@ class Store:
     def results_by_spec(self, **where: Any) -> dict[Spec, list[Result]]:
         """Return the results of every spec, sorted. ``where`` as in ``trials_by_spec``."""
         where = {STORED_NAMES.get(name, name): value for name, value in where.items()}
-        condition, requested = _condition(where)
+        condition, values = _condition(where)
         # The order of the file needs no sorting, and without a condition nothing is joined.
         tables = _TRIALS if where else "trials"
         trials = self._query(
             f"SELECT hash, origin, {_names(TRIAL)} FROM {tables} WHERE {condition} ORDER BY hash, seed",
-            requested,
+            values,
         )
-        condition, requested = _condition({name: where[name] for name in where if name in ("hash", *SPEC)})
+        condition, values = _condition({name: where[name] for name in where if name in ("hash", *SPEC)})
         varied = f"hash, protocol, {_names(_VARIED)}"
         specs = self._query(
-            f"SELECT {varied} FROM {_SPECS} WHERE {condition} ORDER BY {_names(SPEC)}", requested
+            f"SELECT {varied} FROM {_SPECS} WHERE {condition} ORDER BY {_names(SPEC)}", values
         )
-        names = [SPEC[column] for column in _PROTOCOL]
-        protocols = self._rows("protocols", _PROTOCOL, names)
+        protocols = self._rows("protocols", _PROTOCOL, [SPEC[column] for column in _PROTOCOL])
+        origin_rows = self._rows("origins", ORIGIN, ORIGIN)
 
         @cache
         def deep(protocol: int, scale: float, missing_rate: float) -> Spec:  # deep enough for any skip
@@ -227,10 +206,10 @@ class Store:
 
         by_hash: dict[int, list[tuple[Trial, Origin]]] = defaultdict(list)
         by_spec: dict[Spec, list[Result]] = {}
-        with damaged_values(self.path):
-            origins = {number: Origin(**row) for number, row in self._rows("origins", ORIGIN, ORIGIN).items()}
-            for number, origin, *values in trials:
-                by_hash[number].append((_trial(values), origins[origin]))
+        with _explain_errors(self.path, *UNEXPECTED):
+            origins = {number: Origin(**row) for number, row in origin_rows.items()}
+            for number, origin, *row in trials:
+                by_hash[number].append((trial_from_row(row), origins[origin]))
             for number, protocol, depth, *others in specs:
                 if number in by_hash:
                     spec = deep(protocol, *others).at(depth)
@@ -247,65 +226,51 @@ class Store:
         return frame(self.results(**where))
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write all trials to a ``.csv`` file, which ``merge`` reads, or to ``.parquet`` without curves.
+        """Write all trials to a ``.csv`` file, which ``merge`` reads.
 
         The same trials give the same file: rows are sorted, and numbers have all their digits.
         """
-        target, writers = Path(path), {".csv": write_csv, ".parquet": write_parquet}
-        write = writers[one_of("suffix of the export", target.suffix, tuple(writers))]
+        target = Path(path)
+        one_of("suffix of the export", target.suffix, (".csv",))
         with atomic_file(target) as draft:
-            write(self.results(), draft)
+            write_csv(self.results(), draft)
         return target
 
     def merge(self, other: str | os.PathLike[str]) -> Merged:
         """Add the trials and records of another store, or the trials of a CSV export, that are new here."""
-        source, records = Path(other), list[tuple[str, str, str]]()
+        source, records = Path(other), list[Any]()
         if source.suffix == ".csv":
             theirs = read_csv(source)
         else:
             with Store(source, read_only=True) as store:
-                theirs, records = store.results(), store._query(_RECORDS) if store._has_records else []
+                theirs, records = store.results(), store._records(_RECORD)
         with self._transaction() as connection:
-            ours = {
-                (spec, trial.seed): _outcome(trial)
-                for spec, trials in self.trials_by_spec().items()
-                for trial in trials
-            }
+            ours = {(result.spec, result.trial.seed): outcome(result.trial) for result in self.results()}
             added = _add(connection, theirs)
-            same = sum(ours.get((spec, trial.seed)) == _outcome(trial) for spec, trial, _ in theirs)
+            same = sum(ours.get((spec, trial.seed)) == outcome(trial) for spec, trial, _ in theirs)
             if records:
                 connection.execute(_CREATE_RECORDS)
                 connection.executemany(f"{_insert('records', _RECORD)} ON CONFLICT DO NOTHING", records)
         return Merged(added, same, len(theirs) - added - same)
 
     def records(self, collection: str) -> dict[str, Any]:
-        """Return the JSON values of a collection by key, sorted by key.
+        """Return the JSON values of a collection, such as ``"case-study"``, by key, sorted by key."""
+        rows = self._records(("key", "value"), "WHERE collection = ? ORDER BY key", [collection])
+        with _explain_errors(self.path, *UNEXPECTED):
+            return {key: json.loads(value) for key, value in rows}
 
-        Args:
-            collection: name under which ``write_records`` wrote them, such as ``"case-study"``.
-        """
-        if not self._has_records:
-            return {}
-        query = "SELECT key, value FROM records WHERE collection = ? ORDER BY key"
-        with damaged_values(self.path):
-            return {key: json.loads(value) for key, value in self._query(query, [collection])}
+    def _records(self, columns: Sequence[str], which: str = "", values: Sequence[Any] = ()) -> list[Any]:
+        if not self._query("SELECT 1 FROM sqlite_master WHERE name = 'records'"):
+            return []
+        return self._query(f"SELECT {_names(columns)} FROM records {which}", values)
 
     def write_records(self, collection: str, records: Mapping[str, Any]) -> None:
-        """Write JSON values of a collection atomically, replacing values with the same keys.
-
-        Args:
-            collection: name of what belongs together.
-            records: values that ``json`` can write, by key.
-        """
+        """Write values of a collection as JSON, by key, atomically; they replace those of the same keys."""
         rows = [(collection, key, json.dumps(value)) for key, value in records.items()]
         replace = "ON CONFLICT DO UPDATE SET value = excluded.value"
         with self._transaction() as connection:
             connection.execute(_CREATE_RECORDS)
             connection.executemany(f"{_insert('records', _RECORD)} {replace}", rows)
-
-    @property
-    def _has_records(self) -> bool:
-        return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'records'"))
 
 
 def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -316,63 +281,165 @@ def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
         several = isinstance(requested, list | tuple | set | range)
         choices = list(requested) if several else [requested]
         parts.append(f'"{one_of("column", name, tuple(TYPES))}" IN ({", ".join("?" * len(choices))})')
-        values += map(hash_number, choices) if name == "hash" else choices
+        values += map(_hash_number, choices) if name == "hash" else choices
     return " AND ".join(parts), values
 
 
 def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
     """Insert the new trials with their protocols, specs and origins; return how many were new."""
-    protocols, origins = _Rows(connection, "protocols", _PROTOCOL), _Rows(connection, "origins", ORIGIN)
+    protocols: dict[Any, int] = {}
+    origins: dict[Any, int] = {}
+    for table, columns, ids in (("protocols", _PROTOCOL, protocols), ("origins", ORIGIN, origins)):
+        rows = connection.execute(f"SELECT id, {_names(columns)} FROM {table}")
+        ids.update((tuple(values), number) for number, *values in rows)
+
+    def row_id(table: str, columns: Sequence[str], ids: dict[Any, int], values: tuple[Any, ...]) -> int:
+        """Return the id of the row with these values; insert it if there is none."""
+        if values not in ids:
+            ids[values] = connection.execute(_insert(table, columns), values).lastrowid or 0
+        return ids[values]
+
     added = 0
     for spec, trial, origin in results:
-        number = hash_number(spec.hash)
+        number = _hash_number(spec.hash)
         present = "SELECT 1 FROM trials WHERE hash = ? AND seed = ?"
         if connection.execute(present, [number, trial.seed]).fetchone():
             continue
+        values = tuple(getattr(spec, SPEC[name]) for name in _PROTOCOL)
+        protocol = row_id("protocols", _PROTOCOL, protocols, values)
         connection.execute(
             f"{_insert('specs', ('hash', 'protocol', *_VARIED))} ON CONFLICT DO NOTHING",
-            [number, protocols.number(spec), *(getattr(spec, name) for name in _VARIED)],
+            [number, protocol, *(getattr(spec, name) for name in _VARIED)],
         )
-        values = [_encode(value) for value in (vars(trial) | {"measures": trial.measures or None}).values()]
+        computed = row_id("origins", ORIGIN, origins, tuple(getattr(origin, name) for name in ORIGIN))
         connection.execute(
-            _insert("trials", ("hash", *TRIAL, "origin")), [number, *values, origins.number(origin)]
+            _insert("trials", ("hash", *TRIAL, "origin")), [number, *trial_row(trial), computed]
         )
         added += 1
     return added
 
 
-class _Rows:
-    """The rows of a table that rows of other tables refer to by id."""
-
-    def __init__(self, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> None:
-        self._connection, self._columns, self._insert = connection, columns, _insert(table, columns)
-        rows = connection.execute(f"SELECT id, {_names(columns)} FROM {table}")
-        self._numbers: dict[tuple[Any, ...], int] = {tuple(values): number for number, *values in rows}
-
-    def number(self, part: Spec | Origin) -> int:
-        """Return the id of the row with the values of ``part``; insert it if there is none."""
-        values = tuple(getattr(part, SPEC.get(name, name)) for name in self._columns)
-        if values not in self._numbers:
-            number = self._connection.execute(self._insert, values).lastrowid
-            assert number is not None
-            self._numbers[values] = number
-        return self._numbers[values]
+def _hash_number(digits: str) -> int:
+    """Return the 16 hexadecimal digits of a hash as the signed integer that SQLite stores."""
+    return int.from_bytes(bytes.fromhex(digits), "big", signed=True)
 
 
-def _encode(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """Open the file of a store, or create it.
+
+    The journal is a rollback journal, SQLite's default, and not a write-ahead log: between two writes the one
+    file is complete and can be copied, and it can be read from a folder where nothing may be written.
+    """
+    if read_only and not path.exists():
+        hint = "Check the path, or run an experiment first."
+        raise _refused(path, "file-missing", "there is no store at", hint)
+    if path.exists() and not path.is_file():
+        raise _refused(path, "not-a-file", "not a file:", "Name a store, such as results.sqlite.")
+    # SQLite would take a file of a single byte for an empty database; a database has at least one page.
+    if path.exists() and 0 < path.stat().st_size < 512:
+        raise _refused(path, "not-a-store", "neither a store nor any SQLite file:")
+    with writable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    # A reader also opens for writing if it may, so that SQLite can roll back the write of a killed process.
+    mode = "rwc" if not read_only else "rw" if os.access(path, os.W_OK) else "ro"
+    connection = None
+    try:
+        with _explain_errors(path):
+            uri = f"{path.absolute().as_uri()}?mode={mode}"
+            connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+            connection.execute("PRAGMA trusted_schema = OFF")
+            # One transaction, since another process may be creating the store at this moment.
+            with transaction(connection, "DEFERRED" if path.stat().st_size else "IMMEDIATE"):
+                if _is_empty(connection, path):
+                    if read_only:
+                        raise _refused(path, "empty-store", "an empty file:", "Run an experiment first.")
+                    schema = (files("pairnorm.train") / "schema.sql").read_text(encoding="utf-8")
+                    for statement in schema.strip().removesuffix(";").split(";\n"):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            if read_only:
+                connection.execute("PRAGMA query_only = ON")
+    except BaseException:
+        if connection is not None:
+            connection.close()
+        raise
+    return connection
 
 
-def _trial(row: Sequence[Any]) -> Trial:
-    values = dict(zip(TRIAL, row, strict=True))
-    for name in _METRICS:
-        if values[name] is None:
-            values[name] = nan
-    values["measures"] = json.loads(values["measures"]) if values["measures"] else {}
-    values["curves"] = json.loads(values["curves"]) if values["curves"] else None
-    return Trial(**values)
+@contextmanager
+def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Commit everything inside at once, or roll all of it back after an error."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
-def _outcome(trial: Trial) -> str:
-    # Text, since NaN differs from itself and must not here.
-    return json.dumps(vars(trial), sort_keys=True)
+def _is_empty(connection: sqlite3.Connection, path: Path) -> bool:
+    """Return whether the file is empty; raise an error for a file that is not a store."""
+    application, version = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")
+    )
+    objects = connection.execute("SELECT type, name, rootpage FROM sqlite_master").fetchall()
+    if not (application or version or objects):
+        return True
+    if application != APPLICATION:
+        raise _refused(path, "not-a-store", "the SQLite file of another program:")
+    if version != SCHEMA_VERSION:
+        which, hint = "newer", "Upgrade pairnorm."
+        if version < SCHEMA_VERSION:
+            which, hint = "older", "Export it as .csv with the pairnorm that wrote it, and merge that file."
+        problem = f"{path} is from a pairnorm that is {which} than this one (schema version {version})"
+        expected = f"version {SCHEMA_VERSION}"
+        raise PairNormError(problem, code=f"{which}-store", value=version, expected=expected, hint=hint)
+    for kind, name, page in objects:
+        # A view or a virtual table can run without end when it is read, a trigger when a row is added.
+        is_computed = kind == "trigger" or (kind in ("table", "view") and not page)
+        if is_computed and (kind, name) != ("view", "results"):
+            problem = f"{path} has a {kind} {str(name)[:50]!r} that no store has"
+            hint = "Do not use this file: somebody changed it."
+            raise PairNormError(problem, code="store-damaged", value=path, hint=hint)
+    return False
+
+
+def _refused(path: Path, code: str, problem: str, hint: str = "Choose another path.") -> PairNormError:
+    return PairNormError(f"{problem} {path}", code=code, value=path, hint=hint)
+
+
+_NOT_WRITABLE = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")
+
+
+@contextmanager
+def _explain_errors(path: Path, *kinds: type[Exception]) -> Iterator[None]:
+    """Replace errors of SQLite, and errors of other kinds about values that no store holds."""
+    try:
+        yield
+    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
+        raise  # a mistake of this package, such as a wrong number of values
+    except Exception as error:
+        # SQLite may quote bytes of a damaged file, which are not UTF-8.
+        if not isinstance(error, (sqlite3.Error, UnicodeDecodeError, *kinds)):
+            raise
+        if getattr(error, "code", "") == "not-imported":  # a method that is not imported is no damage
+            raise
+        kind = getattr(error, "sqlite_errorname", "")
+        name, problem = "store-damaged", f"{path} is damaged ({' '.join(str(error).split())[:200]})"
+        hint = "Restore a copy; `sqlite3 FILE .recover` saves what can be read."
+        if kind == "SQLITE_NOTADB":
+            raise _refused(path, "not-a-store", "neither a store nor any SQLite file:") from error
+        if kind.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            name = "store-locked"
+            problem = f"{path} has been locked by another process for {BUSY_SECONDS} seconds"
+            hint = "Wait until that process ends, or end it; then run the same command again."
+        elif kind.startswith(_NOT_WRITABLE):
+            name, problem = "not-writable", f"{path} cannot be opened or written ({error})"
+            hint = "Make room, or choose a folder where you may write."
+            journal = path.with_name(f"{path.name}-journal")
+            if journal.exists():
+                hint = f"Make room, or copy it with {journal.name} to where you may write."
+        raise PairNormError(problem, code=name, value=path, hint=hint) from error
