@@ -22,7 +22,7 @@ from test_propagation import packed_graph
 from pairnorm.classify import streaming
 from pairnorm.classify.regression import PATIENCE
 from pairnorm.classify.streaming import Rows, Streaming
-from pairnorm.report import render_markdown
+from pairnorm.report.document import render_markdown
 from pairnorm.report.fit_report import streamed_page
 
 

@@ -10,8 +10,8 @@ from pairnorm.base import plotting
 from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable
 from pairnorm.compare.depth_analysis import Choice, draw, draw_ranking, ranked
 from pairnorm.data import csbm
-from pairnorm.report import render_html, render_markdown
 from pairnorm.report.depth_report import advice, document, tables
+from pairnorm.report.document import render_html, render_markdown
 from pairnorm.train import Spec, Store
 from pairnorm.train.result import Result
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pairnorm.report import (
+from pairnorm.report.charts import Line, lines
+from pairnorm.report.document import (
     Choices,
     Details,
     Document,
@@ -20,7 +21,6 @@ from pairnorm.report import (
     Threshold,
     render_html,
 )
-from pairnorm.report.charts import Line, lines
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -120,15 +120,6 @@ def test_a_table_sorts_and_is_searched(open_page: Callable[..., Any], tmp_path: 
     assert column(view, 1) == ["a", "a2", "b", "c", "d"]
     view.fill("input[type=search]", "A")
     assert column(view, 1) == ["a", "a2"]
-
-
-def test_a_row_shows_its_chart(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    view = open_page(write(tmp_path, Table(["name"], [["a"], ["b"], ["c"]], charts=[CHART, None, CHART])))
-    assert view.text_content("figcaption") == "a"
-    view.focus("tbody tr:nth-child(3)")
-    view.keyboard.press("Enter")
-    assert view.text_content("figcaption") == "c"
-    assert view.locator(".curve .scatterlayer .trace").count() == 1
 
 
 def test_choices_and_a_slider(open_page: Callable[..., Any], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pairnorm.classify.holdout import lacks_most
 from pairnorm.classify.predictions import Calibration
 from pairnorm.classify.search import Baseline
 from pairnorm.data import csbm
-from pairnorm.report import Document, Nodes, Threshold, render_html, render_markdown
+from pairnorm.report.document import Document, Nodes, Threshold, render_html, render_markdown
 from pairnorm.report.fit_report import diagnosis_page, fit_page
 
 NODES = 600

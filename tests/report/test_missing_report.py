@@ -16,7 +16,7 @@ from pairnorm.compare.missing import (
     choose_protocols,
 )
 from pairnorm.compare.missing_runs import Evaluation, MissingResults
-from pairnorm.report import render_html, render_markdown
+from pairnorm.report.document import render_html, render_markdown
 from pairnorm.report.missing_report import Line, as_csv, document, draw, lines
 from pairnorm.train import Spec, Store, Trial
 

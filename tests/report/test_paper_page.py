@@ -45,10 +45,6 @@ def test_the_page_in_a_browser(written: Path, open_page: Callable[..., Any]) -> 
         assert (layers, float(paper)) == (row["layers"], float(row["paper_accuracy"]))
         assert float(difference) == pytest.approx(float(row["accuracy"]) - float(paper), abs=6e-4)
 
-    table.locator("tbody tr", has_text="SGC-PN").last.click()
-    assert table.locator("figcaption").text_content() == "Cora, SGC-PN, 100%"
-    assert table.locator(".scatterlayer .trace").count() == 5  # three parts, our choice, the paper's
-
     claims = view.locator("#claim-by-claim")
     claims.locator("input").fill("only")
     assert all("only" in text for text in claims.locator("tbody tr:visible").all_text_contents())
@@ -56,8 +52,6 @@ def test_the_page_in_a_browser(written: Path, open_page: Callable[..., Any]) -> 
     details.locator("summary").click()
     assert details.locator("table").is_visible()
 
-    figure = view.locator("#figures details", has_text="Figure 1: SGC against depth")
-    figure.locator("summary").click()
-    assert figure.locator("figcaption:visible").all_text_contents() == [
-        f"SGC: {name}" for name in ("accuracy", "loss", "row-diff", "col-diff")
-    ]
+    figures = view.locator("#figures img")
+    assert figures.count() == len([*(written / "figures").glob("*.png")]) - 1  # the gains are a chart
+    assert figures.first.evaluate("image => image.decode().then(() => image.naturalWidth)") > 600

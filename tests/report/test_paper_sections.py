@@ -100,7 +100,7 @@ def section(tmp_path_factory: pytest.TempPathFactory) -> str:
     experiment = SELECTION.narrow(ABLATION)
     assert experiment is not None
     results = ResultIndex.read(fill(tmp_path_factory.mktemp("store") / "s.sqlite", [experiment]))
-    return text_of(ablation_section(results, SELECTION, Table.of(results, experiment)))
+    return text_of(ablation_section(Table.of(results, experiment)))
 
 
 def row(section: str, start: str) -> list[float]:
@@ -126,7 +126,7 @@ def test_the_recommendation_is_the_best_by_validation(section: str) -> None:
 
 
 def test_nothing_was_run() -> None:
-    assert ablation_section(ResultIndex({}), SELECTION, None) is None
+    assert ablation_section(None) is None
     assert gain_section(None) is None
 
 
@@ -140,8 +140,7 @@ def test_a_graph_on_which_some_depth_is_incomplete_does_not_weigh_in(tmp_path: P
         spec: trials for spec, trials in cells.items() if (spec.dataset, spec.depth) != ("citeseer", 2)
     }
     whole, part = (
-        text_of(ablation_section(ResultIndex(found), selection, Table.of(ResultIndex(found), experiment)))
-        for found in (cells, incomplete)
+        text_of(ablation_section(Table.of(ResultIndex(found), experiment))) for found in (cells, incomplete)
     )
     assert "on Cora and Citeseer (" in whole
     assert "on Cora (" in part

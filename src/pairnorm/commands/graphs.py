@@ -64,8 +64,8 @@ def diagnose(options: Namespace) -> None:
     from pairnorm.classify import Scaling, smoothing, suggest_depth
     from pairnorm.classify.explanation import DEPTHS, HEADINGS, smoothing_table
     from pairnorm.classify.scaling import KINDS, check_features, check_size
-    from pairnorm.report import Chart, render_html
-    from pairnorm.report.charts import save_charts
+    from pairnorm.report.charts import Chart, save_charts
+    from pairnorm.report.document import render_html
     from pairnorm.report.fit_report import diagnosis_page
 
     out = options.out

@@ -49,7 +49,6 @@ class Table:
         rows: a text for each cell.
         caption: what it shows.
         search: in HTML, add a search field.
-        charts: in HTML, a chart for each row, shown when the row is selected; or None.
         formatted: whether cells are our own text in Markdown. Default: plain text.
         left: columns that are aligned to the left where cells are formatted. Default: all.
     """
@@ -58,15 +57,9 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
     search: bool = False
-    charts: Sequence[Chart | None] = ()
     formatted: bool = False
     left: int | None = None
     kind: ClassVar[str] = "table"
-
-    @property
-    def data(self) -> Any:
-        """Data for the script."""
-        return [chart and chart.data for chart in self.charts] or None
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Image:
-    """A figure that was written as ``path.png`` and ``path.pdf``; in Markdown only."""
+    """A figure that was written as ``path.png`` and ``path.pdf``, relative to the report."""
 
     path: str
     caption: str
@@ -247,8 +240,13 @@ def can_render_html() -> bool:
     return all(find_spec(name) for name in NEEDED)
 
 
-def render_html(document: Document) -> str:
-    """Return a document as HTML. The same document gives the same text."""
+def render_html(document: Document, folder: Path | None = None) -> str:
+    """Return a document as HTML. The same document gives the same text.
+
+    Args:
+        document: the document.
+        folder: where the files of its images are. Default: no images.
+    """
     if not can_render_html():
         raise PairNormError(
             "writing HTML needs jinja2, plotly and markdown-it-py",
@@ -267,10 +265,17 @@ def render_html(document: Document) -> str:
         data.append(block.data)
         return len(data) - 1
 
+    def embed(path: str) -> str:
+        file = folder / f"{path}.png" if folder is not None else None
+        if file is None or not file.is_file():
+            return ""
+        return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    environment.filters["embed"] = embed
     environment.filters["markdown"] = lambda text: Markup(parser.render(text))
     environment.filters["inline"] = lambda text: Markup(parser.renderInline(text))
     # Control characters are shown as Python writes them; rendered HTML stays.

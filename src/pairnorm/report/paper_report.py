@@ -1,13 +1,12 @@
 """Write the report of the paper from the store alone: five sentences, gains, tables, claims, figures."""
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from importlib.util import find_spec
 from math import isnan
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -41,7 +40,6 @@ from pairnorm.report.paper_sections import (
     claims_section,
     differences_section,
     gain_section,
-    interactive_figures,
     scaling_section,
     split_gains,
     splits_section,
@@ -59,8 +57,15 @@ from pairnorm.train.result import Origin, Result
 FIGURES, OWN_FILE = "figures", "own-trials.csv"
 NOTES = "notes.md"
 """A file in the output folder that, if there is one, becomes a section of the report: findings of people."""
+SPEC_FIELDS = [field.name for field in fields(Spec)]
 MAX_ROWS = 50
 """Own trials of a graph that the report shows; the file has all."""
+ORIGIN_COLUMNS = {
+    "pairnorm": "pairnorm_version",
+    "torch": "torch_version",
+    "Python": "python_version",
+    "Commit": "git_commit",
+}
 GLOSSARY = {
     "Missing": "The share of nodes outside the training set whose features were removed.",
     "Layers": "The number of graph convolutions, chosen by accuracy on the validation nodes.",
@@ -167,28 +172,24 @@ def write_report(
             decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
             gains = split_gains(results, selection)
             title, lead = "PairNorm, reproduced", _lead(outputs.tables, gains, decided, selection)
-            sections += _sections(outputs, results, selection, gains, decided)
+            sections += _sections(outputs, gains, decided)
         sections.append(_provenance(stored, results, selection, Path(store).name))
         shown = [section for section in sections if section is not None]
         document = Document(title, [], shown, GLOSSARY, lead)
         if outputs.can_draw:
             (folder / FIGURES).mkdir(parents=True, exist_ok=True)
         outputs.write("report.md", render_markdown(document, folder if outputs.can_draw else None))
-        if can_render_html():
-            outputs.write("report.html", render_html(document))
+    if can_render_html():  # which embeds the figures
+        outputs.write("report.html", render_html(document, folder))
     return outputs
 
 
 def _sections(
-    outputs: Outputs,
-    results: ResultIndex,
-    selection: Selection,
-    gains: Sequence[Gain],
-    decided: Sequence[Verdict],
+    outputs: Outputs, gains: Sequence[Gain], decided: Sequence[Verdict]
 ) -> Iterator[Section | None]:
     """Yield the sections about the paper, in the order of the report."""
     tables = outputs.tables
-    blocks = {name: table_blocks(table, results, selection) for name, table in tables.items()}
+    blocks = {name: table_blocks(table) for name, table in tables.items()}
     yield splits_section(gains)
     for number, name in enumerate(MODELS, 1):
         if name in tables:
@@ -198,7 +199,7 @@ def _sections(
     yield claims_section(decided)
     yield gain_section(tables.get("tuned"), blocks.get("tuned", ()))
     yield scaling_section(tables, blocks.get("scaling", ()))
-    yield ablation_section(results, selection, tables.get("ablation"), blocks.get("ablation", ()))
+    yield ablation_section(tables.get("ablation"), blocks.get("ablation", ()))
     path = outputs.out / NOTES
     if path.is_file():
         for part in f"\n{path.read_text(encoding='utf-8', errors='replace')}".split("\n## ")[1:]:
@@ -207,7 +208,7 @@ def _sections(
     yield statistics_section()
     note = [] if outputs.can_draw else [Text("There are no figures: matplotlib is not installed.")]
     images = [Image(f"{FIGURES}/{name}", caption) for name, caption in outputs.captions.items()]
-    yield Section("Figures", [*note, *images, Only("html", list(interactive_figures(results, selection)))])
+    yield Section("Figures", [*note, *images])
 
 
 def _lead(
@@ -313,16 +314,15 @@ def own_section(own: Sequence[Summary]) -> Section:
 
 
 def _own_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
-    first = best(summaries)
-    names = [field.name for field in fields(Spec)]
-    varied = [name for name in names if len({getattr(one.spec, name) for one in summaries}) > 1]
+    first, measures = best(summaries), _measures(summaries)
+    varied = [name for name in SPEC_FIELDS if len({getattr(one.spec, name) for one in summaries}) > 1]
     rows = [
         [
             *(str(getattr(one.spec, name)) for name in varied),
             str(len(one.trials)),
             f"{one.mean('validation_accuracy'):.3f}",
             _accuracy(one),
-            *("" if value is None else f"{value:.3g}" for value in _mean_measures(one, summaries)),
+            *(_mean(one, name, ".3g") for name in measures),
         ]
         for one in sorted(summaries, key=lambda one: -one.validation)[:MAX_ROWS]
     ]
@@ -330,23 +330,21 @@ def _own_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
         f"Best by validation: {markdown_code(first.spec)}, {_accuracy(first)} of the test nodes over "
         f"{len(first.trials)} runs."
     )
-    columns = [*varied, "runs", "validation", "test accuracy", *_measures(summaries)]
+    columns = [*varied, "runs", "validation", "test accuracy", *measures]
     more = [Text(f"… and {len(summaries) - MAX_ROWS:,} more.")] if len(summaries) > MAX_ROWS else []
     return Details(dataset, [Markdown(text), Shown(columns, rows), *more])
 
 
 def _own_csv(own: Sequence[Summary]) -> str:
     """Return all own trials as CSV: a row for each spec, with every field of it."""
-    names = [field.name for field in fields(Spec)]
+    measures = _measures(own)
     rows = []
     for one in own:
-        means = [one.mean("validation_accuracy"), one.mean("test_accuracy"), one.std("test_accuracy")]
-        numbers = [
-            "" if value is None or isnan(value) else f"{value:.6g}"
-            for value in (*means, *_mean_measures(one, own))
-        ]
-        rows.append([*(getattr(one.spec, name) for name in names), len(one.trials), *numbers])
-    headings = (*names, "runs", "validation_accuracy", "accuracy", "accuracy_std", *_measures(own))
+        spread = one.std("test_accuracy")
+        means = [_mean(one, name) for name in ("validation_accuracy", "test_accuracy")]
+        numbers = [*means, "" if isnan(spread) else f"{spread:.6g}", *(_mean(one, name) for name in measures)]
+        rows.append([*(getattr(one.spec, name) for name in SPEC_FIELDS), len(one.trials), *numbers])
+    headings = (*SPEC_FIELDS, "runs", "validation_accuracy", "accuracy", "accuracy_std", *measures)
     return csv_text(headings, rows)
 
 
@@ -354,12 +352,10 @@ def _measures(summaries: Sequence[Summary]) -> list[str]:
     return list(dict.fromkeys(name for one in summaries for trial in one.trials for name in trial.measures))
 
 
-def _mean_measures(one: Summary, among: Sequence[Summary]) -> list[float | None]:
-    """Return the mean of each measure that any of the summaries has; None where a run lacks it."""
-    return [
-        one.mean(name) if all(name in trial.measures for trial in one.trials) else None
-        for name in _measures(among)
-    ]
+def _mean(one: Summary, name: str, form: str = ".6g") -> str:
+    """Return the mean of a metric or measure; empty where a run lacks it, or it is NaN."""
+    is_known = name.endswith("accuracy") or all(name in trial.measures for trial in one.trials)
+    return "" if not is_known or isnan(one.mean(name)) else f"{one.mean(name):{form}}"
 
 
 def _accuracy(one: Summary) -> str:
@@ -372,9 +368,7 @@ def _provenance(
 ) -> Section:
     """Return the section on what was run: experiments, versions, commits, devices and times."""
     origins = {(spec, one.trial.seed): one.origin for spec, some in stored.items() for one in some}
-    # Thousands of trials share one origin, the same object.
-    distinct = list({id(one): one for one in origins.values()}.values())
-    devices = sorted({one.device for one in distinct})
+    devices = sorted({one.device for one in origins.values()})
     rows = []
     for experiment in EXPERIMENTS.values():
         narrowed = selection.narrow(experiment)
@@ -387,9 +381,8 @@ def _provenance(
         done = [origins[pair] for pair in pairs if pair in origins]
         times = _training_times(done)
         command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
-        title = experiment.title[:1].upper() + experiment.title[1:]
-        spent = [times.get(device, "") for device in devices]
-        rows.append([command, title, f"{len(done):,}", f"{len(pairs):,}", *spent])
+        counts = [f"{len(done):,}", f"{len(pairs):,}"]
+        rows.append([command, experiment.title, *counts, *(times.get(device, "") for device in devices)])
     headings = ["Command", "What", "Trials", "of", *map(markdown_text, devices)]
     text = (
         "Experiments share trials: a trial that several of them need is trained once and counted in each. "
@@ -397,24 +390,18 @@ def _provenance(
     )
     items = []
     if origins:
-        for name, column in (
-            ("pairnorm", "pairnorm_version"),
-            ("torch", "torch_version"),
-            ("Python", "python_version"),
-            ("Commit", "git_commit"),
-        ):
-            values = set(map(attrgetter(column), distinct))
-            known = sorted(str(value) for value in values if value is not None and value == value)
-            items.append(f"{name}: {markdown_text(', '.join(known) or 'unknown')}")
+        for name, column in ORIGIN_COLUMNS.items():
+            known = {value for one in origins.values() if isinstance(value := getattr(one, column), str)}
+            items.append(f"{name}: {markdown_text(', '.join(sorted(known)) or 'unknown')}")
         diverged = sum(one.trial.diverged for some in stored.values() for one in some)
         items.append(f"Trials in the store: {len(origins):,}, of which diverged: {diverged:,}")
-        counts, times = Counter(one.device for one in origins.values()), _training_times(distinct)
+        counted, times = Counter(one.device for one in origins.values()), _training_times(origins.values())
         items += [
             f"Time in which something was trained on {markdown_text(device)}: {times[device]}, "
-            f"{counts[device]:,} trials"
+            f"{counted[device]:,} trials"
             for device in devices
         ]
-        finished = [one.finished for one in distinct]
+        finished = [one.finished for one in origins.values()]
         items.append(markdown_text(f"From {min(finished)} to {max(finished)}"))
     items.append(f"This report: {markdown_code(f'pairnorm report --store {store}{selection.options}')}")
     listed = Markdown("\n".join(f"- {item}" for item in items))
@@ -423,17 +410,16 @@ def _provenance(
 
 def _training_times(origins: Iterable[Origin]) -> dict[str, str]:
     """Return by device how long at least one job ran: an origin has its end and its duration."""
-    jobs: dict[str, set[tuple[float, float]]] = {}
-    for one in {id(one): one for one in origins}.values():
+    jobs: dict[str, set[tuple[float, float]]] = defaultdict(set)
+    for one in {id(one): one for one in origins}.values():  # thousands of trials share one object
         end = datetime.fromisoformat(one.finished).timestamp()
-        jobs.setdefault(one.device, set()).add((end - one.seconds, end))
+        jobs[one.device].add((end - one.seconds, end))
     times = {}
     for device, spans in jobs.items():
         seconds, reached = 0.0, float("-inf")
         for start, end in sorted(spans):
             seconds += max(0.0, end - max(start, reached))
             reached = max(reached, end)
-        times[device] = f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-        if seconds < 120:
-            times[device] = f"{seconds:.0f} s"
+        minutes = f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        times[device] = f"{seconds:.0f} s" if seconds < 120 else minutes
     return times

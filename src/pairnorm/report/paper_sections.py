@@ -1,6 +1,6 @@
-"""Sections of the paper's report: gains of PairNorm, tables, scaling, protocol, claims, figures."""
+"""Sections of the paper's report: gains of PairNorm, tables, scaling, protocol, claims."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import isnan
 from statistics import fmean
@@ -8,22 +8,11 @@ from typing import Any, NamedTuple
 
 from pairnorm.data import datasets
 from pairnorm.paper.evidence import CASES, Verdict
-from pairnorm.paper.experiments import ABLATION, DATASETS, EXPERIMENTS, SPLITS, Selection
-from pairnorm.report.charts import (
-    BLUE,
-    COLORS,
-    GRAY,
-    GREEN,
-    SYMBOLS,
-    VERMILLION,
-    Chart,
-    Line,
-    differences,
-    lines,
-)
-from pairnorm.report.document import Choices, Details, Markdown, Only, Section, Text
+from pairnorm.paper.experiments import ABLATION, DATASETS, SPLITS, Selection
+from pairnorm.report.charts import BLUE, GREEN, VERMILLION, differences
+from pairnorm.report.document import Details, Markdown, Only, Section, Text
 from pairnorm.report.document import Table as Shown
-from pairnorm.sweep.grid import Experiment, Summary, TableCell
+from pairnorm.sweep.grid import TableCell
 from pairnorm.sweep.index import Chosen, ResultIndex
 from pairnorm.sweep.significance import Difference, paired_difference, significant
 from pairnorm.sweep.tables import PARTIAL, TITLES, Entry, Table, markdown
@@ -110,22 +99,14 @@ def splits_section(gains: Sequence[Gain]) -> Section | None:
     return Section("Does PairNorm help?", [*charts, Text(text), Shown(headings, rows)], wide=True)
 
 
-def table_blocks(table: Table, results: ResultIndex, selection: Selection) -> list[Only]:
-    """Return a table: compact in Markdown; in HTML sortable, with the curve of every row."""
-    names = ("table1", "tuned") if table.name == "tuned" else (table.name,)
-    experiments = [one for name in names if (one := selection.narrow(EXPERIMENTS[name]))]
+def table_blocks(table: Table) -> list[Only]:
+    """Return a table: compact in Markdown, sortable in HTML."""
     headings = ["Graph", "Method", "Missing", "Ours", "±", "Layers", "Paper", "Paper's layers", "Difference"]
     caption = "Test accuracy, ours next to the paper's" if table.against_paper else "Test accuracy"
     caption += f" ({PARTIAL})" if table.partial else ""
     columns = len(headings) if table.against_paper else 6
-    entries = [entry for entry in table.entries if entry.ours or entry.paper]
-    shown = Shown(
-        headings[:columns],
-        [_row(entry)[:columns] for entry in entries],
-        caption,
-        search=True,
-        charts=[_curve(entry, results, experiments) for entry in entries],
-    )
+    rows = [_row(entry)[:columns] for entry in table.entries if entry.ours or entry.paper]
+    shown = Shown(headings[:columns], rows, caption, search=True)
     return [Only("markdown", [Markdown(markdown(table).strip())]), Only("html", [shown])]
 
 
@@ -139,26 +120,6 @@ def _row(entry: Entry) -> list[str]:
     theirs = ["–", "–"] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
     gap = "–" if difference is None else f"{difference:+.3f}"
     return [TITLES[dataset], method, f"{percent}%", *numbers, *theirs, gap]
-
-
-def _curve(entry: Entry, results: ResultIndex, experiments: Sequence[Experiment]) -> Chart | None:
-    """Draw accuracies against depth at a cell, and mark what was chosen and what the paper reports."""
-    cell = entry.cell
-    experiment = next((one for one in experiments if cell.method in one.methods), None)
-    curve = results.by_depth(experiment, cell) if experiment is not None else []
-    if not curve or entry.ours is None:
-        return None
-    marks = [(float(entry.ours.layers), round(entry.ours.accuracy, 4), "ours, chosen by validation")]
-    if entry.paper is not None:
-        marks.append((entry.paper.layers, entry.paper.accuracy, "the paper's"))
-    title = f"{TITLES[cell.dataset]}, {cell.method}, {cell.missing_percent}% missing"
-    curves = [_line(curve, f"{part}_accuracy", part, COLORS[part], SYMBOLS[part]) for part in COLORS]
-    return lines(title, curves, "layers", "accuracy", ".3f", marks)
-
-
-def _line(curve: Sequence[Summary], metric: str, name: str, color: str, symbol: str = "circle") -> Line:
-    depths = [one.spec.depth for one in curve]
-    return Line(name, depths, [one.mean(metric) for one in curve], color, symbol=symbol)
 
 
 def differences_section(tables: Sequence[Table]) -> Section | None:
@@ -262,18 +223,11 @@ def scaling_section(tables: Mapping[str, Table], blocks: Sequence[Any] = ()) -> 
     return Section("How features are scaled", [Text(text), *blocks, Markdown("\n".join(items))])
 
 
-def ablation_section(
-    results: ResultIndex, selection: Selection, table: Table | None, blocks: Sequence[Any] = ()
-) -> Section | None:
+def ablation_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section | None:
     """Return the section on adjacency, order and norm, and what it recommends."""
-    experiment = selection.narrow(ABLATION)
-    if table is None or experiment is None:
+    if table is None:
         return None
-    complete = {
-        cell: chosen
-        for cell in experiment.cells()
-        if (chosen := results.chosen(experiment, cell)) is not None and chosen.complete
-    }
+    complete = {entry.cell: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
     text = (
         "The paper, its released code and its authors' remarks disagree on details. “rw” is the random-walk "
         "adjacency and “sym” the symmetric one (attention has neither); the norm comes “after” the "
@@ -286,21 +240,13 @@ def ablation_section(
     rows: list[list[str]] = []
     words = (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN"))
     for (one, other), model in product(words, ("GCN", "GAT")):
-        effects = [_effect(complete, model, one, other, percent) for percent in experiment.missing]
+        effects = [_effect(complete, model, one, other, percent) for percent in table.percents]
         if any(effects):
             rows.append([f"{model}: {one} instead of {other}", *effects])
-    headings = ["Change", *(f"{percent}% missing" for percent in experiment.missing)]
-    advice = [_recommendation(complete, model, list(experiment.missing)) for model in ("GCN", "GAT")]
-    return Section(
-        "Which protocol: adjacency, order, norm",
-        [
-            Text(text),
-            *blocks,
-            Text(changes),
-            Shown(headings, rows),
-            Markdown("\n\n".join(filter(None, advice))),
-        ],
-    )
+    headings = ["Change", *(f"{percent}% missing" for percent in table.percents)]
+    advice = [_recommendation(complete, model, table.percents) for model in ("GCN", "GAT")]
+    shown = [Text(changes), Shown(headings, rows), Markdown("\n\n".join(filter(None, advice)))]
+    return Section("Which protocol: adjacency, order, norm", [Text(text), *blocks, *shown])
 
 
 def _effect(complete: Mapping[TableCell, Chosen], model: str, one: str, other: str, percent: int) -> str:
@@ -316,32 +262,31 @@ def _effect(complete: Mapping[TableCell, Chosen], model: str, one: str, other: s
 
 
 def _recommendation(complete: Mapping[TableCell, Chosen], model: str, percents: Sequence[int]) -> str:
-    """Name the method that validation prefers where every method has been trained completely."""
+    """Name the method with a norm that validation prefers on the graphs where every method is complete."""
     methods = [method for method in ABLATION.methods if method.split(" ")[0] == model]
-    columns = [
-        (dataset, percent)
-        for dataset, percent in product(ABLATION.datasets, percents)
-        if all(TableCell(dataset, method, percent) in complete for method in methods)
+    graphs = [
+        dataset
+        for dataset in ABLATION.datasets
+        if complete.keys() >= {TableCell(dataset, *rest) for rest in product(methods, percents)}
     ]
-    if not columns:
+    if not graphs:
         return ""
-    # Chosen by validation, like everything else: the test set must not decide which protocol is best.
-    scores = {
-        method: fmean(
-            complete[TableCell(graph, method, percent)].best.validation for graph, percent in columns
-        )
+    cells = {
+        method: [TableCell(dataset, method, percent) for percent in percents for dataset in graphs]
         for method in methods
         if len(method.split(" ")) > 2
     }
+    scores = {method: fmean(complete[cell].best.validation for cell in cells[method]) for method in cells}
     best = max(scores, key=lambda method: scores[method])
-    accuracies = []
-    for percent in dict.fromkeys(percent for _, percent in columns):
-        cells = [TableCell(dataset, best, percent) for dataset, other in columns if other == percent]
-        accuracies.append(f"{fmean(complete[cell].accuracy for cell in cells):.3f} at {percent}% missing")
-    graphs = " and ".join(TITLES[dataset] for dataset in dict.fromkeys(dataset for dataset, _ in columns))
+    accuracies = [
+        f"{fmean(complete[cell].accuracy for cell in cells[best] if cell.missing_percent == percent):.3f} "
+        f"at {percent}% missing"
+        for percent in percents
+    ]
     return (
         f"**Recommendation for {model}: {' '.join(best.split(' ')[1:])}**: the best mean validation accuracy "
-        f"over missing rates on {graphs} ({scores[best]:.3f}); test accuracy {', '.join(accuracies)}."
+        f"over missing rates on {' and '.join(TITLES[name] for name in graphs)} ({scores[best]:.3f}); test "
+        f"accuracy {', '.join(accuracies)}."
     )
 
 
@@ -358,52 +303,3 @@ def statistics_section() -> Section:
         "Edges are distinct and undirected; the paper counts all listed pairs, with repeats and self-loops."
     )
     return Section("Data sets", [Shown(headings, rows), Text(text)])
-
-
-def interactive_figures(results: ResultIndex, selection: Selection) -> Iterator[Any]:
-    """Yield the figures against depth for the page, folded."""
-    titles = {
-        "figure1": "Figure 1: SGC against depth",
-        "figure3": "Figure 3: GCN and GAT against depth",
-        "figure4": "Figure 4: against depth, all vectors missing",
-    }
-    for name, title in titles.items():
-        if experiment := selection.narrow(EXPERIMENTS[name]):
-            charts = {TITLES[one]: list(_panels(results, experiment, one)) for one in experiment.datasets}
-            if graphs := {graph: some for graph, some in charts.items() if some}:
-                what = Text("Without PairNorm dashed, with it solid.")
-                yield Details(title, [what, Choices("Graph", graphs)])
-
-
-def _panels(results: ResultIndex, experiment: Experiment, dataset: str) -> Iterator[Chart]:
-    """Draw a figure of the paper on one graph: a chart for every model, of Figure 1 one for every metric."""
-    [percent] = experiment.missing
-    measured = bool(experiment.measures)
-    for model in (name for name in experiment.methods if not name.endswith("-PN")):
-        curves = {
-            method: curve
-            for method in (model, f"{model}-PN")
-            if method in experiment.methods
-            and (
-                curve := results.by_depth(experiment, TableCell(dataset, method, percent), one_scale=measured)
-            )
-        }
-        for metric in ("accuracy", "loss")[: 1 + measured] if curves else ():
-            drawn = [
-                _line(curve, f"{part}_{metric}", part, COLORS[part], SYMBOLS[part])._replace(
-                    dashed=plain, listed=not plain, name=f"{part}, without" if plain else part
-                )
-                for method, curve in curves.items()
-                for plain in [method == model]
-                for part in COLORS
-            ]
-            yield lines(f"{model}: {metric}", drawn, "layers", metric, ".3f")
-        for measure in experiment.measures:
-            drawn = [
-                _line(curve, measure, method, GRAY)._replace(dashed=method == model)
-                for method, curve in curves.items()
-                if all(measure in trial.measures for one in curve for trial in one.trials)
-            ]
-            if drawn:
-                name = measure.replace("_", "-")
-                yield lines(f"{model}: {name}", drawn, "layers", name, ".3g", from_zero=True)

@@ -76,7 +76,7 @@ const chartBlock = (place, chart) => {
   nearby.observe(place);
 };
 
-// Tables that sort, that can be searched, and whose rows may have a chart.
+// Tables that sort and that can be searched.
 
 const numberIn = (text) => {
   const found = /^\s*([+−-]?)([\d,]*\.?\d+)/.exec(text);
@@ -106,33 +106,13 @@ const sortable = (table) => {
   });
 };
 
-const tableBlock = (place, rowCharts) => {
+const tableBlock = (place) => {
   const rows = [...place.querySelectorAll("tbody tr")];
   const search = place.querySelector("input[type=search]");
   search?.addEventListener("input", () => {
     const words = search.value.toLowerCase().split(/\s+/);
     for (const row of rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
   });
-  if (!rowCharts) return;
-  const caption = make("figcaption", {}, "Choose a row to see its curve.");
-  const canvas = make("div");
-  place.prepend(make("figure", { className: "curve" }, caption, canvas));
-  const choose = (row) => {
-    rows.forEach((other) => other.classList.toggle("chosen", other === row));
-    caption.textContent = [...row.cells].slice(0, 3).map((cell) => cell.textContent).join(", ");
-    drawChart(canvas, rowCharts[rows.indexOf(row)]);
-  };
-  rows.forEach((row, number) => {
-    if (!rowCharts[number]) return;
-    row.classList.add("choosable");
-    row.tabIndex = 0;
-    row.addEventListener("click", () => choose(row));
-    row.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") choose(row);
-    });
-  });
-  const first = rows.find((row, number) => rowCharts[number]);
-  if (first) choose(first);
 };
 
 // The slider and the list of choices; the table of nodes listens to their events.
@@ -372,7 +352,7 @@ const start = async () => {
   const places = [...document.querySelectorAll("[data-kind]")];
   const begin = (place) => blocks[place.dataset.kind](place, data[place.dataset.block]);
   // The table of nodes first: it listens to the others. Plotly is large: what needs no chart comes before it.
-  const needs = (place) => place.dataset.kind === "chart" || (place.dataset.kind === "table" && place.dataset.block);
+  const needs = (place) => place.dataset.kind === "chart";
   places.filter((place) => place.dataset.kind === "nodes").forEach(begin);
   places.filter((place) => place.dataset.kind !== "nodes" && !needs(place)).forEach(begin);
   await new Promise((resolve) => setTimeout(resolve));
