@@ -36,9 +36,9 @@ def test_three_masks_are_a_split() -> None:
 
 
 def test_a_mask_of_numbers_is_refused(raises: Callable) -> None:
-    with raises("wrong-type", "missing is a torch.int64", expected="bool of shape [n] or [n, d]"):
+    with raises("wrong-type", "missing is a torch.int64", expected="booleans"):
         Graph.from_edges(EDGES, VALUES, missing=[0, 1, 1])
-    with raises("wrong-type", "train is a torch.int64", expected="bool of shape [n]"):
+    with raises("wrong-type", "train is a torch.int64", expected="booleans"):
         Graph.from_edges(EDGES, labels=[0, 1, 1], train=[0, 1, 1])
 
 

@@ -14,7 +14,7 @@ import pandas
 import pytest
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.data.encoder import ColumnOptions, ReadingOptions
+from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import find_files
 from pairnorm.data.profile import parse_dates
 from pairnorm.data.readers import open_table, open_tables
@@ -47,18 +47,18 @@ def test_another_delimiter_is_found_out_and_said(
     assert table.columns == ("id", "x", "y")
     assert table.notes == [f"{name} is separated by {sign!r}; --delimiter (delimiter=) names another sign"]
     with raises("wrong-delimiter", name, value=":"):
-        open_table(path, options=ReadingOptions(delimiter=":"))
+        open_table(path, options=ColumnOptions(delimiter=":"))
 
 
 @pytest.mark.parametrize("delimiter", ["\t", "\\t", "tab"])
 def test_a_tab_has_three_names(write: Write, delimiter: str) -> None:
     path = write("t.csv", "id\tx\na\t1\n")
-    assert open_table(path, options=ReadingOptions(delimiter=delimiter)).columns == ("id", "x")
+    assert open_table(path, options=ColumnOptions(delimiter=delimiter)).columns == ("id", "x")
 
 
 def test_a_delimiter_is_one_character(write: Write, raises: Callable) -> None:
     with raises("out-of-range", value="::"):
-        open_table(write("t.csv", "id::x\na::1\n"), options=ReadingOptions(delimiter="::"))
+        open_table(write("t.csv", "id::x\na::1\n"), options=ColumnOptions(delimiter="::"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_delimiter_is_one_character(write: Write, raises: Callable) -> None:
 def test_encodings_are_found_and_said(tmp_path: Path, encoding: str, said: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("id,city\na,Zürich\nb,Köln\n".encode(encoding))
-    for table in (open_table(path), open_table(path, options=ReadingOptions(encoding=encoding))):
+    for table in (open_table(path), open_table(path, options=ColumnOptions(encoding=encoding))):
         assert table.columns == ("id", "city")
         (frame,) = read_blocks(table)
         assert frame["city"].tolist() == ["Zürich", "Köln"]
@@ -95,7 +95,7 @@ def test_a_wrong_encoding_is_named(tmp_path: Path, raises: Callable) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("id,city\na,Zürich\n".encode("latin-1"))
     with raises("wrong-encoding", options={"encoding": ...}):
-        list(read_blocks(open_table(path, options=ReadingOptions(encoding="utf-8"))))
+        list(read_blocks(open_table(path, options=ColumnOptions(encoding="utf-8"))))
     for name in ("utf-9", "base64", "\0"):
         with raises("unknown-choice", value=name):
             ColumnOptions(encoding=name)

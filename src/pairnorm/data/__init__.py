@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from pairnorm.data.constructors import GraphWarning
-from pairnorm.data.encoder import Column, Encoder
+from pairnorm.data.encoder import Column, ColumnOptions, Encoder
 from pairnorm.data.features import row_normalize
 from pairnorm.data.graph import Graph
 from pairnorm.data.masks import (
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Column",
+    "ColumnOptions",
     "Dataset",
     "Encoder",
     "Features",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, get_args
@@ -33,16 +33,18 @@ class ReadingOptions:
     """Options of a first file that also apply to later ones, unless these name others.
 
     Args:
-        id: the column of ids, where the user named it, as for all that follow. Default: the first.
-        source: the column of edges with one end.
-        target: the other end.
-        weight: the weights.
-        delimiter: separates cells.
-        edge_delimiter: separates the cells of tables of edges, where it differs.
-        encoding: of text files.
-        decimal: the decimal point.
-        unknown_edges: ``'drop'`` or ``'error'`` for edges with unknown endpoints.
-        merge_classes: whether classes that differ by case or one letter are one.
+        id: the column of ``nodes`` with their names. Default: the first.
+        source: the column of ``edges`` with one end. Default: ``'source'``, else the first.
+        target: the column with the other end. Default: ``'target'``, else the second.
+        weight: the column of ``edges`` with their weights. Default: all weigh 1.
+        delimiter: what separates cells of text, or ``'tab'``. Default: a comma, in ``.tsv`` a tab.
+        edge_delimiter: separates the cells of ``edges``, where it differs. Edge lists separated by spaces,
+            with comments (#) and without a header, are recognized.
+        encoding: of text. Default: found by its bytes, and noted unless it is UTF-8.
+        decimal: the decimal point of text, ``'.'`` or ``','``. Default: a point; where all cells of a column
+            have a comma, that, and noted.
+        unknown_edges: ``'drop'`` to leave out edges whose ends are no nodes. Default: ``'error'``.
+        merge_classes: merge classes that differ by case, spaces or one letter. Default: they are noted.
     """
 
     id: str | None = None
@@ -56,15 +58,6 @@ class ReadingOptions:
     unknown_edges: str | None = None
     merge_classes: bool | None = None
 
-    def delimiter_of(self, role: str) -> str | None:
-        """Return what separates the cells of tables of nodes, edges or features, where the user named it."""
-        return (self.edge_delimiter if role == "edges" else None) or self.delimiter
-
-    def columns_of(self, role: str) -> list[str]:
-        """Return the columns of tables of nodes, edges or features that the user named."""
-        options = {"edges": ("source", "target", "weight"), "nodes": ("id", "label", "split")}.get(role, ())
-        return [name for option in options if (name := getattr(self, option, None)) is not None]
-
     def reading_options(self) -> dict[str, Any]:
         """Return the options that apply to later files, by name."""
         return {one.name: getattr(self, one.name) for one in fields(ReadingOptions)}
@@ -72,7 +65,20 @@ class ReadingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions(ReadingOptions):
-    """Options for the columns of tables of nodes and edges; see ``Graph.from_files``."""
+    """Options for the columns of tables of nodes and edges.
+
+    Args besides those of ``ReadingOptions``:
+        label: the column of ``nodes`` with their classes; an empty cell is unknown. Default: no labels.
+        split: the column of ``nodes`` that says train, validation or test. Default: no split.
+        categorical: columns of ``nodes`` that are categories though they look like numbers.
+        ignore: columns of ``nodes`` to leave out.
+        keep: columns of ``nodes`` to take as categories though there are very many of them.
+        edge_columns: columns of ``edges`` to aggregate to features of nodes (counts, sums and means, by
+            category), or ``'auto'`` for all. Default: none.
+        classes: how many classes of equal size to cut a label of numbers into, or ``'each'`` to take every
+            number for a class. Default: many different numbers are refused.
+        strict: refuse columns and categories that differ from those of an encoder.
+    """
 
     label: str | None = None
     split: str | None = None
@@ -82,6 +88,18 @@ class ColumnOptions(ReadingOptions):
     edge_columns: Sequence[str] = ()
     classes: int | str | None = None
     strict: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], allowed: Sequence[str] = ()) -> ColumnOptions:
+        """Return options given by name; raises an error about one that is not ``allowed``. Default: all."""
+        for option in options:
+            one_of("an option", option, allowed or [field.name for field in fields(cls)])
+        return cls(**options)
+
+    def columns_of(self, role: str) -> list[str]:
+        """Return the columns of tables of nodes, edges or features that the user named."""
+        options = {"edges": ("source", "target", "weight"), "nodes": ("id", "label", "split")}.get(role, ())
+        return [name for option in options if (name := getattr(self, option)) is not None]
 
     def __post_init__(self) -> None:
         for option in ("categorical", "ignore", "keep", "edge_columns"):

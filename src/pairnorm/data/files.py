@@ -100,14 +100,14 @@ def file_type(path: PurePath) -> str:
     return PurePath(path.stem).suffix.lower() if ending in COMPRESSED else ending
 
 
-def name_without_endings(place: str) -> str:
-    """Return what is before the endings of a file's name, those of its kind and of its compression.
+def name_of_files(given: PathOrPaths) -> tuple[str, str]:
+    """Return the name of the first file, with its endings (kind and compression) and without.
 
-    >>> name_without_endings("v1.2.csv.gz")
-    'v1.2'
+    >>> name_of_files("tables/v1.2.csv.gz")
+    ('v1.2.csv.gz', 'v1.2')
     """
-    path = PurePath(place)
-    return PurePath(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
+    path = Path(given if isinstance(given, str | PathLike) else next(iter(given), ""))
+    return path.name, PurePath(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
 
 
 def load_library(name: str, what: str) -> Any:

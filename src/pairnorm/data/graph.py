@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,29 +17,14 @@ from torch import Tensor
 from pairnorm.base.csr import csr_components
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data import exchange
-from pairnorm.data.adjacency import (
-    check_adjacency,
-    mark_validated,
-)
+from pairnorm.data import features as matrices
+from pairnorm.data.adjacency import check_adjacency, mark_validated
 from pairnorm.data.constructors import GraphConstructors, GraphWarning, NodeNames
 from pairnorm.data.encoder import Column, Encoder, align_features
-from pairnorm.data.features import (
-    STRUCTURAL_FEATURES,
-    all_finite,
-    as_tensor,
-    check_infinite,
-    nan_as_missing,
-    stored_rows,
-    stored_values,
-    structural_features,
-)
+from pairnorm.data.features import as_tensor, stored_rows, stored_values
 from pairnorm.data.files import quote_names
 from pairnorm.data.labels import UNKNOWN, check_labels, numbered_classes, restore_class_types, to_labels
 from pairnorm.data.masks import Split, check_split, split_by_name
-
-if TYPE_CHECKING:
-    pass
-
 
 _UNSET: Any = None
 
@@ -117,9 +102,9 @@ class Graph(GraphConstructors):
         _check_shapes(self)
         check_labels(self.labels, self.num_classes)
         check_split(self.split, self.labeled, names)
-        if not all_finite(self.features):
-            check_infinite(self.features, self.node_names, self.feature_names)
-            features, missing = nan_as_missing(self.features, self.missing)
+        if not matrices.all_finite(self.features):
+            matrices.check_infinite(self.features, self.node_names, self.feature_names)
+            features, missing = matrices.nan_as_missing(self.features, self.missing)
             self._set("features", features)
             self._set("missing", missing)
 
@@ -233,10 +218,11 @@ class Graph(GraphConstructors):
         if self.num_features:
             return self
         before = () if self.encoder is None else self.encoder.columns
-        columns = (*before, *(Column(name, "structure") for name in STRUCTURAL_FEATURES))
+        columns = (*before, *(Column(name, "structure") for name in matrices.STRUCTURAL_FEATURES))
         encoder = Encoder(columns) if self.encoder is None else replace(self.encoder, columns=columns)
         missing = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
-        return self.replace(features=structural_features(self.adjacency), missing=missing, encoder=encoder)
+        features = matrices.structural_features(self.adjacency)
+        return self.replace(features=features, missing=missing, encoder=encoder)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -343,42 +329,34 @@ def _share(part: int, whole: int) -> str:
 def check_graph(graph: object, what: str = "graph") -> None:
     """Raise an error that says how to make a graph, unless this is one."""
     if not isinstance(graph, Graph):
-        raise PairNormError(
-            f"{what} is a {type(graph).__name__}",
-            code="wrong-type",
-            value=type(graph).__name__,
-            expected="a pairnorm.Graph",
-            hint="Graph.from_frames, from_files, from_edges, from_packed or from_pyg makes one; "
-            "pairnorm.load('cora') reads one by its name.",
-        )
+        problem, kind = f"{what} is a {type(graph).__name__}", type(graph).__name__
+        hint = "Graph.from_frames, from_files, from_edges, from_packed or from_pyg makes one; "
+        hint += "pairnorm.load('cora') reads one by its name."
+        raise PairNormError(problem, code="wrong-type", value=kind, expected="a pairnorm.Graph", hint=hint)
 
 
 def _check_shapes(graph: Graph) -> None:
     """Raise an error that names the first part whose type is wrong, or that does not fit the others."""
-    features, nodes = graph.features, graph.num_nodes
-    kinds = {"features": (features.is_floating_point() and features.dim() == 2, "floats of shape [n, d]")}
-    for part, mask in graph.split._asdict().items():
-        kinds[part] = (mask.dtype == torch.bool and mask.dim() == 1, "bool of shape [n]")
-    kinds["missing"] = (graph.missing.dtype == torch.bool, "bool of shape [n] or [n, d]")
-    of_nodes = (*kinds, "labels", "node_names")
-    if (directed := graph.directed) is not None:
-        entries = graph.adjacency.values().shape
-        fits = directed.dtype == torch.bool and directed.shape == entries
-        kinds["directed"] = (fits, f"bool of shape {list(entries)}, as the adjacency has entries")
-    for what, (fits, expected) in kinds.items():
-        if not fits:
-            tensor = getattr(graph, what)
-            problem = f"{what} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
-            raise PairNormError(problem, code="wrong-type", value=str(tensor.dtype), expected=expected)
-    for what in of_nodes:
-        shape = getattr(graph, what).shape
-        if len(shape) == 0 or shape[0] != nodes:
-            problem = f"{what} has shape {tuple(shape)}, but the graph has {nodes} nodes"
-            raise PairNormError(problem, code="wrong-shape", value=what)
-    if tuple(graph.missing.shape) not in {(nodes,), tuple(features.shape)}:
-        problem = f"missing has shape {tuple(graph.missing.shape)}"
-        expected = f"[{nodes}] for whole vectors or {list(features.shape)} for single entries"
-        raise PairNormError(problem, code="wrong-shape", value="missing", expected=expected)
+    nodes: tuple[int, ...] = (graph.num_nodes,)
+    features = tuple(graph.features.shape)
+    masks = (*Split._fields, "missing", "directed")
+    if not graph.features.is_floating_point() or len(features) != 2:
+        problem = f"features is a {graph.features.dtype} tensor of shape {features}"
+        expected = "floats of shape [n, d]"
+        raise PairNormError(problem, code="wrong-type", value=str(graph.features.dtype), expected=expected)
+    shapes = {part: [nodes] for part in (*Split._fields, "labels", "node_names")}
+    shapes |= {"features": [nodes + features[1:]], "missing": [nodes, features]}
+    shapes["directed"] = [tuple(graph.adjacency.values().shape)]
+    for part, expected_shapes in shapes.items():
+        if (value := getattr(graph, part)) is None:
+            continue
+        if part in masks and value.dtype != torch.bool:
+            problem, code, expected = f"{part} is a {value.dtype} tensor", "wrong-type", "booleans"
+            raise PairNormError(problem, code=code, value=str(value.dtype), expected=expected)
+        if tuple(value.shape) not in expected_shapes:
+            problem = f"{part} has shape {tuple(value.shape)}, but the graph has {nodes[0]} nodes"
+            expected = "shape " + " or ".join(str(list(shape)) for shape in expected_shapes)
+            raise PairNormError(problem, code="wrong-shape", value=part, expected=expected)
     if graph.feature_names is not None and len(graph.feature_names) != graph.num_features:
         problem = f"{len(graph.feature_names)} feature names for {graph.num_features} features"
         raise PairNormError(problem, code="wrong-shape", value="feature_names")

@@ -18,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.data.adjacency import mark_validated
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.files import check_is_file, explain_read_errors
+from pairnorm.data.masks import Split
 
 FORMAT = 1
 FACTS = "graph.json"
@@ -272,6 +276,32 @@ class PackedGraph:
                 yield ids.to_numpy(zero_copy_only=False)
         if count != self.facts.nodes:
             raise _damaged(path, f"it holds {count:,} ids", f"{self.facts.nodes:,}")
+
+    def parts(self) -> dict[str, Any]:
+        """Read the whole graph; return the parts of a ``Graph``."""
+        self.check()
+        facts = self.facts
+        weights = np.ones(facts.entries, np.float32) if self.weight is None else np.array(self.weight)
+        arrays = (np.array(self.crow), self.column.astype(np.int64), weights)
+        crow, column, values = map(torch.from_numpy, arrays)
+        adjacency = sparse_csr(crow, column, values, (facts.nodes, facts.nodes))
+        missing, features = None, self.features(slice(None), range(facts.features))
+        if not facts.missing[1]:
+            missing = torch.from_numpy(self.missing == 2)
+            np.nan_to_num(features, copy=False, nan=0)
+        split = {part: torch.from_numpy(self.split == number) for number, part in enumerate(Split._fields)}
+        return split | {
+            "adjacency": mark_validated(adjacency),
+            "features": torch.from_numpy(features),
+            "labels": torch.from_numpy(self.labels.astype(np.int64)),
+            "missing": missing,
+            "node_names": np.concatenate(list(self.ids())),
+            "class_names": facts.classes,
+            "numbered": facts.numbered,
+            "encoder": facts.encoder,
+            "name": self.folder.name,
+            "notes": facts.notes,
+        }
 
     def describe(self) -> list[tuple[str, str]]:
         """Return what is inside: a list of what it is about, and a text."""

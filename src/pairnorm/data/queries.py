@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
-from pairnorm.data.encoder import ReadingOptions
+from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import explain_read_errors, file_type
 from pairnorm.data.profile import DASHES, MISSING_WORDS, NULLS
 from pairnorm.data.readers import DEFAULT_OPTIONS, FRAMES, open_table
@@ -84,7 +84,7 @@ class Database:
                 yield [column.to_numpy(zero_copy_only=False) for column in batch.columns]
 
     def open(
-        self, files: Files, role: str = "nodes", options: ReadingOptions = DEFAULT_OPTIONS
+        self, files: Files, role: str = "nodes", options: ColumnOptions = DEFAULT_OPTIONS
     ) -> QueriedTable:
         """Look at the columns of some files, which must be the same in all."""
         names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]

@@ -22,7 +22,7 @@ import pandas
 
 from pairnorm.base.errors import PairNormError, closest, quoted
 from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, BYTES_PER_XML_BYTE, NO_LIMIT, MemoryLimit
-from pairnorm.data.encoder import ReadingOptions
+from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import (
     COMPRESSED,
     STDIN,
@@ -49,7 +49,7 @@ from pairnorm.data.tables import Table, without_header
 MAX_EXCEL_ROWS = 2**20
 CONNECT_SECONDS = 10
 ROWS_AT_ONCE = 10_000
-DEFAULT_OPTIONS = ReadingOptions()
+DEFAULT_OPTIONS = ColumnOptions()
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
 # Text files whose delimiter is detected, white space included.
@@ -277,7 +277,7 @@ def _no_database(problem: str, error: Exception) -> PairNormError:
 def open_tables(
     role: str,
     given: PathOrPaths,
-    options: ReadingOptions = DEFAULT_OPTIONS,
+    options: ColumnOptions = DEFAULT_OPTIONS,
     *,
     database: str | None = None,
     memory: MemoryLimit = NO_LIMIT,
@@ -305,7 +305,7 @@ def open_tables(
 def open_table(
     path: Path,
     role: str = "nodes",
-    options: ReadingOptions = DEFAULT_OPTIONS,
+    options: ColumnOptions = DEFAULT_OPTIONS,
     memory: MemoryLimit = NO_LIMIT,
 ) -> Table:
     """Look at the head of one file."""
@@ -324,7 +324,7 @@ def open_table(
 
 
 def _open(
-    name: str, kind: str, opened: Open, role: str, options: ReadingOptions, memory: MemoryLimit
+    name: str, kind: str, opened: Open, role: str, options: ColumnOptions, memory: MemoryLimit
 ) -> Table:
     decimal = options.decimal
     if kind == ".parquet":  # may be large, and names its columns first
@@ -336,7 +336,7 @@ def _open(
     if kind in FRAMES:
         frame, notes = read_frame(name, kind, opened, role, memory)
         return Table(name, check_column_names(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
-    given = options.delimiter_of(role)
+    given = (options.edge_delimiter if role == "edges" else None) or options.delimiter
     sign = "\t" if given in TAB else given or DELIMITERS.get(kind, ",")
     if len(sign) != 1:
         problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
