@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from pairnorm.data import adjacency as matrices
 from pairnorm.data import exchange
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import as_tensor, to_endpoints
-from pairnorm.data.files import PathOrPaths, explain_read_errors, name_of_files
+from pairnorm.data.files import STDIN, PathOrPaths, explain_read_errors, file_type, is_pattern, name_of_files
 from pairnorm.data.labels import to_labels
 from pairnorm.data.packed import PackedGraph
 
@@ -148,10 +150,8 @@ class GraphConstructors:
                 free. A file that needs more, also one that unpacks to more, is refused.
             **options: those of ``ColumnOptions``, such as ``id``, ``label`` and ``ignore``.
         """
-        from pairnorm.data.tabular import read_files
-
         given = {"nodes": nodes, "edges": edges, "features": features}
-        parts = read_files(given, database, ColumnOptions.of(options), encoder, MemoryLimit.of(memory))
+        parts = _read_files(given, database, ColumnOptions.of(options), encoder, MemoryLimit.of(memory))
         place, default = name_of_files(nodes) if database is None else ("graph", "graph")
         with explain_read_errors(place):
             return _from_read(cls, parts | {"name": name or default}, warn=True)
@@ -246,3 +246,41 @@ def _from_read(cls: type[Any], parts: dict[str, Any], warn: bool = False) -> Gra
     if warn and graph.notes:
         warnings.warn(f"{graph.name}: {'; '.join(graph.notes)}.", GraphWarning, stacklevel=3)
     return graph
+
+
+def _read_files(
+    given: dict[str, Any],
+    database: str | None,
+    options: ColumnOptions,
+    encoder: Encoder | None,
+    memory: MemoryLimit,
+) -> dict[str, Any]:
+    """Return the parts of a graph in tables of nodes, edges and features, or in one file that holds it."""
+    from pairnorm.data.readers import TABLES, open_tables
+    from pairnorm.data.tabular import read_tables
+
+    for role, value in given.items():
+        if not isinstance(value, str | PathLike | Sequence | None):
+            problem, kind = f"{role} is a {type(value).__name__}", type(value).__name__
+            expected, hint = "the name of a file, or a list of them", "Graph.from_frames takes frames."
+            raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, hint=hint)
+    nodes, edges = given["nodes"], given["edges"]
+    if not isinstance(nodes, str | PathLike | None) and len(nodes) == 1:
+        (nodes,) = nodes
+    again = options.after(encoder)
+    is_text = edges is not None and again.delimiter is not None
+    if database is None and isinstance(nodes, str | PathLike) and nodes != STDIN and not is_text:
+        path = Path(nodes)
+        if not is_pattern(path.name) and not path.is_dir() and file_type(path) not in TABLES:
+            return exchange.read_graph_file(path, given, options, encoder, memory)
+    if edges is None:
+        problem = f"{name_of_files(nodes or '')[0]}: a table of nodes needs a table of edges"
+        raise PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
+    if nodes == edges == STDIN:
+        problem = "nodes and edges are both '-'"
+        raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
+    tables = [
+        [] if value is None else open_tables(role, value, again, database=database, memory=memory)
+        for role, value in (given | {"nodes": nodes}).items()
+    ]
+    return read_tables(tables, again, encoder)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.memory import MemoryLimit
 from pairnorm.data.adjacency import csr_matrix, csr_tensor
 from pairnorm.data.encoder import Column, ColumnOptions, ColumnValues, Encoder
-from pairnorm.data.exchange import read_graph_file
-from pairnorm.data.files import STDIN, file_type, is_pattern, name_of_files, quote_names
+from pairnorm.data.files import quote_names
 from pairnorm.data.nodes import NodeIndex, read_column, read_nodes
 from pairnorm.data.profile import ID_NAME
-from pairnorm.data.readers import TABLES, arrow_frame, check_column_names, open_tables
+from pairnorm.data.readers import arrow_frame, check_column_names
 from pairnorm.data.tables import Table, read_blocks, without_header
 
 AUTO = "auto"
@@ -290,41 +286,6 @@ def aggregate_edges(
             aggregates[f"edges: sum of {name} where {category}"] = total(values * holds)
     largest = float(np.finfo(np.float32).max)
     return list(aggregates), np.stack([*aggregates.values()], 1).clip(-largest, largest).astype(np.float32)
-
-
-def read_files(
-    given: dict[str, Any],
-    database: str | None,
-    options: ColumnOptions,
-    encoder: Encoder | None,
-    memory: MemoryLimit,
-) -> dict[str, Any]:
-    """Return the parts of a graph in tables of nodes, edges and features, or in one file that holds it."""
-    for role, value in given.items():
-        if not isinstance(value, str | PathLike | Sequence | None):
-            problem, kind = f"{role} is a {type(value).__name__}", type(value).__name__
-            expected, hint = "the name of a file, or a list of them", "Graph.from_frames takes frames."
-            raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, hint=hint)
-    nodes, edges = given["nodes"], given["edges"]
-    if not isinstance(nodes, str | PathLike | None) and len(nodes) == 1:
-        (nodes,) = nodes
-    again = options.after(encoder)
-    is_text = edges is not None and again.delimiter is not None
-    if database is None and isinstance(nodes, str | PathLike) and nodes != STDIN and not is_text:
-        path = Path(nodes)
-        if not is_pattern(path.name) and not path.is_dir() and file_type(path) not in TABLES:
-            return read_graph_file(path, given, options, encoder, memory)
-    if edges is None:
-        problem = f"{name_of_files(nodes or '')[0]}: a table of nodes needs a table of edges"
-        raise PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
-    if nodes == edges == STDIN:
-        problem = "nodes and edges are both '-'"
-        raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
-    tables = [
-        [] if value is None else open_tables(role, value, again, database=database, memory=memory)
-        for role, value in (given | {"nodes": nodes}).items()
-    ]
-    return read_tables(tables, again, encoder)
 
 
 def from_frames(
