@@ -1,7 +1,7 @@
 """Kernels are called as they are, and held against the plain torch forms that define them.
 
 Those in Triton run on a GPU where there is one; elsewhere in Triton's interpreter, which must be chosen
-before Triton is imported: ``test_interpreter.py`` runs ``_triton/`` in a process of its own.
+before Triton is imported: ``test_interpreter.py`` runs them in a process of its own.
 """
 
 import importlib.util
@@ -20,6 +20,11 @@ RUNS = importlib.util.find_spec("triton") is not None and (INTERPRETED or torch.
 collect_ignore_glob = [] if RUNS else ["_triton/*"]
 if importlib.util.find_spec("numba") is None:
     collect_ignore_glob += ["_numba/*", "test_threads.py"]
+
+
+@pytest.fixture(scope="session")
+def runs_triton() -> bool:
+    return RUNS
 
 
 @pytest.fixture(scope="session")

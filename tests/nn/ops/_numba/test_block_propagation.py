@@ -1,27 +1,7 @@
 import numpy as np
-import pytest
 import torch
 
-from pairnorm.data import csbm
-from pairnorm.nn import normalized_adjacency
 from pairnorm.nn.ops._numba import sparse_product
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", ["rw", "sym"])
-def test_a_step_is_the_product(weighted, kind, monkeypatch):
-    monkeypatch.setattr(sparse_product, "ROWS_PER_TASK", 64)  # several threads
-    adjacency = csbm(300, classes=2, seed=0).adjacency
-    row = torch.arange(300).repeat_interleave(adjacency.crow_indices().diff())
-    if weighted:
-        adjacency.values().copy_(1 + (row * adjacency.col_indices()) % 5)
-    crow, column = adjacency.crow_indices(), adjacency.col_indices().int()
-    weight = adjacency.values() if weighted else None
-    roots = (1 + adjacency.to_dense().sum(1)).rsqrt() if kind == "sym" else None
-    x, y = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 300, 7)).astype(np.float32))
-    sparse_product.propagate(crow, column, weight, roots, x, y)
-    expected = normalized_adjacency(adjacency, kind) @ x
-    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_beyond_two_to_the_31_are_read():
