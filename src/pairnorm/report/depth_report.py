@@ -50,7 +50,8 @@ tells, so that a model with fewer layers cannot be more accurate than 0.25. Both
 dropout 0.2 or 0. Rankings over graphs are of the four citation and coauthor graphs.
 
 GCN has 64 layers on Cora alone, GAT at most 32, and 16 on the larger graphs: more would take longer than all
-smaller depths together. ContraNorm needs time and memory quadratic in the nodes."""
+smaller depths together. ContraNorm, with time and memory quadratic in the nodes, is for Cora and Citeseer
+only. G-Reg (arXiv 2510.06066), a regularizer for cold-start nodes, is not implemented."""
 OVER_GRAPHS = """\
 Means over graphs, for each model by itself, since not every model was run on the same graphs. On every graph
 validation accuracy selects the depth of each method; its mean over graphs then selects a method among those
@@ -66,7 +67,6 @@ RANKING = """\
 Mean rank by test accuracy over {situations} situations (depths and missing rates of one graph), 1 is best.
 The interval holds 95% of the mean ranks when situations and runs are resampled; it does not hold for other
 graphs."""
-AT_EACH_DEPTH = "Validation accuracy selects the method at each depth, and the mode of PairNorm."
 FIGURE = """\
 The effective rank is that of the last hidden state: 1 where all nodes share one direction, 0 where all are
 zero. Jumping knowledge need not use that state. A line ends before the others where all runs diverged."""
@@ -179,7 +179,7 @@ def document(
         blocks = _image("Accuracy and effective rank against depth", figures.get((dataset, model)))
         if blocks and model != "SGC":
             blocks.append(Markdown(FIGURE))
-        blocks += [*_ranking(here), _at_each_depth(here)] if here else [Markdown(TOO_LITTLE)]
+        blocks += [*_ranking(here), _standing(here)] if here else [Markdown(TOO_LITTLE)]
         blocks += [_accuracies(*group) for group in sorted(group_by(some, "missing_percent").items())]
         sections.append(Section(f"{title(comparison, dataset)}, {model}", blocks))
     sections += [_published(table), _not_run(table), _provenance(table, command)]
@@ -270,46 +270,29 @@ def _ranking(rows: Sequence[Row]) -> list[Details]:
     return [Details("Ranking", [text, shown])] if ranking else []
 
 
-def _at_each_depth(rows: Sequence[Row]) -> Details:
-    lines, total = [], 0
-    led, worse = (defaultdict[str, list[str]](list) for _ in range(2))
+def _standing(rows: Sequence[Row]) -> Markdown:
+    """State how often PairNorm, in the mode that validation selects, is significantly worse than others."""
+    led, worse, total = 0, list[str](), 0
     ahead_of: Counter[str] = Counter()
     for (percent, depth), here in sorted(group_by(rows, "missing_percent", "depth").items()):
-        features, choices = describe_missing(percent), choose_depths(here)
-        best, not_worse, plain, ours = Selected.among(choices)
-        if ours is not None:
-            total += 1
+        choices = choose_depths(here)
+        if (ours := Selected.among(choices).pair_norm) is not None:
             compared = compare_with(ours.method, {one.method: one.scores for one in choices})
-            ahead = [
+            ahead = {
                 method
                 for method, (gap, differs) in compared.items()
                 if differs and gap.mean > 0 and method not in PAIR_NORM
-            ]
-            ahead_of.update(method for method in ahead if method != NO_METHOD)
-            if not ahead:
-                led[features].append(str(depth))
-            if NO_METHOD in ahead:
-                worse[features].append(str(depth))
-        lines.append([features, str(depth), short(best.method), f"{best.accuracy:.3f}",
-                      list_methods(not_worse), f"{ours.accuracy:.3f} ({ours.method})" if ours else "not run",
-                      f"{plain.accuracy:.3f}" if plain else "not run"])  # fmt: skip
-    headings = ("features", "layers", *SELECTED[:3], "PairNorm", "without a method")
-    blocks: list[Any] = [Markdown(AT_EACH_DEPTH), _table(headings, lines)]
-
-    def situations(depths: Mapping[str, Sequence[str]]) -> str:
-        return "; ".join(f"{', '.join(some)} layers with {features}" for features, some in depths.items())
-
-    if total:
-        count = sum(map(len, led.values()))
-        often = ", ".join(f"{short(method)} ({times})" for method, times in ahead_of.most_common(MAX_NAMED))
-        blocks.append(
-            Markdown(
-                f"No method is significantly more accurate than **PairNorm** in {count} of {total} situations"
-                f"{f' ({situations(led)})' if led else ''}. Most often significantly more accurate: "
-                f"{often or 'none'}. Significantly worse than no method: {situations(worse) or 'nowhere'}."
-            )
-        )
-    return Details("Selected at each depth", blocks)
+            }
+            total += 1
+            led += not ahead
+            worse += [f"{depth} layers with {describe_missing(percent)}"] if NO_METHOD in ahead else []
+            ahead_of.update(one.method for one in choices if one.method in ahead - {NO_METHOD})
+    often = ", ".join(f"{short(method)} ({times})" for method, times in ahead_of.most_common(MAX_NAMED))
+    return Markdown(
+        f"No method is significantly more accurate than **PairNorm** in {led} of {total} situations (a depth "
+        f"and a missing rate). Most often significantly more accurate: {often or 'none'}. PairNorm is "
+        f"significantly worse than no method: {'; '.join(worse) or 'nowhere'}."
+    )
 
 
 def _accuracies(key: tuple[int], rows: Sequence[Row]) -> Details:
@@ -338,40 +321,22 @@ def _published(table: DepthTable) -> Section:
 
 
 def _not_run(table: DepthTable) -> Section:
-    """List the requested cells that have no row."""
-    comparison = table.comparison
-    groups: dict[tuple[str, str], dict[int, list[DepthCell]]] = defaultdict(lambda: defaultdict(list))
+    """List the requested cells that have no row: methods with the same pending depths together."""
+    comparison, lines = table.comparison, []
+    groups: dict[tuple[str, str], list[DepthCell]] = defaultdict(list)
     for cell in comparison.cells():
-        groups[cell.dataset, cell.model][cell.depth].append(cell)
-    nowhere, lines = list[str](), list[str]()
-    for (dataset, model), depths in groups.items():
-        name = f"{markdown(title(comparison, dataset))}, {model}"
-        listed: dict[str, list[str]] = defaultdict(list)
-        for depth, cells in sorted(depths.items()):
-            pending = [cell for cell in cells if table.is_pending(cell)]
-            present = [cell for cell in cells if cell not in pending]
-            which = "all" if not present else f"all but {_list_cells(comparison, present)}"
-            if pending:
-                fewer = which if len(present) < len(pending) else _list_cells(comparison, pending)
-                listed[fewer].append(str(depth))
-        if len(listed["all"]) == len(depths):
-            nowhere.append(name)
-        elif any(listed.values()):
-            parts = (f"{', '.join(of)} layers of {which}" for which, of in listed.items() if of)
-            lines.append(f"- {name}: {'; '.join(parts)}")
-    if nowhere:
-        lines.append(f"- All of {'; '.join(nowhere)}")
+        groups[cell.dataset, cell.model].append(cell)
+    for (dataset, model), cells in groups.items():
+        pending = [cell for cell in cells if table.is_pending(cell)]
+        methods: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for method in dict.fromkeys(cell.method for cell in pending):
+            depths = sorted({cell.depth for cell in pending if cell.method == method})
+            methods[tuple(depths)].append(short(method))
+        parts = [f"{', '.join(of)} ({', '.join(map(str, depths))} layers)" for depths, of in methods.items()]
+        if pending:
+            what = "everything" if len(pending) == len(cells) else "; ".join(parts)
+            lines.append(f"- {markdown(title(comparison, dataset))}, {model}: {what}")
     return Section("What was not run", [Markdown("\n".join(lines))] if lines else [])
-
-
-def _list_cells(comparison: DepthComparison, cells: Sequence[DepthCell]) -> str:
-    """Name the methods of some cells of one depth, with the missing rate where it is not all of them."""
-    names = []
-    for method in dict.fromkeys(cell.method for cell in cells):
-        rates = [cell.missing_percent for cell in cells if cell.method == method]
-        which = f" with {' or '.join(map(describe_missing, rates))}"
-        names.append(method + ("" if len(rates) == len(comparison.missing) else which))
-    return list_methods(names)
 
 
 def _provenance(table: DepthTable, command: str) -> Section:

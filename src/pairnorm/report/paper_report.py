@@ -386,13 +386,15 @@ def _provenance(
     headings = ["Command", "What", "Trials", "of", *map(markdown_text, devices)]
     text = (
         "Experiments share trials: a trial that several of them need is trained once and counted in each. "
-        "Times are those in which at least one of an experiment's trials was being trained."
+        "Times are those in which at least one of an experiment's trials was being trained. "
+        "In brackets: trials."
     )
     items = []
     if origins:
         for name, column in ORIGIN_COLUMNS.items():
-            known = {value for one in origins.values() if isinstance(value := getattr(one, column), str)}
-            items.append(f"{name}: {markdown_text(', '.join(sorted(known)) or 'unknown')}")
+            values = Counter(getattr(one, column) or "unknown" for one in origins.values()).most_common()
+            listed = ", ".join(f"{value} ({count:,})" for value, count in values)
+            items.append(f"{name}: {markdown_text(listed)}")
         diverged = sum(one.trial.diverged for some in stored.values() for one in some)
         items.append(f"Trials in the store: {len(origins):,}, of which diverged: {diverged:,}")
         counted, times = Counter(one.device for one in origins.values()), _training_times(origins.values())
@@ -404,8 +406,8 @@ def _provenance(
         finished = [one.finished for one in origins.values()]
         items.append(markdown_text(f"From {min(finished)} to {max(finished)}"))
     items.append(f"This report: {markdown_code(f'pairnorm report --store {store}{selection.options}')}")
-    listed = Markdown("\n".join(f"- {item}" for item in items))
-    return Section("What was run", [Shown(headings, rows, formatted=True, left=2), Text(text), listed])
+    shown = Shown(headings, rows, formatted=True, left=2)
+    return Section("What was run", [shown, Text(text), Markdown("\n".join(f"- {item}" for item in items))])
 
 
 def _training_times(origins: Iterable[Origin]) -> dict[str, str]:
