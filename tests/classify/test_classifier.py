@@ -25,8 +25,9 @@ from sklearn.utils.estimator_checks import (
 )
 
 from pairnorm.classify import ClassifierWarning, NodeClassifier, Task, scaling
+from pairnorm.classify.candidates.task import SEARCH_SHARE
 from pairnorm.classify.predictions import prediction_table
-from pairnorm.classify.search import FIT_SHARE, FitProgress, ProgressTracker
+from pairnorm.classify.search import FitProgress, ProgressTracker
 from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors, pack
 from pairnorm.data.adjacency import reachable
 
@@ -119,7 +120,8 @@ def test_progress_counts_up_to_the_end_with_the_best_score_and_the_time_left(sma
     classifier = NodeClassifier(depth=(1, 2))
     classifier.fit(small, progress=lambda now: seen.append((perf_counter(), now)))
     progress, last = [now for _, now in seen], seen[-1][0]
-    assert [(now.done, now.total) for now in progress] == [(step, 7) for step in range(1, 8)]
+    # Nothing is smoothed or self-trained in a search of one family.
+    assert [(now.done, now.total) for now in progress] == [(step, 9) for step in (1, 2, 3, 4, 7, 8, 9)]
     names = [now.step for now in progress[3:]]
     assert names == ["SGC-PN-SI, depth 2", "averaged", "evaluated", "fitted to all labels"]
     assert np.isnan(progress[0].best_score)
@@ -143,9 +145,9 @@ def test_unreached_papers_of_cora_are_taken_for_the_largest_class(blanked_cora: 
 def test_the_time_left_is_bounded_by_the_time_limit(task: Task) -> None:
     seen: list[FitProgress] = []
     limited = replace(task, time_limit=60.0, began=perf_counter() - 10)
-    tracker = ProgressTracker(limited, 1000, seen.append)
+    tracker = ProgressTracker(limited, 1000, 0, True, seen.append)
     tracker.tick("first")  # 1 of 1,000 steps in 10 s
-    assert 60 * FIT_SHARE - 11 < seen[0].seconds_left <= 60 * FIT_SHARE - 10
+    assert 60 * SEARCH_SHARE - 11 < seen[0].seconds_left <= 60 - 10
 
 
 def without_split(graph: Graph) -> Graph:

@@ -2,12 +2,10 @@ import pytest
 import torch
 
 from pairnorm.classify import Scaling, smoothing, suggest_depth
-from pairnorm.classify.explanation import MIN_SOURCES, smoothing_table
+from pairnorm.classify.explanation import DEPTHS, MIN_SOURCES, smoothing_table
 from pairnorm.data import Graph
 from pairnorm.measure import col_diff, effective_rank, row_diff
 from pairnorm.nn import normalized_adjacency, pair_norm
-
-DEPTHS = (0, 1, 5, 40)
 
 
 @pytest.fixture
@@ -21,7 +19,7 @@ def test_measures_are_those_of_states_normalized_at_every_step(small: Graph, nod
     columns = torch.arange(300)
     features = small.features.to_dense()[:, columns] * (torch.arange(300) < nodes_kept)[:, None]
     graph = small.replace(features=features, feature_names=None)
-    found = {(row.norm, row.depth): row for row in smoothing(graph, features, DEPTHS)}
+    found = {(row.norm, row.depth): row for row in smoothing(graph, features)}
     matrix = normalized_adjacency(graph.adjacency)
     plain, normed = features.double(), pair_norm(features.double())
     dense = matrix.to_dense().double()
@@ -37,14 +35,15 @@ def test_measures_are_those_of_states_normalized_at_every_step(small: Graph, nod
 
 
 def test_pair_norm_keeps_nodes_apart(small: Graph) -> None:
-    rows = smoothing(small, Scaling.of(small)(small), DEPTHS)
+    rows = smoothing(small, Scaling.of(small)(small))
     left = {norm: [row.row_diff for row in rows if row.norm == norm] for norm in ("none", "PN")}
     shares = {norm: [value / values[0] for value in values[1:]] for norm, values in left.items()}
     assert shares["none"][-1] < 0.2
     assert all(normed > plain for normed, plain in zip(shares["PN"], shares["none"], strict=True))
     lines = smoothing_table(rows)
     assert lines[0][:5] == ["0", "100%", "100%", "100%", "100%"]
-    assert [line[0] for line in lines] == ["0", "1", "5", "40"]
+    assert [int(line[0]) for line in lines] == [*DEPTHS]
+    assert {row.depth for row in smoothing(small, Scaling.of(small)(small), lambda: False)} == {0, 1, 2}
 
 
 def exact_sources(graph: Graph, depth: int) -> float:

@@ -282,6 +282,7 @@ def test_baselines_are_tuned_also_after_a_search_that_used_up_its_time(small: Gr
 def test_baselines_share_a_quarter_of_the_time_limit(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GCN of 100,000 epochs stops when that time is up, with its best weights so far."""
     monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 100_000)
+    monkeypatch.setattr(search_module, "MIN_NETWORK_SECONDS", 1.0)
     classifier = NodeClassifier("most frequent class", refit=False, time_limit=0).fit(small)
     classifier.task_ = replace(classifier.task_, time_limit=8.0)
     with warnings.catch_warnings():

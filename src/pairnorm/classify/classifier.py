@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -70,7 +71,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     weights; ``search_``, all candidates; ``encoder_``, which reads later files the same way;
     ``probabilities_`` of the graph's nodes and ``evaluation_probabilities_``, those of the model that was not
     trained on test labels; ``held_out_``, its ``Scores`` on the test nodes; ``cross_fitted_``, the ``Scores``
-    of all labeled nodes, held out in turn, where few test nodes are of a rare class; ``split_``.
+    of all labeled nodes, held out in turn, where few test nodes are of a rare class; ``split_``;
+    ``fit_seconds_``, how long it took to fit the selected model once.
 
     The regression of an SGC is convex and solved to convergence, so that seeds do not matter. Networks are
     trained once per seed, and their probabilities averaged.
@@ -177,6 +179,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     evaluation_probabilities_: Floats
     held_out_: Scores | None
     cross_fitted_: Scores | None
+    fit_seconds_: float
     calibration_: Calibration | None
     unmasked_: Scores | None
     _seen: NDArray[np.int64]
@@ -212,10 +215,12 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         families = plan(self, hide(task.graph, task.hidden))
         cross_fitted = self.time is None and needs_cross_fitting(graph, given, self.metric)
         folds = task.fold_masks if cross_fitted else ()
-        steps = sum(family.steps for family in families) + 2 + self.refit + len(folds)
-        tracker = ProgressTracker(task, steps, progress)
+        steps = sum(family.steps for family in families)
+        tracker = ProgressTracker(task, steps, len(folds), self.refit, progress)
         choice = search(task, families, tracker.tick, simple=self.simple, on_result=tracker.record)
+        began = perf_counter()
         self.model_ = choice.fit(task.with_all_folds)
+        self.fit_seconds_ = perf_counter() - began
         if task.shards is not None:  # the remaining work is small, and a rank does it faster by itself
             task = replace(task, shards=None)
         self._store_choice(graph, task, choice)

@@ -287,7 +287,7 @@ class Smoothing:
 def smoothing(
     graph: Graph,
     features: Tensor,
-    depths: Sequence[int] = DEPTHS,
+    in_time: Callable[[], bool] = lambda: True,
     tick: Callable[[str], None] = lambda done: None,
 ) -> list[Smoothing]:
     """Propagate features with D̃⁻¹Ã and measure, without PairNorm and with it (PN). No model is trained.
@@ -298,11 +298,10 @@ def smoothing(
     Args:
         graph: whose edges.
         features: [n, d], scaled.
-        depths: where to measure.
+        in_time: whether to measure a further depth; the first three are always measured.
         tick: called after every depth.
     """
-    if has_many_nodes(graph):
-        depths = [depth for depth in depths if depth <= MAX_DEPTH_MANY_NODES]
+    depths = [depth for depth in DEPTHS if depth <= MAX_DEPTH_MANY_NODES or not has_many_nodes(graph)]
     matrix, rows = normalized_adjacency(graph.adjacency, "rw").to(features.device), []
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(graph.num_nodes, generator=generator)
@@ -311,10 +310,11 @@ def smoothing(
     dense = features.to_dense()
     # Distances between nodes need few columns; those between columns do not depend on PairNorm's scale.
     basis, reduced = span(dense)
-    same = basis is None and len(columns) == graph.num_features
-    iterates, others = _states(matrix, reduced), None if same else _states(matrix, dense[:, columns])
+    iterates, others = _states(matrix, reduced), None if basis is None else _states(matrix, dense[:, columns])
     for depth, state in zip(range(max(depths) + 1), iterates, strict=False):
-        some = state if others is None else next(others)
+        some = state.take(columns) if others is None else next(others)
+        if depth > depths[2] and not in_time():
+            break
         if depth not in depths:
             continue
         for norm in ("none", "PN"):
@@ -336,6 +336,9 @@ class _State(NamedTuple):
     def of(self, norm: str, nodes: Tensor) -> Tensor:
         state = self.state[nodes]
         return state if norm == "PN" else self.length * state + self.row
+
+    def take(self, columns: Tensor) -> _State:
+        return self._replace(state=self.state[:, columns], row=self.row[columns])
 
 
 def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[_State]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, terminal
 from pairnorm.classify.candidates.candidate import Candidate, Tick
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
+from pairnorm.classify.candidates.task import SEARCH_SHARE
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.evaluation import (
     RANKING_METRICS,
@@ -41,7 +42,7 @@ from pairnorm.classify.holdout import MIN_HELD_OUT, ClassifierWarning, lacks_mos
 from pairnorm.classify.predictions import ALL, COMPLETE, INCOMPLETE, PredictionSets
 from pairnorm.classify.regression import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.scaling import is_large
-from pairnorm.classify.search import SEARCH_SHARE, Baseline, evaluate_baseline
+from pairnorm.classify.search import Baseline, evaluate_baseline
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import csr_matrix, hops
@@ -55,8 +56,9 @@ MAX_LATER_SHARE = 0.2
 MIN_DIFFERENCE, MIN_UNMATCHED = 0.02, 0.05
 # A larger loss against a baseline, in points, is stated even if it is not significant.
 LARGE_LOSS = 5.0
-# Share of the time limit that baselines take together at most.
-BASELINE_SHARE = 0.25
+# Shares of the time limit, after the fit, that baselines take together at most; after which the model is not
+# fitted without the nodes that come later; and after which smoothing is measured at no deeper depth.
+BASELINE_SHARE, LATER_SHARE, SMOOTHING_SHARE = 0.2, 0.4, 0.5
 MAX_ROWS, MAX_CLASSES_PER_NODE, MAX_NAME_LENGTH = 100_000, 10, 300
 # TreeSHAP takes seconds for this many nodes, or nodes times classes.
 MAX_EXPLAINED, MAX_EXPLAINED_ENTRIES = 2000, 8000
@@ -119,16 +121,21 @@ class Findings:
         ):
             if applies:
                 warnings.warn(text, ClassifierWarning, stacklevel=2)
-        # The search took time from the limit. Baselines have a share of their own.
-        seconds = BASELINE_SHARE * task.time_limit
-        timed = replace(task, began=time.perf_counter(), time_limit=seconds / SEARCH_SHARE)
-        families = baselines(graph, classifier.random_state, large, seconds) if compare else []
+        # The search took time from the limit. The findings have a share of their own.
+        task = replace(task, began=time.perf_counter())
+        timed = replace(task, time_limit=BASELINE_SHARE * task.time_limit / SEARCH_SHARE)
+        families = baselines(graph, classifier.random_state, large, task.time_limit) if compare else []
         others = [evaluate_baseline(classifier, timed, family, tick) for family in families]
         checks = {} if classifier.unmasked_ is None else {UNMASKED: classifier.unmasked_}
-        if (later := _score_later_nodes(classifier)) is not None:
+        if not task.allows(LATER_SHARE, classifier.fit_seconds_):
+            text = "the time limit was reached: nodes that come later, with their edges, were not evaluated."
+            warnings.warn(text, ClassifierWarning, stacklevel=2)
+        elif (later := _score_later_nodes(classifier)) is not None:
             checks[LATER] = later
         tick("nodes held out in other ways")
-        measures = [] if large else smoothing(graph, task.features, tick=tick)
+        measures = (
+            [] if large else smoothing(graph, task.features, lambda: task.allows(SMOOTHING_SHARE), tick)
+        )
         probabilities = classifier.evaluation_probabilities_
         return cls(classifier, graph, probabilities, others, checks, measures, suggest_depth(graph))
 

@@ -7,6 +7,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from math import isinf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +19,7 @@ from sklearn.base import clone
 from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
-from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Family, Tick
+from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Family, Fitted, Tick
 from pairnorm.classify.candidates.ensemble import (
     Average,
     Smoothing,
@@ -30,7 +32,7 @@ from pairnorm.classify.candidates.ensemble import (
 from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.residual import ResidualGCNs
-from pairnorm.classify.candidates.task import KnownLabels, PseudoLabels, Task
+from pairnorm.classify.candidates.task import SEARCH_SHARE, KnownLabels, PseudoLabels, Task
 from pairnorm.classify.evaluation import RANKING_METRICS, Scores, decide, mean_probabilities, tilted
 from pairnorm.classify.holdout import ClassifierWarning, Target, count_classes, folds, hide
 from pairnorm.classify.scaling import Scaling
@@ -44,14 +46,16 @@ if TYPE_CHECKING:
 
 # Models that can be fitted to pseudo-labels.
 SELF_TRAINING_MODELS = ("SGC", "logistic regression")
-# Shares of the time limit after which no candidate is evaluated, and no ensemble self-trained.
-SEARCH_SHARE, SELF_TRAINING_SHARE = 0.5, 0.7
 # Share of the time limit after which networks start, even if other candidates are not finished.
 NETWORK_SHARE = 0.2
 # Residual GCNs whose first candidate has a larger loss than this factor of the best are not trained further.
 MAX_LOSS_RATIO = 1.15
-# Share of the time limit that a whole fit takes where its search is cut short.
-FIT_SHARE = 0.75
+# Share of the time limit within which the ensemble is fitted twice more: for evaluation, and to all labels.
+FIT_SHARE, FINAL_FITS = 0.75, 2
+# Fitting to pseudo-labels takes longer than to labels, by this factor.
+SELF_TRAINING_FACTOR = 4
+# Steps after the search, and the time that they take for each second of the search.
+FINAL_STEPS, FINAL_RATIO = ("smoothed", "self-trained", "averaged", "evaluated", "fitted to all labels"), 0.7
 # A class of at most this share is rare; fewer test nodes of it do not state how well it is ranked.
 MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
 
@@ -106,15 +110,21 @@ class FitProgress(NamedTuple):
     seconds_left: float
 
 
+Notify = Callable[[FitProgress], None]
+
+
 class ProgressTracker:
     """Counts the steps of a fit, and estimates the time that is left.
 
-    The time is extrapolated from the steps so far, and bounded by the time limit.
+    The time of the search is extrapolated from the steps so far, and bounded by the time limit.
     """
 
-    def __init__(self, task: Task, total: int, notify: Callable[[FitProgress], None] | None) -> None:
-        self.task, self.total, self.notify = task, total, notify
+    def __init__(self, task: Task, steps: int, folds: int, refit: bool, notify: Notify | None) -> None:
+        self.task, self.steps, self.notify = task, steps, notify
+        self.final_steps = FINAL_STEPS if refit else FINAL_STEPS[:-1]
+        self.total = steps + len(self.final_steps) + folds
         self.done, self.best = 0, None  # type: int, CandidateResult | None
+        self.search_seconds = 0.0
 
     def record(self, result: CandidateResult) -> None:
         """Take note of an evaluated candidate."""
@@ -122,17 +132,23 @@ class ProgressTracker:
             self.best = result
 
     def tick(self, step: str) -> None:
-        """Count a step."""
-        self.done += 1
+        """Count a step; the last ones may be left out."""
+        self.done = self.done + 1
+        if step in self.final_steps:
+            self.done = self.steps + self.final_steps.index(step) + 1
         if self.notify is None:
             return
         score = nan
         if self.best is not None:
             by_accuracy = self.task.metric in ("loss", "accuracy")
             score = self.best.candidate.validation_accuracy if by_accuracy else self.best.score
-        elapsed = time.perf_counter() - self.task.began
-        extrapolated = elapsed * (self.total - self.done) / self.done
-        left = min(extrapolated, max(0.0, FIT_SHARE * self.task.time_limit - elapsed))
+        elapsed, search_left = time.perf_counter() - self.task.began, 0.0
+        if self.done <= self.steps:
+            extrapolated = elapsed * (self.steps - self.done) / self.done
+            search_left = max(0.0, min(extrapolated, SEARCH_SHARE * self.task.time_limit - elapsed))
+            self.search_seconds = elapsed + search_left
+        final_share = (self.total - max(self.done, self.steps)) / len(self.final_steps)
+        left = search_left + final_share * FINAL_RATIO * self.search_seconds
         self.notify(FitProgress(self.done, self.total, step, score, left))
 
 
@@ -163,9 +179,11 @@ class Choice(NamedTuple):
                 return Choice(results, [(1, best)], best.candidate, best.probabilities)
         return None
 
-    def fit(self, task: Task) -> Average:
-        """Fit the ensemble to a task's training nodes."""
-        parts = [(weight, one.candidate, one.fit(task)) for weight, one in self.parts]
+    def fit(self, task: Task, fitted: Sequence[Fitted] = ()) -> Average:
+        """Fit the ensemble to a task's training nodes, or combine members that are fitted already."""
+        fitted = fitted or [one.fit(task) for _, one in self.parts]
+        members = zip(self.parts, fitted, strict=True)
+        parts = [(weight, one.candidate, model) for (weight, one), model in members]
         average = Average(parts, KnownLabels.of(task), task.prior, self.smooths[0])
         for smooth in self.smooths[1:]:
             average = replace(self.self_train(task, average), smooth=smooth)
@@ -210,7 +228,7 @@ def search(
     choice, one_of_each = _combine(by_family, select_members(task, results)), False
     if len(families) > 1:
         one_of_each = not beats_prior(task, choice.probabilities)
-        choice = _combine(by_family, best_per_model(results)) if one_of_each else _refine(task, choice)
+        choice = _combine(by_family, best_per_model(results)) if one_of_each else _refine(task, choice, tick)
     if len(choice.parts) == 1 and choice.smooths == (None,):
         return choice
     ensemble = Candidate(
@@ -229,20 +247,32 @@ def _evaluate(
 ) -> list[tuple[Family, Sequence[CandidateResult]]]:
     """Evaluate candidates until there are no more, or time is up.
 
-    Every family but networks gets a first candidate. Then the next one is of the family that has used the
-    least time, so that a short search is not spent on one of them. Networks start when a part of the time
-    has passed or the others are finished.
+    The next candidate is of the family that has used the least time, so that a short search is not spent on
+    one of them. A family ends where its longest step so far would take too long; for the first step, the
+    longest of any family is expected. Networks start when a part of the time has passed or the others are
+    finished.
     Ctrl-C ends the search; the best candidates so far are delivered.
     """
-    running = [family.fit(task, tick) for family in families]
+    ticks = [0] * len(families)
+
+    def count(number: int, step: str) -> None:
+        """Count a step of a family, which may take more steps than announced."""
+        ticks[number] += 1
+        if ticks[number] <= families[number].steps:
+            tick(step)
+
+    running = [family.fit(task, partial(count, number)) for number, family in enumerate(families)]
     results: list[list[CandidateResult]] = [[] for _ in families]
-    seconds = [0.0] * len(families)
+    seconds: list[list[float]] = [[] for _ in families]
 
     def advance(number: int) -> bool:
-        """Evaluate the next candidate of a family; return whether there was one."""
+        """Evaluate the next candidate of a family; return whether there was one, in time."""
+        expected = max(seconds[number] or chain(*seconds), default=0.0)
+        if any(results) and not task.allows(SEARCH_SHARE, expected):
+            return False
         began = time.perf_counter()
         one = next(running[number], None)
-        seconds[number] += time.perf_counter() - began
+        seconds[number].append(time.perf_counter() - began)
         if one is not None:
             results[number].append(one)
             on_result(one)
@@ -250,25 +280,21 @@ def _evaluate(
 
     try:
         networks = [number for number, family in enumerate(families) if _is_network(family)]
-        pending = [number for number in range(len(families)) if number not in networks and advance(number)]
-        while not any(results) or not task.has_used(SEARCH_SHARE):
-            if networks and (not pending or task.has_used(NETWORK_SHARE)):
+        pending = [number for number in range(len(families)) if number not in networks]
+        while pending or networks:
+            if networks and (not pending or not task.allows(NETWORK_SHARE)):
                 pending.append(networks.pop(0))
-            if not pending:
-                break
-            number = min(pending, key=seconds.__getitem__)
+            number = min(pending, key=lambda number: sum(seconds[number]))
             family, own = families[number], results[number]
-            if not advance(number):
+            if not advance(number) or (isinstance(family, ResidualGCNs) and not _competes(own, results)):
                 pending.remove(number)
-            elif isinstance(family, ResidualGCNs) and not _competes(own, results):
-                pending.remove(number)
-                for _ in range(family.steps - len(own) + 1):  # its last step is not counted yet
-                    tick(f"{family.name}: not needed")
+                for _ in range(family.steps - ticks[number]):
+                    tick(f"{family.name}: finished")
     except KeyboardInterrupt:
         if not any(results):
             raise
-        count = sum(map(len, results))
-        text = f"interrupted: the best of {count} candidates are used. Press Ctrl-C again to stop at once."
+        text = f"interrupted: the best of {sum(map(len, results))} candidates are used. Press Ctrl-C again "
+        text += "to stop at once."
         warnings.warn(text, ClassifierWarning, stacklevel=4)
     return [(family, some) for family, some in zip(families, results, strict=True) if some]
 
@@ -292,21 +318,45 @@ def _combine(by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], weig
     return Choice(results, parts, parts[0][1].candidate, probabilities / weights.total(), by_family=by_family)
 
 
-def _refine(task: Task, choice: Choice) -> Choice:
-    """Smooth the ensemble, then self-train it once, where each gains on held-out nodes.
+def _refine(task: Task, choice: Choice, tick: Tick) -> Choice:
+    """Smooth the ensemble, then self-train it once, where each gains on held-out nodes and time allows it.
 
+    The members are fitted in the first fold, the heaviest first. How long that takes predicts the time of all
+    later steps; members that time does not allow to fit to all labels are left out.
     Further rounds of self-training gained nothing on Cora and Citeseer.
     """
-    fitted = [choice.fit(fold) for fold in task.folds]
+    began, (first, *others) = time.perf_counter(), task.folds
+    members: list[Fitted] = []
+
+    def allows(fits: float, folds: int = 1) -> bool:
+        """Return whether time allows to fit the ensemble some more times, given how long some folds took."""
+        return task.allows(FIT_SHARE, fits * (time.perf_counter() - began) / folds)
+
+    parts = sorted(choice.parts, key=lambda part: -part[0])
+    for _, one in parts:
+        if members and not allows(FINAL_FITS + 1):
+            break
+        members.append(one.fit(first))
+    if len(members) < len(parts):
+        numbers = {id(one): number for number, one in enumerate(choice.results)}
+        weights = Counter({numbers[id(one)]: weight for weight, one in parts[: len(members)]})
+        choice = _combine(choice.by_family, weights)
+    else:
+        choice = choice._replace(parts=parts)
+    if not allows(len(others) + FINAL_FITS):
+        return choice
+    fitted = [choice.fit(first, members), *(choice.fit(fold) for fold in others)]
     smooth, probabilities = select_smoothing(task, fitted)
     fitted = [replace(one, smooth=smooth) for one in fitted]
     choice = choice._replace(smooths=(smooth,), probabilities=probabilities)
+    tick("smoothed")
     models = {one.candidate.model for _, one in choice.parts}
-    too_expensive = has_many_nodes(task.graph) or task.has_used(SELF_TRAINING_SHARE)
-    if too_expensive or not models.intersection(SELF_TRAINING_MODELS):
+    in_time = allows(SELF_TRAINING_FACTOR * (len(task.folds) + FINAL_FITS), len(task.folds))
+    if has_many_nodes(task.graph) or not in_time or not models.intersection(SELF_TRAINING_MODELS):
         return choice
     retrained = [choice.self_train(fold, one) for fold, one in zip(task.folds, fitted, strict=True)]
     later, probabilities = select_smoothing(task, retrained)
+    tick("self-trained")
     if not improves(task, probabilities, choice.probabilities):
         return choice
     return choice._replace(smooths=(smooth, later), probabilities=probabilities)

@@ -131,19 +131,19 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
         models = models[:1]
     first = None if selectable else 1
     directions = (False, True) if _use_directions(classifier, graph) else (False,)
-    simple: dict[str, Family] = {
+    names = tuple(imputations or IMPUTATIONS) if graph.missing.any() else ("zero",)
+    exhaustive = resolve_time_limit(classifier.time_limit, graph.num_nodes) == inf
+    # From cheap to expensive: a short search may not reach the last of them.
+    known: dict[str, Family] = {
+        "most frequent class": MostFrequent(),
         "label propagation": LabelPropagation(ALPHAS[:first]),
-        "logistic regression": LogisticRegression(scales or SCALES),
+        "SGC": SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, names, exhaustive),
         "boosted trees": BoostedTrees(
             HOPS[:first], LEAVES[:first], directions[:first], EXTRAS if selectable else ()
         ),
-        "most frequent class": MostFrequent(),
+        "logistic regression": LogisticRegression(scales or SCALES),
     }
-    families: list[Family] = []
-    if sgc:
-        names = tuple(imputations or IMPUTATIONS) if graph.missing.any() else ("zero",)
-        families.append(SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, names))
-    families += [family for name, family in simple.items() if name in models]
+    families = [family for name, family in known.items() if name in models]
     families += [EstimatorFamily(name) for name in models if name in FACTORIES]
     if RESIDUAL in networks:
         networks.remove(RESIDUAL)
@@ -152,7 +152,6 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
         family = GNNFamily(
             _network_specs(classifier, networks, norms, depths, scales),
             range(classifier.random_state, classifier.random_state + seeds),
-            inf if seconds is None else seconds,
             required=not sgc,
             checkpoints=None if classifier.checkpoints is None else Path(classifier.checkpoints),
             cross_fit=True,
@@ -201,31 +200,32 @@ def _network_specs(
     return sorted(dict.fromkeys(specs), key=lambda spec: spec.depth)
 
 
-def baselines(graph: Graph, seed: int = 0, large: bool = False, seconds: float = inf) -> list[Family]:
+def baselines(graph: Graph, seed: int = 0, large: bool = False, time_limit: float = inf) -> list[Family]:
     """Return the baselines that a model is compared with, each with settings to choose from.
 
     They are: the most frequent class; label propagation, which sees no features; logistic regression, which
     sees no edges; and a GCN of two layers. Without validation nodes, regularization is set by rule, and there
-    is no GCN, whose epochs they select; nor is there one over many nodes, where it would take hours.
+    is no GCN, whose epochs they select; nor is there one over many nodes, where it would take hours, or
+    within a short time limit.
 
     Args:
         graph: with its split.
         seed: the first of the GCN's.
         large: leave out logistic regression, for which features must be dense.
-        seconds: for all baselines together.
+        time_limit: seconds for the whole fit.
     """
     selectable = bool(graph.validation.any())
     families: list[Family] = [MostFrequent(), LabelPropagation()]
     if not large:
         families.append(LogisticRegression(SCALES if selectable else (DEFAULT_SCALE,)))
-    if selectable and not has_many_nodes(graph):
+    if selectable and not has_many_nodes(graph) and time_limit >= MIN_NETWORK_SECONDS:
         specs = [
             Spec("own", "GCN", 2, epochs=BASELINE_EPOCHS, learning_rate=rate, dropout=dropout)
             for rate in BASELINE_RATES
             for dropout in BASELINE_DROPOUTS
         ]
         seeds = range(seed, seed + BASELINE_SEEDS)
-        families.append(GNNFamily(specs, seeds, seconds, stop_early=True, name="GCN, 2 layers"))
+        families.append(GNNFamily(specs, seeds, stop_early=True, name="GCN, 2 layers"))
     return families
 
 

@@ -84,7 +84,7 @@ class BoostedTrees:
             yield results[setting]
             tick(f"{self.name}, {results[setting].candidate.setting}")
         best = min(results, key=lambda setting: results[setting].validation_loss)
-        extras = [] if task.has_used(EXTRAS_SHARE) or has_many_nodes(task.graph) else self._usable(task)
+        extras = [] if not task.allows(EXTRAS_SHARE) or has_many_nodes(task.graph) else self._usable(task)
         if extras:
             tables = _FoldTables.of(task, best._replace(extras=tuple(extras)))
         better: tuple[str, ...] = ()
@@ -95,8 +95,6 @@ class BoostedTrees:
                 results[best._replace(extras=better)] = result
                 yield result
             tick(f"{self.name}, {name}")
-        for _ in range(len(self.extras) - len(extras)):
-            tick(f"{self.name}: not needed")
 
     def _usable(self, task: Task) -> list[str]:
         without = {"missing"} if not task.graph.missing.any() and task.hidden is None else set()

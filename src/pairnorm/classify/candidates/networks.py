@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -26,7 +25,7 @@ from pairnorm.classify.candidates.candidate import (
 )
 from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.candidates.sgc import NormStatistics, measure
-from pairnorm.classify.candidates.task import Task
+from pairnorm.classify.candidates.task import SEARCH_SHARE, Task
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, PairNorm
 from pairnorm.nn.ops.pair_norm import normalize_by
@@ -50,7 +49,6 @@ class GNNFamily:
     Args:
         specs: architectures and training settings, in the order of training.
         seeds: one for each network of an architecture.
-        seconds: time limit of the whole search, after which training stops.
         required: train the first however long it takes, since there is no other candidate.
         stop_early: when time is up, evaluate the first with the best weights so far.
         name: of the family.
@@ -62,7 +60,6 @@ class GNNFamily:
 
     specs: Sequence[Spec]
     seeds: Sequence[int]
-    seconds: float = inf
     required: bool = False
     stop_early: bool = False
     name: str = "GCN, GAT, GCNII and APPNP"
@@ -78,27 +75,27 @@ class GNNFamily:
         """Yield one candidate per spec until time is up; warn about specs that were not trained."""
         num_untrained = 0
         for number, spec in enumerate(self.specs):
-            seconds = inf if self.required and number == 0 else self.seconds
+            timed = replace(task, time_limit=inf) if self.required and number == 0 else task
             try:
-                yield self._fit_spec(task, spec, seconds, self.stop_early and number == 0)
+                yield self._fit_spec(timed, spec, self.stop_early and number == 0)
             except OutOfTime:
                 num_untrained += 1
             tick(f"{_model_name(spec)}, depth {spec.depth}")
         if num_untrained and not self.stop_early:
             warnings.warn(
-                f"the time limit of {self.seconds:.0f} s was reached when {num_untrained} of "
+                f"the time limit of {task.time_limit:.0f} s was reached when {num_untrained} of "
                 f"{len(self.specs)} networks were not trained, the deepest among them. Allow more time, or "
                 "name a model and depths.",
                 ClassifierWarning,
                 stacklevel=4,
             )
 
-    def _fit_spec(self, task: Task, spec: Spec, seconds: float, stop_early: bool) -> CandidateResult:
+    def _fit_spec(self, task: Task, spec: Spec, stop_early: bool) -> CandidateResult:
         """Train the networks of a spec, and evaluate their average, or each network in its fold."""
         trained: list[_Trained] = []
         logits: list[Tensor] = []
         for fold, held_out, seeds in self._splits(task):
-            model, of_all = _train(fold, spec, seeds, seconds, self.checkpoints, stop_early)
+            model, of_all = _train(fold, spec, seeds, self.checkpoints, stop_early)
             trained.append((seeds, (fold.graph.train | fold.graph.validation).cpu(), model))
             logits.append(of_all[held_out.to(of_all.device)])
         if len(trained) == 1:  # the validation nodes evaluate
@@ -158,7 +155,6 @@ def _train(
     task: Task,
     spec: Spec,
     seeds: Sequence[int],
-    seconds: float,
     checkpoints: Path | None,
     stop_early: bool = False,
 ) -> tuple[Model, Tensor]:
@@ -168,7 +164,7 @@ def _train(
 
     def fit(seeds: Sequence[int], shards: Shards | None) -> tuple[Model, Tensor]:
         def check_time(epochs: int) -> None:
-            late = time.perf_counter() - task.began > seconds and not (stop_early and epochs == 0)
+            late = not task.allows(SEARCH_SHARE) and not (stop_early and epochs == 0)
             if late if shards is None else shards.any(late):
                 raise OutOfTime
 

@@ -79,7 +79,7 @@ class ResidualGCNs:
         groups = [masks[first::NUM_NETWORKS] for first in range(min(NUM_NETWORKS, len(masks)))]
         held_out = torch.stack([torch.stack(list(group)).any(0) for group in groups], 1)
         for number, (depth, hidden) in enumerate(self.settings):
-            if number > 0 and task.has_used(TIME_SHARE / 2):
+            if number > 0 and not task.allows(TIME_SHARE / 2):
                 return
             training = _Training(task, held_out, depth, hidden, self.seed)
             for epochs in (FIRST_EPOCHS, MAX_EPOCHS) if number == 0 else (MAX_EPOCHS,):
@@ -149,7 +149,7 @@ class _Training:
         """Train up to a number of epochs, while the stopping loss falls and time is left."""
         learning, count = self.train & ~self.stopping, self.model.num_keys
         while self.epoch < epochs and self.epoch - max(self.best_epochs) < PATIENCE:
-            if self.epoch >= MIN_EPOCHS and self.task.has_used(time_share):
+            if self.epoch >= MIN_EPOCHS and not self.task.allows(time_share):
                 break
             targets = torch.rand(learning.shape, generator=self.generator, device=learning.device)
             targets = learning & (targets < TARGET_SHARE)

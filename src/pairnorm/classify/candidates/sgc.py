@@ -33,7 +33,7 @@ from pairnorm.classify.regression import (
 )
 from pairnorm.classify.scaling import check_size
 from pairnorm.nn import SGC, Mode, Normalization
-from pairnorm.nn.ops.pair_norm import normalize_by
+from pairnorm.nn.ops.pair_norm import normalize_and_measure, normalize_by
 from pairnorm.train.spec import Norm
 
 # The depths to evaluate first, as shares of the list of depths; how many imputations and norms to refine.
@@ -118,9 +118,8 @@ class Propagation(NamedTuple):
         state = prepared.imputed(self.method) if start is None else matrix @ prepared.peek((self, start))
         for number in range(0 if start is None else start + 1, depth + 1):
             if self.mode is not None:
-                statistics = measure(state)
+                state, statistics = normalize_and_measure(state, self.scale, EPS, self.mode)
                 prepared.cached((self, number, "statistics"), lambda: statistics)  # noqa: B023
-                state = normalize_by(state, *statistics, self.scale, EPS, self.mode)
             state = state if number == depth else matrix @ state
         return prepared.cached((self, depth), lambda: state)
 
@@ -184,6 +183,7 @@ class SGCFamily:
         depths: numbers of propagation steps.
         scales: PairNorm's s; without a norm, the factor of the features.
         imputations: of missing features, of ``IMPUTATIONS``.
+        exhaustive: evaluate every depth.
         name: of the family.
     """
 
@@ -191,13 +191,18 @@ class SGCFamily:
     depths: Sequence[int]
     scales: Sequence[float] = SCALES
     imputations: Sequence[str] = ("zero",)
+    exhaustive: bool = True
     name: str = "SGC"
 
     @property
     def steps(self) -> int:
-        """One for every imputation, norm and depth; for PN-SCS, for every scale too."""
+        """One for every imputation, norm and depth, or for the usual number of depths that a search takes.
+
+        For PN-SCS, one for every scale too.
+        """
+        depths = len(self.depths) if self.exhaustive else min(len(self.depths), len(FIRST_DEPTHS) + 1)
         runs = sum(len(self.scales) if norm == "PN-SCS" else 1 for norm in self.norms)
-        return runs * len(self.depths) * len(self.imputations)
+        return runs * depths * len(self.imputations)
 
     def fit(self, task: Task, tick: Tick) -> Results:
         """Yield one SGC per imputation, norm, depth and scale, within the search limits.
@@ -206,23 +211,17 @@ class SGCFamily:
         then refined between the depths next to their best one, as long as the held-out loss falls.
         """
         check_size(task.graph)
-        depths, done = sorted(self.depths), 0
-
-        def count(step: str) -> None:
-            nonlocal done
-            done += 1
-            tick(step)
-
+        depths = sorted(self.depths)
         losses: Losses = {pair: {} for pair in product(self.imputations, self.norms)}
-        exhaustive = task.limits.exhaustive or len(depths) <= len(FIRST_DEPTHS) + 1
-        first = depths if exhaustive else [depths[int(share * (len(depths) - 1))] for share in FIRST_DEPTHS]
+        few = len(depths) <= len(FIRST_DEPTHS) + 1
+        first = depths
+        if not self.exhaustive and not few:
+            first = [depths[int(share * (len(depths) - 1))] for share in FIRST_DEPTHS]
         for pair, by_depth in losses.items():
-            yield from self._explore(task, pair, first, by_depth, count)
+            yield from self._explore(task, pair, first, by_depth, tick)
         while (target := _refinement(losses, depths)) is not None:
             pair, between = target
-            yield from self._explore(task, pair, between, losses[pair], count)
-        for _ in range(self.steps - done):
-            tick(f"{self.name}: not needed")
+            yield from self._explore(task, pair, between, losses[pair], tick)
 
     def _explore(
         self, task: Task, pair: tuple[str, Norm], depths: Sequence[int], losses: dict[int, float], tick: Tick
@@ -337,7 +336,11 @@ def _fold_weights(task: Task, state: Tensor, scales: Sequence[float], key: Hasha
         tolerance = max(tolerance, LOOSE_TOLERANCE)
         if axes is None and len(rows) > rows.shape[1] > MAX_AXES:
             # More rows than columns determine the leading axes well, also those of the delivered model.
-            tolerance, axes = DRAFT_TOLERANCE, leading_axes(rows - rows.mean(0))
+            # Members of an ensemble that differ only in their scale share them.
+            tolerance = DRAFT_TOLERANCE
+            axes = task.prepared.cached(
+                ("axes", key, "pseudo-labels"), lambda: leading_axes(rows - rows.mean(0))
+            )
         return fold_regressions(rows, target, scales, counts.unsqueeze(0), tolerance, axes)
     folds = torch.stack([fold.graph.train.to(state.device)[train] for fold in task.folds])
     target = one_hot(task.graph.labels.to(state.device)[train], task.classes)

@@ -25,6 +25,8 @@ from pairnorm.nn import Normalization
 from pairnorm.train.distributed import Shards
 from pairnorm.train.problem import part_accuracies, part_losses
 
+# Share of the time limit after which no candidate is evaluated.
+SEARCH_SHARE = 0.5
 # Pseudo-labels are taken from at most this many nodes, their probabilities raised to this power.
 MAX_PSEUDO_LABELS, PSEUDO_LABEL_POWER = 4000, 1.5
 # A regression on more columns than this takes fewer pseudo-labels.
@@ -95,9 +97,9 @@ class Task:
         numbers = int(self.with_all_folds.graph.train.sum()) * self.graph.num_features * len(self.folds)
         return SearchLimits(has_many_nodes(self.graph), numbers, self.metric, self.time_limit == inf)
 
-    def has_used(self, share: float) -> bool:
-        """Return whether more than this share of the time limit has passed."""
-        return time.perf_counter() - self.began > share * self.time_limit
+    def allows(self, share: float, seconds: float = 0.0) -> bool:
+        """Return whether a step of some seconds ends within this share of the time limit."""
+        return time.perf_counter() - self.began + seconds <= share * self.time_limit
 
     @cached_property
     def with_all_folds(self) -> Task:

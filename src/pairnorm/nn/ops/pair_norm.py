@@ -308,6 +308,17 @@ def normalize_by(x: Tensor, mean: Tensor, mean_square: Tensor, scale: float, eps
     return _scaled(wide, centered, moments, groups, scale, eps, mode)[0].to(x.dtype)
 
 
+def normalize_and_measure(
+    x: Tensor, scale: float, eps: float, mode: str
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return PairNorm of one graph, ``[nodes, features]``, without gradients, its mean and mean square."""
+    kernels = None if mode == "PN-SCS" else find_kernels("pair_norm", x)
+    forward = _torch_forward if kernels is None else kernels.forward
+    y, (norm, mean) = forward(x, Groups(x.size(0)), scale, eps, mode, False)
+    mean_square = (norm.double().square().mean() - eps).clamp(min=0)
+    return y, (mean.reshape(x.shape[1:]).to(x.dtype), mean_square.reshape(1).to(x.dtype))
+
+
 def in_double(x: Tensor, settings: Any, grad: Tensor | None = None) -> Tensor:
     """Return PairNorm of ``x``, or its gradient, computed in float64: for numbers near the end of float32."""
     if grad is None:
