@@ -12,6 +12,8 @@ EXTREMES: dict[str, Callable[[], Tensor]] = {
     "huge": lambda: 1e25 * torch.randn(70, 2, 9),
     "tiny": lambda: 1e-25 * torch.randn(70, 9),
     "large offset": lambda: 1e5 + torch.randn(300, 9),
+    "large offset, zero row": lambda: torch.cat([torch.zeros(1, 9), 1e4 + torch.randn(299, 9)]),
+    "large offset, sorted": lambda: (1e4 + torch.randn(700, 32)).sort(0).values,
     "oversmoothed": lambda: 100 + 1e-3 * torch.randn(300, 9),
     "one long row": lambda: torch.cat([torch.full((1, 9), 1e4), torch.randn(299, 9)]),
     "one node": lambda: torch.randn(1, 2, 4),
