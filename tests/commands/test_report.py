@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from pairnorm.paper.case_study import BINS, Layers, write_layers
+from pairnorm.paper.evidence import Layers, write_layers
 from pairnorm.paper.experiments import CASE_STUDY
+from pairnorm.paper.runner import BINS
 from pairnorm.train import Spec, Store, Trial
 
 

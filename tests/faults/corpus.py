@@ -19,9 +19,10 @@ from pairnorm.classify import NodeClassifier
 from pairnorm.classify.streaming import Streaming
 from pairnorm.data import Graph, csbm
 from pairnorm.data.packing import pack
-from pairnorm.paper.case_study import BINS, PAIRS, Layers, read_layers, write_layers
+from pairnorm.paper.evidence import PAIRS, Layers, read_layers, write_layers
 from pairnorm.paper.experiments import Selection
 from pairnorm.paper.figures import distributions, mean_distances
+from pairnorm.paper.runner import BINS
 from pairnorm.report import paper_report as report
 from pairnorm.sweep.index import ResultIndex, open_results
 from pairnorm.train import Spec, Store, Trial

@@ -3,8 +3,9 @@
 from pathlib import Path
 from random import Random
 
-from pairnorm.paper.case_study import BINS, Layers, write_layers
+from pairnorm.paper.evidence import Layers, write_layers
 from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, Selection
+from pairnorm.paper.runner import BINS
 from pairnorm.sweep.grid import Experiment
 from pairnorm.train import Spec, Store, Trial
 from pairnorm.train.result import Origin, Result

@@ -11,18 +11,10 @@ from synthetic import layers
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, csbm, features_after
-from pairnorm.paper.case_study import (
-    BINS,
-    PAIRS,
-    Layers,
-    measure_layers,
-    read_layers,
-    studied,
-    write_layers,
-    write_tensorboard,
-)
+from pairnorm.paper.evidence import PAIRS, Layers, read_layers, studied, write_layers
 from pairnorm.paper.experiments import CASE_STUDY
 from pairnorm.paper.figures import distributions, mean_distances
+from pairnorm.paper.runner import BINS, measure_layers, write_tensorboard
 from pairnorm.train import Spec, Store, train
 
 CPU = torch.device("cpu")

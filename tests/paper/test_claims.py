@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from synthetic import SMALL, fill, small_experiments, trial
 
-from pairnorm.paper.case_study import Layers, read_layers
 from pairnorm.paper.claims import (
     CLAIMS,
     constant,
@@ -13,7 +12,7 @@ from pairnorm.paper.claims import (
     stays_apart,
     verdicts,
 )
-from pairnorm.paper.evidence import Case, Evidence, Verdict, compare
+from pairnorm.paper.evidence import Case, Evidence, Layers, Verdict, compare, read_layers
 from pairnorm.paper.experiments import BARS, CLAIMS_AGAIN, EXPERIMENTS, TABLE3, Selection
 from pairnorm.sweep.grid import Summary, TableCell
 from pairnorm.sweep.index import Chosen, ResultIndex

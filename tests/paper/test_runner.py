@@ -12,9 +12,9 @@ import pytest
 
 from pairnorm.measure import MEASURES
 from pairnorm.paper import runner as module
-from pairnorm.paper.case_study import BINS, PAIRS, Layers, read_layers
+from pairnorm.paper.evidence import PAIRS, Layers, read_layers
 from pairnorm.paper.experiments import CASE_STUDY, TUNED, Selection
-from pairnorm.paper.runner import count_pending, reproduce
+from pairnorm.paper.runner import BINS, count_pending, reproduce
 from pairnorm.report.paper_report import write_outputs
 from pairnorm.sweep.grid import Experiment
 from pairnorm.sweep.index import Outcome, ResultIndex

@@ -83,7 +83,7 @@ def run(options: Namespace) -> None:
 
 def _reproduce_paper(options: Namespace, resume: str) -> None:
     from pairnorm.paper import runner
-    from pairnorm.paper.case_study import read_layers
+    from pairnorm.paper.evidence import read_layers
     from pairnorm.paper.experiments import GROUPS
     from pairnorm.report.paper_report import write_outputs, write_report
     from pairnorm.sweep.index import ResultIndex, open_results
@@ -195,8 +195,9 @@ def report(options: Namespace) -> None:
 
 
 def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
-    from pairnorm.paper.case_study import read_layers, studied, write_tensorboard
+    from pairnorm.paper.evidence import read_layers, studied
     from pairnorm.paper.experiments import CASE_STUDY
+    from pairnorm.paper.runner import write_tensorboard
     from pairnorm.sweep.index import open_results
 
     with open_results(store) as results:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
 from math import sqrt
 
-from pairnorm.paper.case_study import Layers
-from pairnorm.paper.evidence import Case, Cases, Claim, Evidence, PaperEvidence, Verdict, compare
+from pairnorm.paper.evidence import Case, Cases, Claim, Evidence, Layers, PaperEvidence, Verdict, compare
 from pairnorm.paper.experiments import DATASETS, EXPERIMENTS, Selection
 from pairnorm.sweep.grid import Experiment, Summary
 from pairnorm.sweep.index import Chosen, ResultIndex

@@ -1,22 +1,88 @@
-"""What decides a claim: the cases it covers, the numbers they compare, and the verdict."""
+"""What decides a claim: numbers and measured layers, the cases they are compared in, and the verdict."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import nan
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite, nan
 from statistics import median
 from typing import Any, NamedTuple
 
-from pairnorm.paper.case_study import Layers, studied
+from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, TABLE1, Selection, reported
-from pairnorm.sweep.grid import Summary, TableCell
+from pairnorm.sweep.grid import Experiment, Summary, TableCell
 from pairnorm.sweep.index import Chosen, ResultIndex
 from pairnorm.sweep.significance import Difference, paired_difference, significant
-from pairnorm.train import Spec, Trial
+from pairnorm.train import Spec, Store, Trial
+from pairnorm.train.result import UNEXPECTED
 
 COMPARABLE = 0.02
 """Accuracies that differ by no more than this count as similar; a notable gain is larger."""
 DEEP_GCN_ACCURACIES = {"GCN": 0.3109, "GCN-PN": 0.7777, "GCN-PN-SI": 0.7509}
 """Test accuracies of the 12-layer GCNs, from the caption of the paper's appendix."""
+
+
+RECORDS = "case-study"
+"""Collection of a store with the measured layers."""
+PAIRS = ("connected", "random")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Distances of node pairs in every layer of one model; lists run over the layers, from the first.
+
+    Args:
+        test_accuracy: of the trained model; None for SGC, whose states do not depend on training.
+        apd: average pairwise distance, by kind of pairs.
+        apsd: average pairwise squared distance, by kind of pairs.
+        edges: of the bins of the histograms, by kind of pairs, the same in all layers.
+        histograms: how many pairs fall into each bin, by kind of pairs and layer.
+    """
+
+    test_accuracy: float | None
+    apd: dict[str, list[float]]
+    apsd: dict[str, list[float]]
+    edges: dict[str, list[float]]
+    histograms: dict[str, list[list[int]]]
+
+
+def read_layers(store: Store) -> dict[Spec, Layers]:
+    """Read the layers of every spec that has been measured."""
+    try:
+        records = store.records(RECORDS)
+        return {Spec.parse(text): _validated(Layers(**values)) for text, values in records.items()}
+    except UNEXPECTED as error:
+        problem = f"the case study in {store.path} is damaged ({quoted(str(error))})"
+        hint = "Restore a copy of the store."
+        raise PairNormError(problem, code="file-damaged", value=store.path, hint=hint) from None
+
+
+def _validated(layers: Layers) -> Layers:
+    """Return layers that can be drawn; raise an error for others."""
+    numbers: list[tuple[int, list[Any]]] = [
+        (1, [0 if layers.test_accuracy is None else layers.test_accuracy])
+    ]
+    for kind in PAIRS:
+        depth, counts = len(layers.apd[kind]), layers.histograms[kind]
+        numbers += [(depth, layers.apd[kind]), (depth, layers.apsd[kind])]
+        numbers.append((len(counts[0]) + 1, layers.edges[kind]))
+        numbers += [(len(counts[0]), some) for some in counts]
+        if len(counts) != depth:
+            raise ValueError(f"{len(counts)} histograms of {depth} layers")
+    for expected, values in numbers:
+        is_valid = all(type(value) in (int, float) and isfinite(value) for value in values)
+        if len(values) != expected or not is_valid:
+            raise ValueError(f"{expected} finite numbers are expected")
+    return layers
+
+
+def write_layers(store: Store, layers: Mapping[Spec, Layers]) -> None:
+    """Write the layers of some specs atomically."""
+    store.write_records(RECORDS, {spec.text: asdict(one) for spec, one in layers.items()})
+
+
+def studied(layers: Mapping[Spec, Layers], experiment: Experiment, model: str) -> dict[str, Layers]:
+    """Return what was measured of a model, by norm."""
+    specs = [spec for cell in experiment.cells() for spec in experiment.candidates(cell)]
+    return {spec.norm: layers[spec] for spec in specs if spec.model == model and spec in layers}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pairnorm.base.plotting import (
 )
 from pairnorm.data import features_after, load
 from pairnorm.nn import normalized_adjacency, pair_norm
-from pairnorm.paper.case_study import PAIRS, Layers, studied
+from pairnorm.paper.evidence import PAIRS, Layers, studied
 from pairnorm.sweep.grid import Experiment, Summary, TableCell, best
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.significance import mean_interval

@@ -1,17 +1,28 @@
-"""Train the pending trials of the paper's experiments; an interrupted run resumes where it stopped."""
+"""Train the pending trials of the paper's experiments and measure its case study; both resume."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from pairnorm.data import load
-from pairnorm.paper.case_study import measure_layers, read_layers, write_layers
+import torch
+from torch import Tensor
+
+from pairnorm.data import Graph, features_after, load
+from pairnorm.measure import Probe
+from pairnorm.measure.diagnosis import Record
+from pairnorm.nn import SGC
 from pairnorm.paper.claims import requested_runs
+from pairnorm.paper.evidence import PAIRS, Layers, read_layers, write_layers
 from pairnorm.paper.experiments import CASE_STUDY, CLAIMS_AGAIN
 from pairnorm.sweep.grid import Experiment
 from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, run
 from pairnorm.train.engine import Pair, find_device
 from pairnorm.train.schedule import Running
+from pairnorm.train.trainers import GNNTrainer, sgc_settings
+
+BINS = 60
+"""Of the histograms of distances."""
 
 
 def reproduce(
@@ -103,3 +114,79 @@ def _study(
         write_layers(store, {spec: measure_layers(graph, spec, 0, device, tick)})
         tick(sum(costs[: number + 1]) - done)
     return len(pending)
+
+
+def measure_layers(
+    graph: Graph,
+    spec: Spec,
+    seed: int,
+    device: torch.device,
+    tick: Callable[[int], None] = lambda epochs: None,
+) -> Layers:
+    """Train a spec (SGC needs no training) and measure the pairs in every layer but the one of the logits.
+
+    They are all connected pairs and 10,000 random ones, the same in every layer; the APSD of random pairs is
+    that of all pairs.
+    """
+    accuracy = None
+    if spec.model == "SGC":
+        model: torch.nn.Module = SGC(graph.num_features, graph.num_classes, **sgc_settings(spec))
+        model = model.eval().to(device)
+        values = features_after(graph, scaling=spec.scaling).values
+        inputs: tuple[Any, ...] = (values.to(device), graph.adjacency.to(device))
+    else:
+        trainer = GNNTrainer(graph, [(spec, seed)], device)
+        trainer.fit(tick)
+        problem = trainer.problem
+        accuracy = float(problem.metrics(trainer.evaluate()[1])["test_accuracy"])
+        model, inputs = trainer.model, (problem.features, problem.adjacency)
+    probe = Probe(model, measures=("apd", "apsd"), adjacency=graph.adjacency.to(device), histograms=True)
+    with torch.no_grad(), probe:
+        model(*inputs)
+    return _layers(probe.records if accuracy is None else probe.records[:-1], accuracy)
+
+
+def _layers(records: Sequence[Record], accuracy: float | None) -> Layers:
+    distances = {kind: [record.distances[kind].flatten() for record in records] for kind in PAIRS}
+    # Most bins would hold nothing but outliers; what lies beyond the last edge is counted in the last bin.
+    tops = {kind: max(float(one.quantile(0.995)) for one in some) for kind, some in distances.items()}
+    edges = {kind: torch.linspace(0, top or 1.0, BINS + 1) for kind, top in tops.items()}
+
+    def histogram(values: Tensor, kind: str) -> list[int]:
+        bins = torch.bucketize(values.cpu().contiguous(), edges[kind][1:-1], right=True)
+        return [int(count) for count in torch.bincount(bins, minlength=BINS)]
+
+    return Layers(
+        test_accuracy=None if accuracy is None else _rounded(accuracy),
+        apd={kind: [_rounded(one.mean().item()) for one in some] for kind, some in distances.items()},
+        apsd={kind: [_rounded(one.measures[f"apsd_{kind}"].item()) for one in records] for kind in PAIRS},
+        edges={kind: [_rounded(edge) for edge in edges[kind].tolist()] for kind in PAIRS},
+        histograms={kind: [histogram(one, kind) for one in some] for kind, some in distances.items()},
+    )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def write_tensorboard(by_norm: dict[str, Layers], model: str, folder: Any) -> None:
+    """Write means and histograms as TensorBoard shows them, the layer as the step."""
+    from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
+
+    for norm, layers in by_norm.items():
+        with SummaryWriter(f"{folder}/{model}-{norm}") as writer:
+            for kind in PAIRS:
+                for number, counts in enumerate(layers.histograms[kind]):
+                    writer.add_scalar(f"apd_{kind}", layers.apd[kind][number], number + 1)
+                    writer.add_scalar(f"apsd_{kind}", layers.apsd[kind][number], number + 1)
+                    writer.add_histogram_raw(
+                        f"distance_{kind}",
+                        min=layers.edges[kind][0],
+                        max=layers.edges[kind][-1],
+                        num=sum(counts),
+                        sum=layers.apd[kind][number] * sum(counts),
+                        sum_squares=layers.apsd[kind][number] * sum(counts),
+                        bucket_limits=layers.edges[kind][1:],
+                        bucket_counts=counts,
+                        global_step=number + 1,
+                    )

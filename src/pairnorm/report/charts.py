@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 BLUE, VERMILLION, GREEN, PURPLE, GRAY, INK = (
     "--blue", "--vermillion", "--green", "--purple", "--gray", "--ink"
 )  # fmt: skip
-COLORS = {"train": BLUE, "validation": PURPLE, "test": VERMILLION}
-SYMBOLS = {"train": "square", "validation": "triangle-up", "test": "circle"}
 NORMS = {"none": VERMILLION, "PN": BLUE, "PN-SI": GREEN, "PN-SCS": PURPLE}
 PRINTED_COLORS = {
     BLUE: plotting.BLUE,
@@ -39,7 +37,7 @@ PRINTED_COLORS = {
     INK: "#000000",
 }
 PRINTED_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "cross": "P", "x": "X",
-                   "star": "*", "diamond-open": "d"}  # fmt: skip
+                   "star": "*"}  # fmt: skip
 PIXELS_PER_INCH = 125
 MAX_NAME_LENGTH, MAX_ANNOTATED_CLASSES = 22, 15
 MAX_UNROTATED_CHARACTERS = 40
@@ -73,7 +71,7 @@ class Chart:
 
 
 class Line(NamedTuple):
-    """A line of a chart: name, points, style, and whether the legend lists it."""
+    """A line of a chart: name, points and style."""
 
     name: str
     x: Sequence[float]
@@ -81,7 +79,6 @@ class Line(NamedTuple):
     color: str
     dashed: bool = False
     symbol: str = "circle"
-    listed: bool = True
 
 
 def plain(text: str, longest: int | None = None) -> str:
@@ -100,7 +97,6 @@ def lines(
     curves: Sequence[Line],
     x: str,
     y: str,
-    form: str = ".1f",
     marks: Sequence[tuple[float, float, str]] = (),
     vertical: tuple[float, str] | None = None,
     from_zero: bool = False,
@@ -112,15 +108,9 @@ def lines(
         y_values = [round(value, 6) if isfinite(value) else None for value in map(float, line.y)]
         trace = _scatter("lines+markers", line.x, y_values, line.color, line.symbol, 6)
         dash = {"color": line.color, "dash": "dash" if line.dashed else "solid", "width": 2}
-        trace |= {
-            "name": line.name,
-            "showlegend": line.listed,
-            "line": dash,
-            "hovertemplate": f"%{{y:{form}}}",
-        }
-        traces.append(trace)
-    for (x_value, value, name), symbol in zip(marks, ("star", "diamond-open"), strict=False):
-        point = _scatter("markers", [x_value], [value], INK, symbol, 13)
+        traces.append(trace | {"name": line.name, "line": dash, "hovertemplate": "%{y:.1f}"})
+    for x_value, value, name in marks:
+        point = _scatter("markers", [x_value], [value], INK, "star", 13)
         traces.append(point | {"name": name, "hoverinfo": "skip"})
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": x}, "rangemode": "tozero", "unifiedhovertitle": {"text": f"{x} %{{x}}"}},
@@ -376,7 +366,7 @@ def _draw_line(axis: Axes, trace: dict[str, Any]) -> None:
         linestyle=("--" if line.get("dash") == "dash" else "-") if has_line else "none",
         marker=PRINTED_MARKERS[marker.get("symbol", "circle")] if "markers" in trace["mode"] else "none",
         markersize=3 if has_line else 8,
-        label=trace["name"] if trace.get("showlegend", True) else None,
+        label=trace["name"],
     )
 
 

@@ -15,9 +15,8 @@ from pairnorm.base.errors import markdown_code
 from pairnorm.base.files import csv_text, write_text
 from pairnorm.base.memory import without_collection
 from pairnorm.base.plotting import Save, save, saving
-from pairnorm.paper.case_study import Layers, read_layers
 from pairnorm.paper.claims import requested_runs, verdicts
-from pairnorm.paper.evidence import STATUSES, Evidence, Verdict
+from pairnorm.paper.evidence import STATUSES, Evidence, Layers, Verdict, read_layers
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
 from pairnorm.report.document import (
