@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from pairnorm.classify.candidates.estimators import FACTORIES
+from pairnorm.classify.candidates.boosted_trees import FACTORIES
 from pairnorm.train import METHODS, methods
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

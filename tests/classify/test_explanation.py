@@ -18,7 +18,7 @@ from pairnorm.classify.candidates import (
     PreparedGraph,
     SGCFamily,
 )
-from pairnorm.classify.candidates.label_propagation import PropagatedLabels
+from pairnorm.classify.candidates.ensemble import PropagatedLabels
 from pairnorm.classify.candidates.sgc import Linear
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.explanation import explain_member, explain_predictions

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.classify import ClassifierWarning, NodeClassifier, Scaling
+from pairnorm.classify import ClassifierWarning, NodeClassifier, Scaling, scaling
 from pairnorm.classify.candidates import (
     Family,
     LabelPropagation,
@@ -20,7 +20,6 @@ from pairnorm.classify.candidates import (
     ResidualGCNs,
     SGCFamily,
     Task,
-    prepared,
 )
 from pairnorm.classify.candidates import task as task_module
 from pairnorm.classify.candidates.task import WIDE_COLUMNS, KnownLabels, PseudoLabels
@@ -311,7 +310,7 @@ def test_rivals_without_validation_follow_the_models_rule(small: Graph) -> None:
 
 
 def test_over_many_nodes_no_gcn_is_compared_with(task: Task, monkeypatch) -> None:
-    monkeypatch.setattr(prepared, "MANY_NODES", 1)
+    monkeypatch.setattr(scaling, "MANY_NODES", 1)
     assert [family.name for family in baselines(task.graph)][-1] == "logistic regression"
 
 

@@ -17,10 +17,8 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, real_number, whole_number
-from pairnorm.classify.candidates.candidate import Candidate
 from pairnorm.classify.candidates.ensemble import Average
-from pairnorm.classify.candidates.prepared import PreparedGraph
-from pairnorm.classify.candidates.task import Task
+from pairnorm.classify.candidates.task import Candidate, Task
 from pairnorm.classify.evaluation import Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.explanation import Explanation, explain_predictions
 from pairnorm.classify.holdout import (
@@ -35,7 +33,7 @@ from pairnorm.classify.holdout import (
     without_column,
 )
 from pairnorm.classify.predictions import Calibration
-from pairnorm.classify.scaling import Scaling, check_features
+from pairnorm.classify.scaling import PreparedGraph, Scaling, check_features
 from pairnorm.classify.search import (
     Choice,
     FitProgress,

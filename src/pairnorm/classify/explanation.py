@@ -13,13 +13,12 @@ from torch import Tensor
 
 from pairnorm.classify.candidates import Average, Fitted
 from pairnorm.classify.candidates.boosted_trees import Trees
-from pairnorm.classify.candidates.ensemble import smooth
-from pairnorm.classify.candidates.label_propagation import ROUNDS, PropagatedLabels
+from pairnorm.classify.candidates.ensemble import PROPAGATION_STEPS, PropagatedLabels, smooth
 from pairnorm.classify.candidates.networks import Network
-from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.residual import ResidualNetworks
 from pairnorm.classify.candidates.sgc import FittedSGC, Linear
 from pairnorm.classify.regression import span
+from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.measure import col_diff, effective_rank, row_diff
@@ -117,7 +116,7 @@ def explain_member(fitted: Fitted, prepared: PreparedGraph, classes: Sequence[st
     if isinstance(fitted, PropagatedLabels):
         start = fitted.known.one_hot(prepared, fitted.classes)
         matrix = prepared.adjacency("sym")
-        sent = propagate_with_restart(matrix, start, [fitted.alpha], ROUNDS)[:, 0]
+        sent = propagate_with_restart(matrix, start, [fitted.alpha], PROPAGATION_STEPS)[:, 0]
         return Member([], None, "sym", sent)
     if isinstance(fitted, Trees):
         return Member(fitted.columns.keys(names, classes), _trees(fitted, prepared))

@@ -17,9 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, terminal
-from pairnorm.classify.candidates.candidate import Candidate, Tick
-from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
-from pairnorm.classify.candidates.task import SEARCH_SHARE
+from pairnorm.classify.candidates.task import SEARCH_SHARE, Candidate, Tick
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.evaluation import (
     RANKING_METRICS,
@@ -41,7 +39,7 @@ from pairnorm.classify.explanation import (
 from pairnorm.classify.holdout import MIN_HELD_OUT, ClassifierWarning, lacks_most, strata, without_nodes
 from pairnorm.classify.predictions import ALL, COMPLETE, INCOMPLETE, PredictionSets
 from pairnorm.classify.regression import MAX_TRAINING_ROWS, PATIENCE
-from pairnorm.classify.scaling import is_large
+from pairnorm.classify.scaling import PreparedGraph, has_many_nodes, is_large
 from pairnorm.classify.search import Baseline, evaluate_baseline
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
 from pairnorm.data import Graph

@@ -28,10 +28,9 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.files import atomic_folder, check_not_file, drafts_in, locked_folder
 from pairnorm.classify.candidates import KINDS, Average, Candidate
-from pairnorm.classify.candidates.candidate import SavedState
+from pairnorm.classify.candidates.boosted_trees import FittedEstimator, check_registered
 from pairnorm.classify.candidates.ensemble import Smoothing
-from pairnorm.classify.candidates.estimators import FittedEstimator, check_registered
-from pairnorm.classify.candidates.task import KnownLabels
+from pairnorm.classify.candidates.task import KnownLabels, SavedState
 from pairnorm.classify.evaluation import Scores
 from pairnorm.classify.predictions import PREDICTION_FILES, Calibration
 from pairnorm.classify.scaling import Scaling

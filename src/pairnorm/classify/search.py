@@ -19,7 +19,6 @@ from sklearn.base import clone
 from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
-from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Family, Fitted, Tick
 from pairnorm.classify.candidates.ensemble import (
     Average,
     Smoothing,
@@ -30,12 +29,21 @@ from pairnorm.classify.candidates.ensemble import (
     select_smoothing,
 )
 from pairnorm.classify.candidates.networks import GNNFamily
-from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
 from pairnorm.classify.candidates.residual import ResidualGCNs
-from pairnorm.classify.candidates.task import SEARCH_SHARE, KnownLabels, PseudoLabels, Task
+from pairnorm.classify.candidates.task import (
+    SEARCH_SHARE,
+    Candidate,
+    CandidateResult,
+    Family,
+    Fitted,
+    KnownLabels,
+    PseudoLabels,
+    Task,
+    Tick,
+)
 from pairnorm.classify.evaluation import RANKING_METRICS, Scores, decide, mean_probabilities, tilted
 from pairnorm.classify.holdout import ClassifierWarning, Target, count_classes, folds, hide
-from pairnorm.classify.scaling import Scaling
+from pairnorm.classify.scaling import PreparedGraph, Scaling, has_many_nodes
 from pairnorm.classify.search_space import resolve_time_limit
 from pairnorm.data import Graph, Split
 from pairnorm.train.distributed import shards_of

@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pairnorm.base.errors import PairNormError, one_of, parse_duration, real_number, whole_number
-from pairnorm.classify.candidates.boosted_trees import HOPS, LEAVES, BoostedTrees
-from pairnorm.classify.candidates.candidate import Family
+from pairnorm.classify.candidates.boosted_trees import (
+    FACTORIES,
+    HOPS,
+    LEAVES,
+    BoostedTrees,
+    EstimatorFamily,
+    find_candidate,
+)
 from pairnorm.classify.candidates.columns import EXTRAS
-from pairnorm.classify.candidates.estimators import FACTORIES, EstimatorFamily, find_candidate
-from pairnorm.classify.candidates.label_propagation import ALPHAS, LabelPropagation, MostFrequent
+from pairnorm.classify.candidates.ensemble import LABEL_ALPHAS, LabelPropagation, MostFrequent
 from pairnorm.classify.candidates.networks import GNNFamily
-from pairnorm.classify.candidates.prepared import has_many_nodes
 from pairnorm.classify.candidates.residual import ResidualGCNs
 from pairnorm.classify.candidates.sgc import LogisticRegression, SGCFamily
+from pairnorm.classify.candidates.task import Family
 from pairnorm.classify.evaluation import METRICS
 from pairnorm.classify.explanation import suggest_depth
 from pairnorm.classify.regression import SCALES, default_norms
+from pairnorm.classify.scaling import has_many_nodes
 from pairnorm.data import Graph
 from pairnorm.impute.methods import OLD_NAMES
 from pairnorm.nn.propagate import NORMALIZATIONS
@@ -136,7 +142,7 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
     # From cheap to expensive: a short search may not reach the last of them.
     known: dict[str, Family] = {
         "most frequent class": MostFrequent(),
-        "label propagation": LabelPropagation(ALPHAS[:first]),
+        "label propagation": LabelPropagation(LABEL_ALPHAS[:first]),
         "SGC": SGCFamily(sgc, depths or SGC_DEPTHS, scales or SCALES, names, exhaustive),
         "boosted trees": BoostedTrees(
             HOPS[:first], LEAVES[:first], directions[:first], EXTRAS if selectable else ()

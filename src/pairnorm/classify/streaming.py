@@ -15,9 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.classify.candidates.candidate import Candidate, Tick
-from pairnorm.classify.candidates.prepared import MANY_NODES
-from pairnorm.classify.candidates.task import evaluate_logits
+from pairnorm.classify.candidates.task import Candidate, Tick, evaluate_logits
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import MIN_DIFFERENCE, complete_split
 from pairnorm.classify.predictions import prediction_rows, write_rows
@@ -32,6 +30,7 @@ from pairnorm.classify.regression import (
     regressions,
     subsample,
 )
+from pairnorm.classify.scaling import MANY_NODES
 from pairnorm.classify.search_space import IMPUTATIONS, MAX_DEPTH, MAX_SCALE, MIN_SCALE, parse_imputation
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.block_ops import BlockOps, make_ops, make_plan

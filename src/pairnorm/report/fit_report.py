@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairnorm.base.memory import size
-from pairnorm.classify.candidates.candidate import Candidate, best_by_depth
+from pairnorm.classify.candidates.task import Candidate, best_by_depth
 from pairnorm.classify.evaluation import Scores, paired_difference, wilson
 from pairnorm.classify.explanation import HEADINGS, Smoothing, Suggestion, smoothing_table
 from pairnorm.classify.findings import LATER, Findings, headline, node_columns, thousandths, verdict

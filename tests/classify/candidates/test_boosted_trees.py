@@ -8,8 +8,8 @@ import torch
 from pairnorm.classify import Scaling
 from pairnorm.classify.candidates import BoostedTrees, Candidate, PreparedGraph, Task, columns
 from pairnorm.classify.candidates import boosted_trees as module
-from pairnorm.classify.candidates.candidate import SavedState
 from pairnorm.classify.candidates.columns import NodeColumns
+from pairnorm.classify.candidates.task import SavedState
 from pairnorm.data import Graph, csbm
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from pairnorm.classify import NodeClassifier, register_candidate
-from pairnorm.classify.candidates import estimators as module
+from pairnorm.classify.candidates import boosted_trees as module
 from pairnorm.data import Graph
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pairnorm.classify import NodeClassifier, Scaling
+from pairnorm.classify import scaling as module
 from pairnorm.classify.candidates import PreparedGraph, Task, columns
-from pairnorm.classify.candidates import prepared as module
 from pairnorm.classify.candidates.sgc import Propagation
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.search_space import plan

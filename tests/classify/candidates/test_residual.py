@@ -6,7 +6,7 @@ import torch
 
 from pairnorm.classify.candidates import KINDS, PreparedGraph, ResidualGCNs, Task
 from pairnorm.classify.candidates import residual as module
-from pairnorm.classify.candidates.candidate import CandidateResult, SavedState
+from pairnorm.classify.candidates.task import CandidateResult, SavedState
 from pairnorm.data import Graph
 
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pairnorm.classify import Scaling, regression
-from pairnorm.classify.candidates import PreparedGraph, SGCFamily, Task, prepared
+from pairnorm.classify import Scaling, regression, scaling
+from pairnorm.classify.candidates import PreparedGraph, SGCFamily, Task
 from pairnorm.classify.candidates import sgc as module
 from pairnorm.classify.candidates import task as task_module
 from pairnorm.classify.search import search
@@ -47,7 +47,7 @@ def test_missing_vectors_change_the_coordinates_but_not_the_answer(
     task, family = on(blanked_cora), SGCFamily(["PN"], (5,), (10.0,), (fill,))
     ((reduced, _, _, learn),) = family.fit(task, nothing)
     logits = learn(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
-    monkeypatch.setattr(prepared, "span", lambda features: (None, features))
+    monkeypatch.setattr(scaling, "span", lambda features: (None, features))
     task = on(blanked_cora)
     ((full, _, _, learn),) = family.fit(task, nothing)
     full_logits = learn(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
@@ -99,7 +99,7 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
 def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monkeypatch, norm: str) -> None:
     task, family = on(small), SGCFamily([norm], tuple(range(1, 30)), SCALES)
     whole, told = [one.candidate for one in family.fit(task, nothing)], []
-    monkeypatch.setattr(prepared, "MANY_NODES", 1)
+    monkeypatch.setattr(scaling, "MANY_NODES", 1)
     short = [one.candidate for one in family.fit(task, told.append)]
     assert len(told) == family.steps
     for scale in SCALES:
@@ -119,7 +119,7 @@ def test_features_are_imputed_once(blanked_cora: Graph, monkeypatch) -> None:
         calls.append(method)
         return impute(*arguments, method=method)
 
-    monkeypatch.setattr(prepared, "impute", counted)
+    monkeypatch.setattr(scaling, "impute", counted)
     task = on(blanked_cora)
     results = list(SGCFamily(["none", "PN"], (1, 2), (10.0,), ("zero", "mass")).fit(task, nothing))
     results[-1].fit(task)

@@ -17,7 +17,7 @@ from pairnorm.classify.candidates import (
     SGCFamily,
     Task,
 )
-from pairnorm.classify.candidates.candidate import CandidateResult, Family, SavedState
+from pairnorm.classify.candidates.task import CandidateResult, Family, SavedState
 from pairnorm.classify.evaluation import METRICS
 from pairnorm.classify.scaling import check_size
 from pairnorm.data import Graph

@@ -1,19 +1,18 @@
 """Families of candidates for ``fit`` and baselines for the report: one file each, all with one interface."""
 
 from pairnorm.classify.candidates.boosted_trees import BoostedTrees, Trees
-from pairnorm.classify.candidates.candidate import Candidate, CandidateResult, Family, Fitted
-from pairnorm.classify.candidates.ensemble import Average
-from pairnorm.classify.candidates.label_propagation import (
+from pairnorm.classify.candidates.ensemble import (
+    Average,
     Frequencies,
     LabelPropagation,
     MostFrequent,
     PropagatedLabels,
 )
 from pairnorm.classify.candidates.networks import GNNFamily, Network
-from pairnorm.classify.candidates.prepared import PreparedGraph
 from pairnorm.classify.candidates.residual import ResidualGCNs, ResidualNetworks
 from pairnorm.classify.candidates.sgc import FittedSGC, Linear, LogisticRegression, SGCFamily
-from pairnorm.classify.candidates.task import Task
+from pairnorm.classify.candidates.task import Candidate, CandidateResult, Family, Fitted, Task
+from pairnorm.classify.scaling import PreparedGraph
 
 KINDS: dict[str, type[Fitted]] = {
     **dict.fromkeys(Network.KINDS, Network),

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.errors import real_number, whole_number
-from pairnorm.classify.candidates.candidate import Candidate, SavedState, State
-from pairnorm.classify.candidates.prepared import PreparedGraph, random_walk
 from pairnorm.classify.candidates.sgc import FittedSGC, SGCFamily
-from pairnorm.classify.candidates.task import KnownLabels, Task
+from pairnorm.classify.candidates.task import Candidate, KnownLabels, SavedState, State, Task
+from pairnorm.classify.scaling import PreparedGraph, random_walk
 from pairnorm.data.adjacency import along_and_against, csr_matrix
 from pairnorm.data.features import stored_rows
 from pairnorm.impute.methods import broadcast_mask, known_values

@@ -15,18 +15,19 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from pairnorm.classify.candidates.candidate import (
+from pairnorm.classify.candidates.sgc import NormStatistics, measure
+from pairnorm.classify.candidates.task import (
+    SEARCH_SHARE,
     Candidate,
     CandidateResult,
     Results,
     SavedState,
     State,
+    Task,
     Tick,
 )
-from pairnorm.classify.candidates.prepared import PreparedGraph
-from pairnorm.classify.candidates.sgc import NormStatistics, measure
-from pairnorm.classify.candidates.task import SEARCH_SHARE, Task
 from pairnorm.classify.holdout import ClassifierWarning
+from pairnorm.classify.scaling import PreparedGraph
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, PairNorm
 from pairnorm.nn.ops.pair_norm import normalize_by
 from pairnorm.train.distributed import Shards

@@ -11,16 +11,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.candidate import (
+from pairnorm.classify.candidates.task import (
     Candidate,
     CandidateResult,
+    KnownLabels,
     Results,
     SavedState,
     State,
+    Task,
     Tick,
 )
-from pairnorm.classify.candidates.prepared import PreparedGraph
-from pairnorm.classify.candidates.task import KnownLabels, Task
+from pairnorm.classify.scaling import PreparedGraph
 from pairnorm.nn import GCN, Normalization
 from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.dropout import keys_from_seeds, step_keys

@@ -15,9 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pairnorm.classify.candidates.candidate import Candidate, Results, SavedState, State, Tick
-from pairnorm.classify.candidates.prepared import PreparedGraph, has_many_nodes
-from pairnorm.classify.candidates.task import Task, limit_training_nodes
+from pairnorm.classify.candidates.task import (
+    Candidate,
+    Results,
+    SavedState,
+    State,
+    Task,
+    Tick,
+    limit_training_nodes,
+)
 from pairnorm.classify.regression import (
     DRAFT_TOLERANCE,
     LOOSE_TOLERANCE,
@@ -31,7 +37,7 @@ from pairnorm.classify.regression import (
     leading_axes,
     span,
 )
-from pairnorm.classify.scaling import check_size
+from pairnorm.classify.scaling import PreparedGraph, check_size, has_many_nodes
 from pairnorm.nn import SGC, Mode, Normalization
 from pairnorm.nn.ops.pair_norm import normalize_and_measure, normalize_by
 from pairnorm.train.spec import Norm
