@@ -235,7 +235,7 @@ def test_a_header_that_claims_terabytes_is_refused(tmp_path: Path, raises: Calla
     np.lib.format.write_array_header_1_0(header, claim)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("adj_data.npy", header.getvalue() + bytes(80))
-    with raises("file-damaged", value="adj_data.npy"):
+    with raises("too-large", "bomb.npz"):
         Graph.from_files(path)
 
 
@@ -676,7 +676,6 @@ def test_gml_as_other_tools_write_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "label", "columns"),
     [
-        ("a,1.5,low\nb,2,high\nc,3,low\n", "low", ("column 2",)),  # named by its first cell
         ("a,1.5,low\nb,2,high\nc,3,low\n", None, ("column 2", "column 3=high", "column 3=low")),
         ("a,0,0,low\nb,2,3,high\nc,3,1,low\n", "column 4", ("column 2", "column 3")),
     ],

@@ -146,7 +146,7 @@ def test_no_store_is_left_by_a_failed_download(
 ) -> None:
     from pairnorm.data import named
 
-    monkeypatch.setattr(named, "SECONDS", 0.2)
+    monkeypatch.setattr(named, "SECONDS_PER_REPLY", 0.2)
     monkeypatch.setattr(named, "urlopen", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
     out = tmp_path / "out"
     words = ["reproduce", "table1", "--dataset", "citeseer", "--runs", "1", "--depth", "2", "--out", out]

@@ -7,6 +7,7 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sized
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from io import BytesIO
@@ -49,18 +50,14 @@ def from_pyg(data: Mapping[str, Any]) -> Parts:
         problem = f"the PyG data has no edge_index; it has {', '.join(map(repr, data)) or 'nothing'}"
         raise PairNormError(problem, code="edges-missing")
     parts = {"edge_index": data["edge_index"], "weights": data.get("edge_weight")}
+    parts["missing"] = data.get("missing")
     if data.get("edge_attr") is not None:
         parts["notes"] = ("edge_attr of the PyG data: not used; only its edge_weight weighs edges",)
     for ours, theirs in PYG_MASKS.items():
-        if (mask := data.get(theirs)) is not None:
-            if mask.dim() != 1:
-                problem = f"{theirs} has shape {tuple(mask.shape)}: several splits"
-                raise PairNormError(
-                    problem, code="wrong-shape", value=theirs, hint="Take one column of each."
-                )
-            parts[ours] = mask
-    if data.get("missing") is not None:
-        parts["missing"] = data["missing"]
+        if (mask := data.get(theirs)) is not None and mask.dim() != 1:
+            problem = f"{theirs} has shape {tuple(mask.shape)}: several splits"
+            raise PairNormError(problem, code="wrong-shape", value=theirs, hint="Take one column of each.")
+        parts[ours] = mask
     if (labels := data.get("y")) is not None:
         parts["labels"] = to_class_numbers("y", labels)
     if (x := data.get("x")) is not None:
@@ -134,12 +131,13 @@ def to_networkx(graph: Graph) -> networkx.Graph:
     return result
 
 
-def read_npz(file: IO[bytes]) -> Parts:
+def read_npz(place: Path | IO[bytes]) -> Parts:
     """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them; CSR pieces ``adj_*``,
     ``attr_*`` and ``labels``; or what scipy's ``save_npz`` writes.
     """
-    with np.load(file, allow_pickle=False) as archive:
-        _check_sizes(archive)
+    with ExitStack() as stack:
+        file = stack.enter_context(place.open("rb")) if isinstance(place, Path) else place
+        archive = stack.enter_context(np.load(file, allow_pickle=False))
         if "edge_index" in archive:
             return _from_arrays({name: archive[name] for name in archive.files})
         if "adj_data" not in archive and "format" in archive:
@@ -167,25 +165,6 @@ def _from_arrays(arrays: dict[str, Any]) -> Parts:
     return parts | {"labels": texts["y"].astype(str)} if "y" in texts else parts
 
 
-def _check_sizes(archive: Any) -> None:
-    """Raise an error if the header of an array claims more than the archive holds."""
-    for name in archive.zip.namelist():
-        with archive.zip.open(name) as member:
-            if not name.endswith(".npy"):
-                continue
-            version = np.lib.format.read_magic(member)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read(member)
-        claimed = float(np.prod(shape, dtype=float)) * dtype.itemsize
-        if claimed > archive.zip.getinfo(name).file_size:
-            problem = f"{name} claims {claimed:,.0f} bytes, more than are there"
-            raise PairNormError(problem, code="file-damaged", value=name)
-
-
 def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:
     """Return a sparse matrix of an archive once its pieces are known to fit together."""
     import scipy.sparse
@@ -205,17 +184,6 @@ def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:
             check_csr(f"{prefix}coordinates", [0, len(data)], piece, len(data), (1, size))
         pieces = (pieces,)
     return getattr(scipy.sparse, f"{kind}_array")((data, *pieces), shape=shape)
-
-
-def _read_npz(path: Path) -> Parts:
-    with path.open("rb") as file:  # numpy leaves a broken one open
-        return read_npz(file)
-
-
-def _read_safetensors(path: Path) -> Parts:
-    from safetensors.torch import load_file
-
-    return from_pyg(load_file(path))
 
 
 def _read_torch(path: Path) -> Parts:
@@ -250,7 +218,13 @@ def _read_torch(path: Path) -> Parts:
     return from_pyg(contents)
 
 
-READERS = {".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
+def _read_safetensors(path: Path) -> Parts:
+    from safetensors.torch import load_file
+
+    return from_pyg(load_file(path))
+
+
+READERS = {".npz": read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
 
 
 def from_networkx(
@@ -337,30 +311,31 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
 def read_graph_file(
     path: Path, given: dict[str, Any], options: ColumnOptions, encoder: Encoder | None, memory: MemoryLimit
 ) -> Parts:
-    """Return the parts of a graph in one file.
+    """Return the parts of a graph in one file, whose attributes are read by ``options``.
 
-    Args:
-        path: the file.
-        given: what else the user names: ``edges`` and ``features``, which must be None.
-        options: how to read attributes.
-        encoder: of a graph read before.
-        memory: the most that reading may take.
+    Raises an error about tables that are ``given`` next to it, and about options that mean nothing in it.
     """
     from pairnorm.data.readers import TABLES
 
     for option in ("edges", "features"):
         if given[option] is not None:
+            problem = f"{path.name}: {path.suffix!r} is no table, but {option} are given"
+            hint, more = "For a text file with another ending pass {delimiter}.", {"delimiter": ","}
+            expected = ", ".join(TABLES)
             raise PairNormError(
-                f"{path.name}: {path.suffix!r} is no table, but {option} are given",
-                code="unknown-file-type",
-                value=path.suffix,
-                expected=", ".join(TABLES),
-                hint="For a text file with another ending pass {delimiter}.",
-                delimiter=",",
+                problem, code="unknown-file-type", value=path.suffix, expected=expected, hint=hint, **more
             )
     kind = check_is_file(path).suffix.lower()
     with explain_read_errors(path.name):
-        _check_applies(kind, options)
+        if kind not in (*NETWORKX_READERS, *READERS):
+            problem = f"files of type {quoted(kind)} are not known"
+            expected = "one of " + ", ".join((*TABLES, *NETWORKX_READERS, *READERS))
+            raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
+        for option, value in asdict(options).items():
+            if value and not (kind in NETWORKX_READERS and option in ATTRIBUTE_OPTIONS):
+                problem, more = f"{option} does not apply to {kind} files", {option: value}
+                hint = f"Leave out {{{option}}}."
+                raise PairNormError(problem, code="option-does-not-apply", value=option, hint=hint, **more)
         count = path.stat().st_size
         if kind in NETWORKX_READERS:
             memory.check(path.name, count * BYTES_PER_XML_BYTE, f"{count:,} bytes of {kind[1:].upper()}")
@@ -371,21 +346,6 @@ def read_graph_file(
                 count = sum(member.file_size for member in archive.infolist())
         memory.check(path.name, count, "its arrays")
         return READERS[kind](path)
-
-
-def _check_applies(kind: str, options: ColumnOptions) -> None:
-    """Refuse a kind of file that is not known, and options that mean nothing in it."""
-    from pairnorm.data.readers import TABLES
-
-    if kind not in (*NETWORKX_READERS, *READERS):
-        problem = f"files of type {quoted(kind)} are not known"
-        expected = "one of " + ", ".join((*TABLES, *NETWORKX_READERS, *READERS))
-        raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
-    for option, value in asdict(options).items():
-        if value and not (kind in NETWORKX_READERS and option in ATTRIBUTE_OPTIONS):
-            problem, hint = f"{option} does not apply to {kind} files", f"Leave out {{{option}}}."
-            fields = {option: value}
-            raise PairNormError(problem, code="option-does-not-apply", value=option, hint=hint, **fields)
 
 
 def _read_graphml(path: Path) -> networkx.Graph:
@@ -411,17 +371,11 @@ class PlanetoidUnpickler(pickle.Unpickler):
         """Return a class that is allowed, as ``pickle`` asks."""
         from scipy.sparse import csr_matrix
 
-        known = {
-            "csr_matrix": csr_matrix,
-            "_reconstruct": np.zeros(0).__reduce__()[0],
-            "ndarray": np.ndarray,
-            "dtype": np.dtype,
-            "defaultdict": defaultdict,
-            "list": list,
-        }
-        if name not in known:
+        allowed = {one.__name__: one for one in (csr_matrix, np.ndarray, np.dtype, defaultdict, list)}
+        allowed["_reconstruct"] = np.zeros(0).__reduce__()[0]
+        if name not in allowed:
             raise pickle.UnpicklingError(f"{module}.{name} has no business in a Planetoid file")
-        return known[name]
+        return allowed[name]
 
 
 def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:

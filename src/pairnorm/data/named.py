@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
-from threading import Event, Thread
+from time import monotonic
 from typing import Any
 from urllib.request import urlopen
 
@@ -32,8 +32,7 @@ BUNDLED = Path(__file__).parent
 SHA256 = dict(
     line.split() for line in (BUNDLED / "registry.txt").read_text().splitlines() if not line.startswith("#")
 )
-# For an answer, for a whole file, and how large that may be.
-SECONDS, SECONDS_IN_ALL, MAX_BYTES = 5.0, 120.0, 200_000_000
+SECONDS_PER_REPLY, MAX_SECONDS, MAX_BYTES = 5.0, 120.0, 200_000_000
 
 
 def verified_bytes(folder: Path, name: str) -> bytes:
@@ -73,31 +72,17 @@ def fetch(folder: Path, names: Sequence[str], address: str) -> None:
 
 
 def _download(url: str) -> bytes:
-    """Return a file, read in a thread: looking up a host, or a slow reply, cannot be interrupted."""
-    answered, results = Event(), list[bytes | Exception]()
-
-    def read() -> None:
-        try:
-            with urlopen(url, timeout=SECONDS) as reply:
-                answered.set()
-                results.append(reply.read(MAX_BYTES + 1))
-        except Exception as error:
-            results.append(error)
-        answered.set()
-
-    thread = Thread(target=read, daemon=True)
-    thread.start()
-    if not answered.wait(2 * SECONDS):
-        raise TimeoutError(f"no answer within {2 * SECONDS:g} seconds")
-    thread.join(SECONDS_IN_ALL)
-    if thread.is_alive():
-        raise TimeoutError(f"not done within {SECONDS_IN_ALL:g} seconds")
-    (result,) = results
-    if isinstance(result, Exception):
-        raise result
-    if len(result) > MAX_BYTES:
-        raise OSError(f"it is larger than {MAX_BYTES:,} bytes")
-    return result
+    """Return a file, within limits of time and size."""
+    chunks, total, end = list[bytes](), 0, monotonic() + MAX_SECONDS
+    with urlopen(url, timeout=SECONDS_PER_REPLY) as reply:
+        while chunk := reply.read1(2**20):  # what has come, so that a slow reply cannot hold us up
+            chunks.append(chunk)
+            total += len(chunk)
+            if total > MAX_BYTES:
+                raise OSError(f"it is larger than {MAX_BYTES:,} bytes")
+            if monotonic() > end:
+                raise TimeoutError(f"not done within {MAX_SECONDS:g} seconds")
+    return b"".join(chunks)
 
 
 @dataclass(frozen=True)
@@ -269,7 +254,7 @@ def csbm(
     exponent: float = 3.0,
     seed: int = 0,
 ) -> Graph:
-    """Generate a graph in time and memory linear in its nodes and edges.
+    """Generate a graph of classes whose nodes share words and edges.
 
     Classes are equally large. Nodes have weights that follow a power law. An edge joins a node drawn by
     weight to one of its own class, or of another, drawn by weight too, until there are exactly n * degree / 2
@@ -333,7 +318,7 @@ def csbm(
 
 
 class _WeightedDraw:
-    """Draws nodes by weight in constant time: a table of quantiles says where the search starts."""
+    """Draws nodes by weight; classes weigh the same."""
 
     def __init__(
         self, stream: Stream, members: NDArray[np.int64], sizes: NDArray[np.int64], exponent: float
@@ -345,10 +330,7 @@ class _WeightedDraw:
         # A hub that wants more neighbors than there are would make the search for new edges endless.
         np.minimum(weights, math.sqrt(count), out=weights)
         weights /= np.bincount(self.classes, weights)[self.classes]
-        self.ends = np.cumsum(weights)
-        self.starts = np.searchsorted(self.ends, np.arange(count) * (len(sizes) / count), side="right")
-        self.step = count / len(sizes)
-        self.last = np.cumsum(sizes) - 1
+        self.ends, self.last = np.cumsum(weights), np.cumsum(sizes) - 1
         self.first = self.last - sizes + 1
 
     def any(self, count: int) -> NDArray[np.int64]:
@@ -363,14 +345,7 @@ class _WeightedDraw:
 
     def _at(self, levels: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the first position whose cumulative weight exceeds each level."""
-        place = self.starts[np.minimum((levels * self.step).astype(np.int64), len(self.starts) - 1)]
-        np.minimum(place, len(self.ends) - 1, out=place)
-        behind = np.flatnonzero(self.ends[place] <= levels)
-        while len(behind):
-            place[behind] += 1
-            behind = behind[place[behind] < len(self.ends) - 1]
-            behind = behind[self.ends[place[behind]] <= levels[behind]]
-        return place
+        return np.minimum(np.searchsorted(self.ends, levels, side="right"), len(self.ends) - 1)
 
 
 def _distinct(draw: _WeightedDraw, nodes: int, count: int, *, within: bool) -> NDArray[np.int64]:

@@ -44,9 +44,7 @@ from pairnorm.data.profile import (
     EMPTY_NOTE,
     ID_NAME,
     MONTH_FIRST,
-    decide_typed,
     parse_dates,
-    parse_numbers,
 )
 from pairnorm.data.tables import Table, read_blocks
 
@@ -191,50 +189,31 @@ def read_column(
     if kind is None and categories is not None and categories.dtype.kind in "iuf":
         table.add_column_note("numbers are read as categories, as their type says", name)
         kind = "category"
-    typed = None if kind == "category" else table.typed(name, cells)
-    if typed is not None:
-        values = typed[1]
-        decision = table.note(name, decide_typed(typed[0], name, None if known or keep else _counts(values)))
-        if decision.kind == "ignored":
-            return _ignored(name)
-        own = Column(name, decision.kind)
-        if known is None or known.kind == own.kind or np.isnan(values).all():
-            narrow = table.to_float32(name, values, lenient=lenient)
-            return ColumnValues.of_numbers((known or own,), narrow[:, None])
-        compare_categories(table.name, own, known, options.strict)
-    coded = table.profile(name, cells)
-    texts = coded.profile.texts
     form = known.form if known else ""
-    decision = table.decide(name, *coded, kind=kind, form=form, keep=keep, lenient=lenient)
+    read = table.read_column(name, cells, kind=kind, form=form, keep=keep, lenient=lenient)
+    decision, distinct = read.decision, read.texts
     if decision.kind == "ignored":
-        return _ignored(name)
+        return ColumnValues.of_numbers((Column(name, "ignored"),), np.empty((0, 1), np.float32))
     if decision.kind in ("number", "date"):
-        is_date = decision.kind == "date"
-        parsed = parse_dates(texts, decision.dates) if is_date else parse_numbers(texts, decision.numbers)
-        if is_date and form and any(map(DATE_PATTERNS[MONTH_FIRST].fullmatch, texts[np.isnan(parsed)])):
+        if known and known.kind != decision.kind and not np.isnan(read.values).all():
+            texts = (str(cells.dropna().iloc[0]),) if decision.kind == "date" else ()
+            own = Column(name, "category" if texts else "number", texts)
+            compare_categories(table.name, own, known, options.strict)  # refuses it
+        unread = distinct[np.isnan(parse_dates(distinct, form))] if form else ()
+        if any(map(DATE_PATTERNS[MONTH_FIRST].fullmatch, unread)):
             reject_dates(table.name, name, form)
-        narrow = table.to_float32(name, coded.values(parsed), lenient=lenient)
-        return ColumnValues.of_numbers(
-            (known or Column(name, decision.kind, form=decision.form),), narrow[:, None]
-        )
-    column = known or Column(name, "category", tuple(sorted(texts)))
+        narrow = table.to_float32(name, read.values, lenient=lenient)
+        column = known or Column(name, decision.kind, form=decision.form)
+        return ColumnValues.of_numbers((column,), narrow[:, None])
+    column = known or Column(name, "category", tuple(sorted(distinct)))
     if known:
-        here = Column(name, "category", tuple(texts))
+        here = Column(name, "category", tuple(distinct))
         if note := compare_categories(table.name, here, known, options.strict):
             table.notes.append(note)
-    order = pandas.Index(column.categories, dtype=object).get_indexer(pandas.Index(texts, dtype=object))
-    codes = np.append(order, -1)[coded.codes].astype(np.int64)
+    order = pandas.Index(column.categories, dtype=object).get_indexer(pandas.Index(distinct, dtype=object))
+    codes = np.append(order, -1)[read.codes].astype(np.int64)
     rows = np.flatnonzero(codes >= 0)
     return ColumnValues((column,), rows, codes[rows], np.ones(len(rows), np.float32), codes[:, None] < 0)
-
-
-def _counts(values: NDArray[np.float64]) -> Any:
-    filled = values[~np.isnan(values)]
-    return lambda: (len(filled), len(np.unique(filled)), int((filled != np.floor(filled)).sum()))
-
-
-def _ignored(name: str) -> ColumnValues:
-    return ColumnValues.of_numbers((Column(name, "ignored"),), np.empty((0, 1), np.float32))
 
 
 def read_rows(

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
@@ -24,6 +25,7 @@ from pairnorm.data.profile import (
     Decision,
     decide,
     decide_typed,
+    parse_dates,
     parse_numbers,
     to_days,
     unreadable_note,
@@ -188,19 +190,33 @@ class Table:
             self.add_column_note(note, name)
         return decision
 
+    def read_column(
+        self, name: str, column: pandas.Series, first: int = 0, *, kind: str | None = None, **settings: Any
+    ) -> ReadColumn:
+        """Read a column as numbers, dates or texts, whichever it holds or ``kind`` says.
+
+        ``first`` is the number of the first row in the table; ``settings`` are those of ``profile.decide``.
+        """
+        typed = None if kind == "category" else self.typed(name, column, first)
+        if typed is not None:
+            is_free = kind is None and not settings.get("keep")
+            count = partial(_count_numbers, typed[1]) if is_free else None
+            return ReadColumn(self.note(name, decide_typed(typed[0], name, count)), typed[1])
+        profile, codes = self.profile(name, column, first)
+        decision = self.decide(name, profile, codes, first, kind=kind, **settings)
+        parsed = np.full(len(profile.texts), np.nan)
+        if decision.kind == "number":
+            parsed = parse_numbers(profile.texts, decision.numbers)
+        elif decision.kind == "date":
+            parsed = parse_dates(profile.texts, decision.dates)
+        return ReadColumn(decision, np.append(parsed, np.nan)[codes], profile.texts, codes)
+
     def numbers(self, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.float32] | None:
         """Return a column of numbers or booleans, NaN where empty, or None if it holds texts or dates."""
         if pandas.api.types.is_datetime64_any_dtype(column.dtype):
             return None
-        if typed := self.typed(name, column, first):
-            self.note(name, decide_typed(typed[0], name))
-            return self.to_float32(name, typed[1], first)
-        coded = self.profile(name, column, first)
-        decision = self.decide(name, *coded, first, kind="number")
-        if decision.kind != "number":
-            return None
-        values = coded.values(parse_numbers(coded.profile.texts, decision.numbers))
-        return self.to_float32(name, values, first)
+        read = self.read_column(name, column, first, kind="number")
+        return self.to_float32(name, read.values, first) if read.decision.kind == "number" else None
 
     def to_float32(
         self, name: str, values: NDArray[Any], first: int = 0, lenient: bool = False
@@ -232,9 +248,23 @@ class CodedColumn(NamedTuple):
     profile: ColumnProfile
     codes: NDArray[np.int64]
 
-    def values(self, per_text: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the value of every cell, NaN where it is empty."""
-        return np.append(per_text, np.nan)[self.codes]
+
+class ReadColumn(NamedTuple):
+    """A column that was read: what it holds, the number of every cell, and its texts where it is no number.
+
+    ``codes`` are the index of every cell in ``texts``, -1 where it is empty.
+    """
+
+    decision: Decision
+    values: NDArray[Any]
+    texts: NDArray[np.object_] = np.empty(0, object)
+    codes: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def _count_numbers(values: NDArray[np.float64]) -> tuple[int, int, int]:
+    """Return how many cells are filled, how many of them differ, and how many are fractions."""
+    filled = values[~np.isnan(values)]
+    return len(filled), len(np.unique(filled)), int((filled != np.floor(filled)).sum())
 
 
 def _cell_text(value: Any) -> str:

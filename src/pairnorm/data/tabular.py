@@ -16,7 +16,6 @@ from pairnorm.data.adjacency import csr_matrix, csr_tensor
 from pairnorm.data.encoder import Column, ColumnOptions, ColumnValues, Encoder
 from pairnorm.data.files import quote_names
 from pairnorm.data.nodes import NodeIndex, read_column, read_nodes
-from pairnorm.data.profile import ID_NAME
 from pairnorm.data.readers import arrow_frame, check_column_names
 from pairnorm.data.tables import Table, read_blocks, without_header
 
@@ -161,19 +160,8 @@ def read_tables(
     for table, two in zip(edges, ends, strict=True):
         columns = choose_edge_columns(table, two, options.weight, options, known)
         note_unused_columns(table, two, options.weight, columns)
-    try:
-        parts = read_nodes(nodes, options, known, features)
-        return add_edges(parts, edges, ends, options.weight, options, known)
-    except PairNormError as error:
-        # A node that has the name of a column is the first row of a table without a header.
-        first = nodes[0]
-        titles = () if first.text is None or not first.has_header else first.columns
-        title = next((title for title in titles if options.id in (None, title)), "id")
-        if error.code != "unknown-node" or str(error.value) != title or ID_NAME.search(title):
-            raise
-        first = without_header(first, "a node", [options.id, *(name for _, name in options.named)])
-        tables = [[replace(first, _column_notes={}), *nodes[1:]], edges, features]
-        return read_tables(tables, options, known)
+    parts = read_nodes(nodes, options, known, features)
+    return add_edges(parts, edges, ends, options.weight, options, known)
 
 
 def add_edges(
