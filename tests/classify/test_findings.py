@@ -100,7 +100,7 @@ def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> No
     assert findings.checks[LATER].accuracy > 0.75  # directions were known of the nodes before, and after
     write_document(fit_page(findings), tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "| direction | boosted trees distinguish in- from out-neighbors; all other models" in text
+    assert "in- from out-neighbors were evaluated, and selected; all other models take edges as" in text
     plain = NodeClassifier("boosted trees", directed="no", refit=False).fit(flow)
     assert plain.held_out_ is not None
     assert plain.held_out_.accuracy < 0.65

@@ -197,7 +197,7 @@ def test_directions_of_edges_that_are_listed_once_count_where_it_is_said(tmp_pat
     files, out = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "run"
     quick = ["--label", "risk", "--model", "boosted-trees", "--directed", told]
     assert cli.main(["fit", *files.options, *quick, "--out", str(out)]) == 0
-    assert ("edges go one way only. Boosted trees" in (out / "report.md").read_text(encoding="utf-8")) == (
+    assert ("distinguish in- from out-neighbors were" in (out / "report.md").read_text(encoding="utf-8")) == (
         told == "yes"
     )
     predictions = tmp_path / "predictions.csv"

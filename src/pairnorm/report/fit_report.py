@@ -421,7 +421,8 @@ def _about(findings: Findings) -> Table:
     if suggestion.unreachable:
         text = f"{suggestion.unreachable:,} nodes without features have no path to a node with features"
         rows.append(("unreachable", text))
-    if any(one.directed for _, one in classifier.parts_):
-        text = "boosted trees distinguish in- from out-neighbors; all other models take edges as undirected"
-        rows.append(("direction", text))
+    if any(one.directed for one in classifier.search_):
+        selected = "and" if any(one.directed for _, one in classifier.parts_) else "but not"
+        text = f"boosted trees that distinguish in- from out-neighbors were evaluated, {selected} selected"
+        rows.append(("direction", f"{text}; all other models take edges as undirected"))
     return Table([], [*rows, ("model", f"{classifier.best_.name}, adjacency {classifier.adjacency}")])
