@@ -42,7 +42,7 @@ def covers(
 
 @pytest.mark.parametrize(
     ("held_out", "rate", "rank"),
-    [(9, 0.2, 8), (10, 0.2, 9), (20, 0.1, 19), (19, 0.1, 18), (10, 0.5, 6), (19, 0.05, 19)],
+    [(9, 0.2, 8), (10, 0.2, 9), (20, 0.1, 19), (19, 0.1, 18), (10, 0.5, 6), (19, 0.05, 19), (19, 1.0, 1)],
 )
 def test_the_threshold_is_the_order_statistic_of_the_definition(
     held_out: int, rate: float, rank: int

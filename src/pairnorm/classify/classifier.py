@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
-from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, real_number, whole_number
 from pairnorm.classify.candidates.ensemble import Average
@@ -221,31 +220,32 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.fit_seconds_ = perf_counter() - began
         if task.shards is not None:  # the remaining work is small, and a rank does it faster by itself
             task = replace(task, shards=None)
-        self._store_choice(graph, task, choice)
-        tracker.tick("averaged")
-
-        self._calibrate(task, choice)
-        # The evaluation model has the statistics of the graph in which held-out nodes are masked.
-        self.scaling_ = scaling if task.graph is graph else scaling.fitted_to(task.graph)
-        self._evaluate(task)
-        tracker.tick("evaluated")
-        training = graph.train | graph.validation
-        if self.refit:
-            training = graph.labeled & ~given.test
-            self._refit(task, choice, scaling, training, given.test)
-            tracker.tick("fitted to all labels")
-        self.cross_fitted_ = cross_fit(self, graph, folds, tracker.tick) if folds else None
-        names = task.prepared.node_fingerprints
-        self._seen = names[training.cpu().numpy()]
-        self._tested = names[(graph.test & training).cpu().numpy()]
-        return self
-
-    def _store_choice(self, graph: Graph, task: Task, choice: Choice) -> None:
         self.choice_, self.task_ = choice, replace(task, prepared=task.prepared.without_cache())
         self.best_, self.search_ = choice.best, [one.candidate for one in choice.results]
         self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
         self.classes_, self.prior_ = graph.classes, task.prior.numpy()
         self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
+        tracker.tick("averaged")
+
+        self._calibrate(task, choice)
+        unmasked = task.prepared
+        if task.graph is not graph:  # test nodes are masked in it
+            unmasked = PreparedGraph(graph, scaling(graph), task.device, task.prepared)
+        self._evaluate(task, scaling)
+        tracker.tick("evaluated")
+        training = graph.train | graph.validation
+        if self.refit:  # without masks, and to all labels except those of given test nodes
+            training, self.scaling_ = graph.labeled & ~given.test, scaling
+            every = graph.replace(train=training, validation=torch.zeros_like(training), test=given.test)
+            task = replace(task, graph=every, prepared=unmasked, fold_masks=(), hidden=None)
+            self.model_ = choice.fit(task)
+            self.probabilities_ = self._probabilities(unmasked)
+            tracker.tick("fitted to all labels")
+        self.cross_fitted_ = cross_fit(self, graph, folds, tracker.tick) if folds else None
+        names = unmasked.node_fingerprints
+        self._seen = names[training.cpu().numpy()]
+        self._tested = names[(graph.test & training).cpu().numpy()]
+        return self
 
     def _calibrate(self, task: Task, choice: Choice) -> None:
         """Fit the temperature and the decision rule to the nodes that selected the model."""
@@ -256,30 +256,21 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.class_weight == "balanced":
             self.tilt_ = 1.0
 
-    def _evaluate(self, task: Task) -> None:
+    def _evaluate(self, task: Task, scaling: Scaling) -> None:
         """Score the model on the test nodes, which are masked like the target, and also without masks."""
         graph, test = self.graph_, self.graph_.test.cpu().numpy()
+        # The evaluation model has the statistics of the graph in which held-out nodes are masked.
+        self.scaling_ = scaling if task.graph is graph else scaling.fitted_to(task.graph)
         self.probabilities_ = self.evaluation_probabilities_ = self._probabilities(task.prepared)
         self.held_out_ = self.calibration_ = self.unmasked_ = None
         if test.any():
             self.held_out_ = self.evaluate(graph, test, self.probabilities_)
-            labels = graph.labels.cpu().numpy()[test]
-            self.calibration_ = Calibration.of(
-                self.probabilities_[test], labels, lacks_most(task.graph)[test]
-            )
+            labels, incomplete = graph.labels.cpu().numpy()[test], lacks_most(task.graph)[test]
+            self.calibration_ = Calibration.of(self.probabilities_[test], labels, incomplete)
         if task.graph is not graph:
             prepared = PreparedGraph(graph, self.scaling_(graph), task.device, task.prepared)
             self.probabilities_ = self._probabilities(prepared)
             self.unmasked_ = self.evaluate(graph, test, self.probabilities_)
-
-    def _refit(self, task: Task, choice: Choice, scaling: Scaling, training: Tensor, test: Tensor) -> None:
-        """Fit the selected model to all labels except those of given test nodes, without masks."""
-        graph, prepared, self.scaling_ = self.graph_, task.prepared, scaling
-        if task.graph is not graph:
-            prepared = PreparedGraph(graph, scaling(graph), task.device, task.prepared)
-        every = graph.replace(train=training, validation=torch.zeros_like(training), test=test)
-        self.model_ = choice.fit(replace(task, graph=every, prepared=prepared, fold_masks=(), hidden=None))
-        self.probabilities_ = self._probabilities(prepared)
 
     @property
     def feature_names_in_(self) -> tuple[str, ...] | None:

@@ -22,7 +22,7 @@ from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.measure import col_diff, effective_rank, row_diff
-from pairnorm.nn import Normalization, SparseMatrix, normalized_adjacency, sgc_iterates
+from pairnorm.nn import Normalization, SparseMatrix, normalized_adjacency
 from pairnorm.nn.propagate import propagate_with_restart
 
 if TYPE_CHECKING:
@@ -304,61 +304,40 @@ def smoothing(
     matrix, rows = normalized_adjacency(graph.adjacency, "rw").to(features.device), []
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(graph.num_nodes, generator=generator)
-    nodes, many = order[:ROW_DIFF_NODES], order[:COL_DIFF_NODES].sort().values
+    samples = order[:ROW_DIFF_NODES], order[:COL_DIFF_NODES].sort().values
     columns = torch.randperm(graph.num_features, generator=generator)[:COL_DIFF_COLUMNS]
     dense = features.to_dense()
-    # Distances between nodes need few columns; those between columns do not depend on PairNorm's scale.
-    basis, reduced = span(dense)
-    iterates, others = _states(matrix, reduced), None if basis is None else _states(matrix, dense[:, columns])
-    for depth, state in zip(range(max(depths) + 1), iterates, strict=False):
-        some = state.take(columns) if others is None else next(others)
+    used, (basis, reduced) = dense[:, columns].any(0), span(dense)
+    for depth, (state, length, row) in zip(range(max(depths) + 1), _states(matrix, reduced), strict=False):
         if depth > depths[2] and not in_time():
             break
         if depth not in depths:
             continue
         for norm in ("none", "PN"):
-            drawn, between = state.of(norm, nodes), col_diff(some.of(norm, many))
-            rows.append(
-                Smoothing(norm, depth, float(row_diff(drawn)), float(between), float(effective_rank(drawn)))
-            )
+            drawn, many = (state[some] if norm == "PN" else length * state[some] + row for some in samples)
+            # A column of zeros stays one: rounding would count as a difference.
+            between = col_diff(used * (many[:, columns] if basis is None else many @ basis[columns].T))
+            measures = float(row_diff(drawn)), float(between), float(effective_rank(drawn))
+            rows.append(Smoothing(norm, depth, *measures))
         tick(f"propagation, depth {depth}")
     return rows
 
 
-class _State(NamedTuple):
-    """A state after PairNorm; the one without is length · state + row."""
-
-    state: Tensor
-    length: float
-    row: Tensor
-
-    def of(self, norm: str, nodes: Tensor) -> Tensor:
-        state = self.state[nodes]
-        return state if norm == "PN" else self.length * state + self.row
-
-    def take(self, columns: Tensor) -> _State:
-        return self._replace(state=self.state[:, columns], row=self.row[columns])
-
-
-def _states(matrix: SparseMatrix, features: Tensor) -> Iterator[_State]:
-    """Yield the state of every depth, without PairNorm and with it, from one propagation.
+def _states(matrix: SparseMatrix, state: Tensor) -> Iterator[tuple[Tensor, float, Tensor]]:
+    """Yield the state of every depth with PairNorm, and a length and a row: the one without is
+    length · state + row.
 
     Every row of D̃⁻¹Ã sums to one: a centered state and the same state without centering differ by one row
     after a step. PairNorm's state is stored, because small differences are lost next to a large mean.
     """
-    row, length = features.new_zeros(features.shape[1]), 1.0
-
-    def norm(state: Tensor) -> Tensor:
-        nonlocal row, length
+    row, length = state.new_zeros(state.shape[1]), 1.0
+    while True:
         mean = state.mean(0)
-        row = row + length * mean
-        state = state - mean
+        row, state = row + length * mean, state - mean
         spread = max(float(state.square().sum(1).mean().sqrt()), TINY)
-        length *= spread
-        return state / spread
-
-    for state in sgc_iterates(features, matrix, norm):
-        yield _State(state, length, row)
+        length, state = length * spread, state / spread
+        yield state, length, row
+        state = matrix @ state
 
 
 def smoothing_table(rows: Sequence[Smoothing]) -> list[list[str]]:

@@ -109,20 +109,14 @@ def _draw(
 def _split_by_time(graph: Graph, time: str) -> Split:
     """Split the labeled nodes in the order of a feature; equal times stay together, in the earlier part."""
     names = graph.feature_names or ()
-    if time not in names and any(name.startswith(f"{time}=") for name in names):
-        problem = f"time is {quoted(time)}, a column that is read as categories"
-        expected, hint = (
-            "a column of numbers or dates",
-            "Write it as numbers, or as dates such as 2020-01-31.",
-        )
-        raise PairNormError(problem, code="not-a-time", value=time, expected=expected, hint=hint)
-    if not names:
+    is_category = time not in names and any(name.startswith(f"{time}=") for name in names)
+    if is_category or not names:
         problem, expected = f"time is {quoted(time)}", "a feature, but those of this graph have no names"
+        if is_category:
+            problem += ", a column that is read as categories"
+            expected = "a column of numbers, or of dates such as 2020-01-31"
         raise PairNormError(problem, code="not-a-time", value=time, expected=expected)
-    if time not in names:
-        one_of(
-            "time", time, [name for name in names if "=" not in name] or names
-        )  # the others are categories
+    one_of("time", time, [name for name in names if "=" not in name or name == time] or names)
     if any(mask.any() for mask in graph.split):
         problem = "there is a split already"
         raise PairNormError(problem, code="conflicting-options", hint="Leave it out, or {time}.", time=...)
@@ -160,13 +154,13 @@ def count_classes(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
 
 
 def _check_labels(graph: Graph) -> None:
-    classes = torch.unique(graph.labels[graph.labeled])
+    classes, hint = torch.unique(graph.labels[graph.labeled]), "Label some nodes of every class."
     if len(classes) == 0:
-        problem, hint = f"graph {graph.name!r}: no node has a label", "Label some nodes of every class."
+        problem = f"graph {graph.name!r}: no node has a label"
         raise PairNormError(problem, code="no-labels", value=graph.name, hint=hint)
     if len(classes) == 1:
         name = graph.class_names[int(classes)]
-        problem, hint = f"graph {graph.name!r}: all labels are {name!r}", "Label some nodes of another."
+        problem = f"graph {graph.name!r}: all labels are {name!r}"
         raise PairNormError(problem, code="one-class", value=name, hint=hint)
 
 
@@ -198,18 +192,17 @@ def _limitations(graph: Graph, split: Split) -> Iterator[str]:
     if not held_out:
         yield "no labeled node is left to test on: how accurate the predictions are is not known."
     elif held_out < MIN_HELD_OUT:
-        yield (
-            f"only {held_out} labeled {'node is' if held_out == 1 else 'nodes are'} left to test on: "
-            "the interval around the accuracy is wide. Label more nodes to know more."
-        )
+        nodes = "node is" if held_out == 1 else "nodes are"
+        text = f"only {held_out} labeled {nodes} left to test on: the interval around the accuracy is wide."
+        yield f"{text} Label more nodes to know more."
     untested = (count_classes(graph, split.test) == 0) & (count_classes(graph, split.train) > 0)
     if held_out and untested.any():
         names = ", ".join(repr(graph.class_names[number]) for number in np.flatnonzero(untested)[:5])
         yield f"no test node is of class {names}: its accuracy is not known."
 
 
-def label_predictors(graph: Graph, nodes: Tensor) -> dict[str, float]:
-    """Return the columns that alone predict the label almost perfectly, with their accuracy.
+def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
+    """Warn of columns that alone predict the label almost perfectly: nodes to predict may lack them.
 
     A small decision tree on the column, fitted to one half of the nodes, predicts the other half. The columns
     of a category count as one.
@@ -219,13 +212,13 @@ def label_predictors(graph: Graph, nodes: Tensor) -> dict[str, float]:
     rows = nodes.cpu().nonzero().squeeze(1)
     labels = graph.labels.cpu()[rows].numpy()
     if len(rows) < MIN_CHECKED or not 0 < graph.num_features <= MAX_CHECKED:
-        return {}
+        return
     table = graph.features.cpu().to_dense()[rows].numpy()
     missing = graph.missing.cpu()[rows].numpy().reshape(len(rows), -1)
     widths = [(str(number), 1) for number in range(graph.num_features)]
     if graph.encoder is not None:
         widths = [(column.name, column.width) for column in graph.encoder.features.values() if column.width]
-    accuracies, start = {}, 0
+    start = 0
     for name, width in widths:
         values = table[:, start] if width == 1 else table[:, start : start + width].argmax(1)
         known = ~missing[:, min(start, missing.shape[1] - 1)]
@@ -238,19 +231,11 @@ def label_predictors(graph: Graph, nodes: Tensor) -> dict[str, float]:
             tree = DecisionTreeClassifier(max_leaf_nodes=2 * graph.num_classes, random_state=0)
             right += int((tree.fit(x[some], y[some]).predict(x[~some]) == y[~some]).sum())
         if right >= MIN_LEAK * len(y):
-            accuracies[name] = right / len(y)
-    return accuracies
-
-
-def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
-    """Warn of columns that alone predict the label, which may not be known of nodes to predict."""
-    for name, accuracy in label_predictors(graph, nodes).items():
-        warnings.warn(
-            f"column {quoted(name)} alone predicts the label of {accuracy:.1%} of the labeled nodes. If it "
-            "is made from the label, or known only afterwards, leave it out.",
-            ClassifierWarning,
-            stacklevel=3,
-        )
+            text = (
+                f"column {quoted(name)} alone predicts the label of {right / len(y):.1%} of the labeled "
+                "nodes. If it is made from the label, or known only afterwards, leave it out."
+            )
+            warnings.warn(text, ClassifierWarning, stacklevel=3)
 
 
 def node_ids(graph: Graph) -> NDArray[Any]:

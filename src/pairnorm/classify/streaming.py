@@ -18,7 +18,7 @@ from pairnorm.base.errors import PairNormError, one_of, real_number, whole_numbe
 from pairnorm.classify.candidates.task import Candidate, Tick, evaluate_logits
 from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.holdout import MIN_DIFFERENCE, complete_split
-from pairnorm.classify.predictions import prediction_rows, write_rows
+from pairnorm.classify.predictions import PREDICTION_FILES, prediction_rows, write_rows
 from pairnorm.classify.regression import (
     LOOSE_TOLERANCE,
     MAX_SELECTION_ROWS,
@@ -140,62 +140,46 @@ class Outcome:
     @property
     def scores(self) -> Scores:
         """The scores on the test nodes."""
-        labels = self.search.graph.labels[self.search.rows.test].astype(np.int64)
-        predicted = [
-            self._predicted(
-                self._probabilities(self.logits[self.search.rows.test[start : start + self._batch]])
-            )
-            for start in range(0, len(labels), self._batch)
-        ]
-        return Scores.of(
-            labels, np.concatenate([labels[:0], *predicted]), len(self.search.graph.facts.classes)
-        )
+        rows, graph = self.search.rows.test, self.search.graph
+        labels = graph.labels[rows].astype(np.int64)
+        batches = (rows[some] for some in _batches(len(rows), len(graph.facts.classes)))
+        predicted = [labels[:0], *(self._predict(some)[1] for some in batches)]
+        return Scores.of(labels, np.concatenate(predicted), len(graph.facts.classes))
 
-    def _probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        one_model = torch.from_numpy(np.array(logits))[:, None]
-        _check_finite(self.search.graph, one_model)
-        return np.asarray(mean_probabilities(one_model, self.temperature).numpy())
-
-    def _predicted(self, probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
-        return np.asarray(tilted(probabilities, self.search.rows.prior, self.tilt).argmax(1))
+    def _predict(self, nodes: Any) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return the probabilities and the predicted classes of some nodes."""
+        logits = torch.from_numpy(np.array(self.logits[nodes]))[:, None]
+        _check_finite(self.search.graph, logits)
+        probabilities = mean_probabilities(logits, self.temperature).numpy()
+        return probabilities, tilted(probabilities, self.search.rows.prior, self.tilt).argmax(1)
 
     def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
         """Write the predictions, a batch of nodes at a time, as CSV and, where ``parquet``, as Parquet."""
-        start = time.perf_counter()
-        with ExitStack() as stack:
-            path = folder / "predictions.csv"
-            file = stack.enter_context(open(path, "w", encoding="utf-8", newline=""))
-            writer: Any = None
+        writer: Any = None
+        with self.search.timed("writing predictions"), ExitStack() as stack:
+            csv, table = (folder / name for name in PREDICTION_FILES)
+            file = stack.enter_context(open(csv, "w", encoding="utf-8", newline=""))
             for number, frame in enumerate(self._frames()):
                 write_rows(frame, file, spreadsheet_safe, header=number == 0)
                 if parquet:
                     import pyarrow
                     from pyarrow.parquet import ParquetWriter
 
-                    table = pyarrow.Table.from_pandas(frame, preserve_index=False)
-                    if writer is None:
-                        path = folder / "predictions.parquet"
-                        writer = stack.enter_context(ParquetWriter(path, table.schema))
-                    writer.write_table(table)
-        self.search.seconds["writing predictions"] = time.perf_counter() - start
+                    rows = pyarrow.Table.from_pandas(frame, preserve_index=False)
+                    writer = writer or stack.enter_context(ParquetWriter(table, rows.schema))
+                    writer.write_table(rows)
 
     def _frames(self) -> Iterator[pandas.DataFrame]:
         """Yield the rows of ``predictions.csv``, a batch of nodes at a time."""
-        first, classes = 0, np.array(self.search.graph.facts.classes)
-        for names in self.search.graph.ids():
-            for start in range(0, len(names), self._batch):
-                ids = names[start : start + self._batch]
-                rows = slice(first, first + len(ids))
-                probabilities = self._probabilities(self.logits[rows])
-                missing, labeled = self.search.graph.missing[rows] == 2, self.search.graph.labels[rows] >= 0
-                predicted = self._predicted(probabilities)
-                yield prediction_rows(ids, predicted, classes, probabilities, missing, labeled)
-                first = rows.stop
-
-    @property
-    def _batch(self) -> int:
-        """How many nodes have their probabilities in memory at a time."""
-        return max(1, BATCH_ENTRIES // len(self.search.graph.facts.classes))
+        graph, first = self.search.graph, 0
+        classes = np.array(graph.facts.classes)
+        for names in graph.ids():
+            for some in _batches(len(names), len(classes)):
+                rows = slice(first + some.start, first + some.stop)
+                missing, labeled = graph.missing[rows] == 2, graph.labels[rows] >= 0
+                probabilities, predicted = self._predict(rows)
+                yield prediction_rows(names[some], predicted, classes, probabilities, missing, labeled)
+            first += len(names)
 
     @property
     def caveat(self) -> str:
@@ -221,6 +205,12 @@ class Outcome:
         return list(best.values())
 
 
+def _batches(count: int, classes: int) -> Iterator[slice]:
+    """Yield ranges of nodes whose probabilities of all classes are in memory at a time."""
+    length = max(1, BATCH_ENTRIES // classes)
+    return (slice(start, min(start + length, count)) for start in range(0, count, length))
+
+
 def _choose_methods(
     graph: PackedGraph, imputations: Sequence[str] | None, norms: Sequence[str] | None, usual: Sequence[str]
 ) -> list[tuple[str, str]]:
@@ -231,27 +221,23 @@ def _choose_methods(
     """
     vectors, single = graph.facts.missing
     names = [parse_imputation("impute", name) for name in imputations or IMPUTATIONS]
+    possible = {
+        "zero": list(usual),
+        "mass": [norm for norm in norms or ["none"] if norm == "none"],
+        "fp": [norm for norm in usual if norm != "none"],
+    }
     for name in names if imputations is not None else ():
-        without_norm = name == "mass"
-        if name == "zero":
-            continue
-        if single:
-            problem = f"imputation {name!r} of a packed graph needs nodes that have all features or none"
-        elif vectors and norms and not any((norm == "none") == without_norm for norm in norms):
-            kind = "no norm" if without_norm else "a norm"
-            problem = f"imputation {name!r} of a packed graph goes with {kind}"
-        else:
-            continue
-        hint = "Pass {impute}; or, where the graph fits memory, name several models: {model}"
-        options = {"impute": "zero", "model": "SGC,label-propagation"}
-        raise PairNormError(problem, code="not-together", value=name, hint=hint, **options)
-    imputable = vectors > 0 and not single
-    methods = [("zero", norm) for norm in usual if "zero" in names or not imputable]
-    if imputable and "mass" in names and "none" in (norms or ["none"]):
-        methods.append(("mass", "none"))
-    if imputable and "fp" in names:
-        methods += [("fp", norm) for norm in usual if norm != "none"]
-    return methods
+        if name != "zero" and (single or (vectors and not possible[name])):
+            problem = (
+                f"imputation {name!r} of a packed graph needs nodes that have all features or none, and "
+                f"{'no norm' if name == 'mass' else 'a norm'}"
+            )
+            hint = "Pass {impute}; or, where the graph fits memory, name several models: {model}"
+            options = {"impute": "zero", "model": "SGC,label-propagation"}
+            raise PairNormError(problem, code="not-together", value=name, hint=hint, **options)
+    if not vectors or single:
+        return [("zero", norm) for norm in usual]
+    return [(name, norm) for name, some in possible.items() if name in names for norm in some]
 
 
 class Streaming:
@@ -333,21 +319,21 @@ class Streaming:
         results: list[Streamed] = []
         if self.cluster is not None:
             self.cluster.run(self.propagations, self.plan.peak(self.plan.width))
-        with self._timed("reading the adjacency"):
+        with self.timed("reading the adjacency"):
             ops = make_ops(self.graph, self.plan, self.device)
         for propagation in self.propagations:
             on_device = propagation if propagation.norm == "PN-SI" else replace(propagation, ops=ops)
-            with self._timed("propagating features"):
+            with self.timed("propagating features"):
                 on_device.run()
-            with self._timed("evaluating candidates"):
+            with self.timed("evaluating candidates"):
                 results += self._candidates(on_device)
         logits: Any = None
         if self._with_label_propagation or not results:
-            with self._timed("propagating labels"):
+            with self.timed("propagating labels"):
                 logits, one = self._propagate_labels(ops)
             results.append(one)
         results.sort(key=lambda one: one.rank, reverse=True)
-        with self._timed("predicting"):
+        with self.timed("predicting"):
             if results[0].propagation is not None:
                 logits = self._logits(results[0].propagation, results[0].candidate)
         held_out = torch.from_numpy(logits[self.rows.validation])[:, None]
@@ -357,7 +343,8 @@ class Streaming:
         return Outcome(self, results, logits, temperature, tilt)
 
     @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the seconds of a stage to ``seconds``."""
         start = time.perf_counter()
         yield
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
@@ -408,8 +395,7 @@ class Streaming:
         path, labels, classes = self.work / "labels", self.rows.train_labels, len(self.graph.facts.classes)
         logits = label_propagation(ops, labels, ALPHA, ROUNDS, self.plan.width, path)
         counts = np.bincount(labels[labels >= 0], minlength=classes)
-        batch, expected = max(1, BATCH_ENTRIES // classes), np.zeros(classes)
-        batches = [slice(start, start + batch) for start in range(0, len(logits), batch)]
+        expected, batches = np.zeros(classes), list(_batches(len(logits), classes))
         for rows in batches:
             total = logits[rows].sum(1)
             reached = (total > 0) & (labels[rows] < 0)
