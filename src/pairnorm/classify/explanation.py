@@ -324,8 +324,7 @@ def smoothing(
 
 
 def _states(matrix: SparseMatrix, state: Tensor) -> Iterator[tuple[Tensor, float, Tensor]]:
-    """Yield the state of every depth with PairNorm, and a length and a row: the one without is
-    length · state + row.
+    """Yield a state with PairNorm, a length and a row per depth; without PairNorm it is length · state + row.
 
     Every row of D̃⁻¹Ã sums to one: a centered state and the same state without centering differ by one row
     after a step. PairNorm's state is stored, because small differences are lost next to a large mean.

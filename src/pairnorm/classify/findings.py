@@ -423,8 +423,9 @@ def node_columns(findings: Findings, sets: Sequence[PredictionSets]) -> dict[str
 
 
 def _reasons(findings: Findings, nodes: Integers) -> tuple[list[tuple[str, str]], dict[int, list[int]]]:
-    """Return the contributions to the labels of some nodes: pairs of source and name, and by node pairs of
-    the number of a name and of a value in hundredths, of log-odds or of a share.
+    """Return the contributions to the labels of some nodes: their names, and pairs of name and value by node.
+
+    Names are (source, name); values are in hundredths, of log-odds or of a share.
     """
     names: dict[tuple[str, str], int] = {}
     by_node: dict[int, list[int]] = {}
