@@ -612,8 +612,24 @@ def test_nodes_of_networkx_json_have_the_key_id_as_id(tmp_path: Path) -> None:
     file = tmp_path / "graph.json"
     nodes = [{"club": "a", "id": 7}, {"club": "b", "id": 9}]
     file.write_text(json.dumps({"nodes": nodes, "links": [{"source": 7, "target": 9}]}))
-    graph = Graph.from_files(file, file, label="club")
-    assert graph.node_names.tolist() == [7, 9]
+    for files in ((file, file), (file,)):
+        graph = Graph.from_files(*files, label="club")
+        assert graph.node_names.tolist() == [7, 9]
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_edges_of_d3_json_may_refer_to_nodes_by_position(tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    nodes = [{"name": "Myriel", "group": 1, "index": 0}, {"name": "Napoleon", "group": 2, "index": 1}]
+    nodes.append({"name": "Valjean", "group": None, "index": 2})
+    file.write_text(json.dumps({"nodes": nodes, "links": [{"source": 1, "target": 0, "value": 8}]}))
+    graph = Graph.from_files(file, label="group", weight="value")
+    assert graph.node_names.tolist() == [0, 1, 2]
+    assert graph.labels.tolist() == [0, 1, -1]
+    assert "index" not in graph.feature_names
+    file.write_text(json.dumps({"nodes": nodes}))
+    with pytest.raises(PairNormError, match="needs a table of edges"):
+        Graph.from_files(file)
 
 
 def test_a_database_whose_column_names_are_not_text_is_refused(tmp_path: Path) -> None:

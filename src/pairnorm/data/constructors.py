@@ -127,7 +127,8 @@ class GraphConstructors:
         the standard input (``'-'``), or queries of a database. Several files, or those that a pattern such as
         ``'part-*.parquet'`` matches, are one table; rows of nodes with the same id are put together.
         Graphs in one file are ``.npz`` (``edge_index``, ``x``, ``y``; or CSR pieces ``adj_*``, ``attr_*``,
-        and ``labels``), a PyG ``Data`` as ``.safetensors`` or ``.pt``, or ``.graphml`` or ``.gml``.
+        and ``labels``), a PyG ``Data`` as ``.safetensors`` or ``.pt``, ``.graphml``,
+        ``.gml``, or ``.json`` of d3 and networkx.
 
         Every column of the nodes that no option names is a feature: numbers as they are, dates as days, text
         one-hot, and so are whole numbers with leading zeros (``01234``). An empty cell is missing; among
@@ -256,7 +257,7 @@ def _read_files(
     memory: MemoryLimit,
 ) -> dict[str, Any]:
     """Return the parts of a graph in tables of nodes, edges and features, or in one file that holds it."""
-    from pairnorm.data.readers import TABLES, open_tables
+    from pairnorm.data.readers import LINKS, TABLES, edges_missing, open_tables
     from pairnorm.data.tabular import read_tables
 
     for role, value in given.items():
@@ -273,9 +274,11 @@ def _read_files(
         path = Path(nodes)
         if not is_pattern(path.name) and not path.is_dir() and file_type(path) not in TABLES:
             return exchange.read_graph_file(path, given, options, encoder, memory)
+        if edges is None and file_type(path) == ".json":  # d3 and networkx write both into one file
+            tables = [open_tables(role, path, again, memory=memory) for role in ("nodes", LINKS)]
+            return read_tables([*tables, []], again, encoder)
     if edges is None:
-        problem = f"{name_of_files(nodes or '')[0]}: a table of nodes needs a table of edges"
-        raise PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
+        raise edges_missing(name_of_files(nodes or "")[0])
     if nodes == edges == STDIN:
         problem = "nodes and edges are both '-'"
         raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")

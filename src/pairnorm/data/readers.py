@@ -55,6 +55,13 @@ TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
 # Text files whose delimiter is detected, white space included.
 TEXT_FILES = (".txt", ".dat", ".data", ".edgelist", ".edges", ".content", ".cites")
 ROWS_TO_COMPARE = 200
+LINKS = "links"  # the role of edges that the file of the nodes must hold
+
+
+def edges_missing(name: str) -> PairNormError:
+    """Return the error about a table of nodes that comes without edges."""
+    problem = f"{name}: a table of nodes needs a table of edges"
+    return PairNormError(problem, code="option-missing", hint="Pass {edges}", edges=...)
 
 
 def check_column_names(name: str, header: Sequence[Any]) -> tuple[str, ...]:
@@ -175,8 +182,16 @@ def _read_json(given: _Reading) -> pandas.DataFrame:
     contents = json.loads(given.memory.stream(given.name, given.file).read())
     if isinstance(contents, dict):
         # Graphs as d3 and networkx write them have both in one file.
-        names = (role, "links") if role == "edges" else (role,)
-        contents = next((contents[name] for name in names if isinstance(contents.get(name), list)), contents)
+        lists = {name: rows for name, rows in contents.items() if isinstance(rows, list)}
+        edges = lists.get("edges", lists.get("links"))
+        if role == "nodes" and role in lists:
+            contents = _with_positions(lists[role], edges or [])
+        elif role in ("edges", LINKS):
+            contents, role = (contents, role) if edges is None else (edges, "edges")
+        else:
+            contents = lists.get(role, contents)
+    if role == LINKS:
+        raise edges_missing(given.name)
     is_mapping = isinstance(contents, dict) and all(isinstance(v, list | dict) for v in contents.values())
     if role == "features" and is_mapping:
         contents = [
@@ -185,6 +200,15 @@ def _read_json(given: _Reading) -> pandas.DataFrame:
             for feature in words
         ]
     return _records(given, contents)
+
+
+def _with_positions(nodes: list[Any], edges: list[Any]) -> list[Any]:
+    """Return records of nodes, with their position as id where edges refer to nodes by it, as in d3."""
+    if not all(isinstance(row, dict) for row in (*nodes, *edges)) or any("id" in row for row in nodes):
+        return nodes
+    if {type(edge.get(end)) for edge in edges for end in ("source", "target")} != {int}:
+        return nodes
+    return [{"id": place} | {k: v for k, v in row.items() if k != "index"} for place, row in enumerate(nodes)]
 
 
 def _read_json_lines(given: _Reading) -> pandas.DataFrame:
