@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from pairnorm.train.pools import Workers
+from pairnorm.train.schedule import Workers
 
 PROGRAM = """
 import resource, torch
-from pairnorm.train.pools import keep_freed_memory
+from pairnorm.base.memory import keep_freed_memory
 def epoch():
     states = [torch.ones(2**20) for _ in range(20)]
 for prepare in (lambda: None, keep_freed_memory):
@@ -36,7 +36,7 @@ def test_memory_that_was_freed_comes_without_page_faults() -> None:
 def test_workers_of_any_kind_end_with_a_parent_that_is_killed(group_is_gone: Any) -> None:
     program = """
 import time
-from pairnorm.train.pools import Workers
+from pairnorm.train.schedule import Workers
 with Workers(2) as pool:
     pool.submit(print, "working", flush=True).result()
     for _ in range(2):

@@ -13,8 +13,8 @@ import pytest
 from pairnorm.data import Graph
 from pairnorm.train import Progress, Spec, Store, ray_backend, run
 from pairnorm.train.engine import Job
-from pairnorm.train.pools import Event
 from pairnorm.train.ray_backend import RayPool
+from pairnorm.train.schedule import Event
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
 
@@ -106,7 +106,7 @@ def test_a_task_that_fails_fails_the_run_with_its_own_error(
     while not future.done() and time.monotonic() < end:
         pool.poll()
     with raises("unknown-choice", value="nothing"):
-        pool.retry(graph, job, future.exception(0))
+        pool.retry((graph, job), future.exception(0))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Measure memory, parse sizes such as ``'8GB'``, and limit the memory that reading a file may take."""
 
+import ctypes
 import gc
 import re
 import sys
@@ -189,3 +190,11 @@ def without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory, since returning it page by page takes time in every epoch."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; 2**25 is the largest value that it takes

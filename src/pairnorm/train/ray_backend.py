@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.base.memory import keep_freed_memory
 from pairnorm.data import Graph
 from pairnorm.data.packed import PackedGraph
 from pairnorm.train.engine import Job, Pair, plan
-from pairnorm.train.pools import Event, OnEvent, Pool, keep_freed_memory, run_all, work
 from pairnorm.train.propagation import BlockEvent, Propagation, ignore_progress
+from pairnorm.train.schedule import Event, OnEvent, Pool, Task, run_all, work
 from pairnorm.version import __version__
 
 EVENT_SECONDS = 0.2
@@ -190,8 +191,9 @@ class RayPool(Pool):
             self._progress[job] += event
             self._on_event(event)
 
-    def retry(self, graph: Graph, job: Job, error: Exception) -> list[Job]:
+    def retry(self, task: Task, error: Exception) -> list[Task]:
         """Return what is left of a job whose worker died, in halves if it ran out of memory."""
+        graph, job = task
         left = Job(tuple(pair for pair in job.pairs if pair not in self._trained))
         may_restart = self._cluster.may_restart(left, error)
         done = job.cost - left.cost if left.pairs else job.cost
@@ -199,13 +201,13 @@ class RayPool(Pool):
         if not left.pairs:
             return []
         if may_restart:
-            return [left]
+            return [(graph, left)]
         halves = left.halves()
         if len(halves) == 1:
             spec = str(left.pairs[0][0])
             hint = "Give the nodes more memory. What had finished is in the store."
             raise _worker_died(spec, spec, hint)
-        return halves
+        return [(graph, half) for half in halves]
 
     def poll(self, *, results_only: bool = False) -> None:
         """Handle the events that have arrived."""

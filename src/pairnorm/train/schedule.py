@@ -1,41 +1,50 @@
-"""Run many trials: plan those that are not in the store, train them, and write each as it finishes."""
+"""Run many trials: train those that are not in the store, in several processes, on CUDA streams or on Ray."""
 
+import multiprocessing
 import os
+import queue
+import signal
+import threading
 import time
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
+from pairnorm.base.memory import keep_freed_memory
 from pairnorm.data import Graph, load
 from pairnorm.data.graph import check_graph
-from pairnorm.train.engine import Job, Pair, check_measures, find_device, plan
-from pairnorm.train.methods import registered_methods
-from pairnorm.train.pools import Event, make_pool, run_all
-from pairnorm.train.ray_backend import RayPool
+from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, check_measures, find_device, plan, train_job
+from pairnorm.train.methods import add_methods, registered_methods
+from pairnorm.train.result import Origin, Result, Trial
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
+T = TypeVar("T")
 BACKENDS = ("here", "ray")
+Event = int | list[Result]
+"""What a running job reports: units of finished work, or results."""
+OnEvent = Callable[[Event], None]
+Task = tuple[Graph, Job]
+POLL_SECONDS = 0.2
+
+suppress_csr_warning()  # a worker imports this module, then receives a graph that has sparse tensors
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run.
-
-    Args:
-        done: finished work in layer-epochs.
-        total: all work, in the same unit.
-        trials: number of trials that were pending when the run started.
-        label: the spec that was stored last, or that comes first.
-    """
+    """Finished and all work in layer-epochs, the number of pending trials, and the spec stored last."""
 
     done: int
     total: int
@@ -45,14 +54,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Running:
-    """Where trials run, and for how long. Values that cannot be used raise an error at once.
+    """Where trials run, as in ``run``, and after how many minutes no more jobs start.
 
-    Args:
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        root: folder of the graphs' files.
-        workers: processes on a CPU. Default: one for each core.
-        on: ``"here"`` or ``"ray"``, see ``run``.
-        minutes: start no more jobs after this time.
+    Values that cannot be used raise an error at once.
     """
 
     device: str | torch.device = "auto"
@@ -113,13 +117,17 @@ def run(
         progress: called now and then.
         should_stop: called before every job. Once it returns true, no more jobs start; running ones finish.
     """
-    if workers is not None:
-        whole_number("workers", workers, least=1)
-    where = find_device(device) if one_of("on", on, BACKENDS) == "here" else None
+    Running(device, workers=workers, on=on)  # which validates them
+    where = find_device(device) if on == "here" else None
     check_measures(measures)
-    pairs, graphs = _fingerprinted(_checked(pairs), _by_name(graphs or {}))
-    with _opened(store) as results:
-        pending = _pending(pairs, results)
+    pairs, graphs = _fingerprinted(pairs, {} if graphs is None else graphs)
+    if not isinstance(store, Store | str | os.PathLike):
+        raise _wrong_type("store", store, "a pairnorm.train.Store, or the path of one")
+    with nullcontext(store) if isinstance(store, Store) else Store(store) as results:
+        seeds: dict[Spec, list[int]] = defaultdict(list)
+        for spec, seed in pairs:
+            seeds[spec].append(seed)
+        pending = [(spec, seed) for spec, some in seeds.items() for seed in results.missing(spec, some)]
         total, done, trained, label = 0, 0, 0, "starting"
 
         def handle(event: Event) -> None:
@@ -131,7 +139,11 @@ def run(
                 results.add_results(event)
                 trained, label = trained + len(event), str(event[0].spec)
 
-        cluster = RayPool(str(device), handle) if where is None and pending else None
+        cluster = None
+        if where is None and pending:
+            from pairnorm.train.ray_backend import RayPool  # which imports this module
+
+            cluster = RayPool(str(device), handle)
         jobs = list(_plan(pending, where, root, graphs, cluster.workers if cluster else None))
         total = sum(job.cost for _, job in jobs)
         handle(0)
@@ -142,19 +154,15 @@ def run(
                 find_device(device), workers or os.cpu_count() or 1, len(jobs), handle
             )
             options: dict[str, Any] = {"measures": tuple(measures), "curves": curves}
-            if methods := registered_methods({spec.method for spec, _ in pending}):
-                options["methods"] = methods
+            options["methods"] = registered_methods({spec.method for spec, _ in pending})
 
             def poll() -> None:
                 pool.poll()
                 handle(0)
 
-            def retry(entry: tuple[Graph, Job], error: Exception) -> list[tuple[Graph, Job]]:
-                return [(entry[0], job) for job in pool.retry(*entry, error)]
-
             with _explain_dead_workers(), pool:
                 started = takewhile(lambda _: not should_stop(), jobs)
-                run_all(started, pool.workers, lambda entry: pool.submit(*entry, options), poll, retry)
+                run_all(started, pool.workers, lambda task: pool.submit(*task, options), poll, pool.retry)
         return trained
 
 
@@ -163,57 +171,36 @@ def _explain_dead_workers() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, BrokenExecutor) and not is_out_of_memory(error):
+        if not isinstance(error, futures.BrokenExecutor) and not is_out_of_memory(error):
             raise
-        raise PairNormError(
-            "a worker process was killed, ran out of memory, or could not start",
-            code="worker-died",
-            hint="Fewer workers need less memory: pass {workers}. Every worker imports your script: "
-            'it needs `if __name__ == "__main__":`. Finished trials are in the store.',
-            workers=1,
-        ) from error
-
-
-def _opened(store: Any) -> AbstractContextManager[Store]:
-    """Return a store as a context, which closes it if it was given by its path."""
-    if isinstance(store, str | os.PathLike):
-        return Store(store)
-    if isinstance(store, Store):
-        return nullcontext(store)
-    raise _wrong_type("store", store, "a pairnorm.train.Store, or the path of one")
+        problem = "a worker process was killed, ran out of memory, or could not start"
+        hint = "Fewer workers need less memory: pass {workers}. Every worker imports your script: it needs "
+        hint += '`if __name__ == "__main__":`. Finished trials are in the store.'
+        raise PairNormError(problem, code="worker-died", hint=hint, workers=1) from error
 
 
 def _wrong_type(name: str, value: Any, expected: str) -> PairNormError:
     return PairNormError(f"{name} is {quoted(value)}", code="wrong-type", value=value, expected=expected)
 
 
-def _checked(pairs: Any) -> Iterator[Pair]:
-    """Yield the requested trials, each as a spec and a seed."""
+def _fingerprinted(pairs: Any, graphs: Any) -> tuple[list[Pair], dict[str, Graph]]:
+    """Validate pairs and graphs; return pairs with the fingerprints of graphs, and graphs by these names."""
+    if not isinstance(graphs, Mapping):
+        expected = "graphs by the name that specs give as dataset, such as {'mine': graph}"
+        problem = f"graphs is a {type(graphs).__name__}"
+        raise PairNormError(problem, code="wrong-type", value=graphs, expected=expected)
+    for name, graph in graphs.items():
+        check_graph(graph, f"graphs[{name!r}]")
     expected = "(spec, seed) pairs, such as [(spec, seed) for seed in range(3)]"
     if not isinstance(pairs, Iterable):
         raise _wrong_type("pairs", pairs, expected)
-    for pair in pairs:
-        if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], Spec)):
-            raise _wrong_type("one of the pairs", pair, expected)
-        yield pair[0], pair[1]
-
-
-def _by_name(graphs: Any) -> dict[str, Graph]:
-    if not isinstance(graphs, Mapping):
-        problem, expected = f"graphs is a {type(graphs).__name__}", "graphs by name"
-        hint = "Pass graphs={'mine': graph}, with the name that specs give as dataset."
-        raise PairNormError(problem, code="wrong-type", value=graphs, expected=expected, hint=hint)
-    for name, graph in graphs.items():
-        check_graph(graph, f"graphs[{name!r}]")
-    return dict(graphs)
-
-
-def _fingerprinted(pairs: Iterable[Pair], graphs: dict[str, Graph]) -> tuple[list[Pair], dict[str, Graph]]:
-    """Return the pairs with the fingerprints of the given graphs, and these graphs by the new names."""
     specs: dict[Spec, Spec] = {}
     fingerprinted: list[Pair] = []
     by_dataset: dict[str, Graph] = {}
-    for spec, seed in pairs:
+    for pair in pairs:
+        if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], Spec)):
+            raise _wrong_type("one of the pairs", pair, expected)
+        spec, seed = pair
         if spec not in specs:
             graph = graphs.get(spec.dataset, graphs.get(spec.dataset.partition("@")[0]))
             specs[spec] = spec if graph is None else spec.on(graph)
@@ -223,34 +210,22 @@ def _fingerprinted(pairs: Iterable[Pair], graphs: dict[str, Graph]) -> tuple[lis
     return fingerprinted, by_dataset
 
 
-def _pending(pairs: Iterable[Pair], store: Store) -> list[Pair]:
-    seeds: dict[Spec, list[int]] = defaultdict(list)
-    for spec, seed in pairs:
-        seeds[spec].append(seed)
-    return [(spec, seed) for spec, requested in seeds.items() for seed in store.missing(spec, requested)]
-
-
 def _plan(
-    pairs: Sequence[Pair],
-    device: torch.device | None,
-    root: str | os.PathLike[str] | None,
-    graphs: dict[str, Graph],
-    cores: int | None,
-) -> Iterator[tuple[Graph, Job]]:
+    pairs: Sequence[Pair], device: torch.device | None, root: Any, graphs: dict[str, Graph], cores: int | None
+) -> Iterator[Task]:
     by_graph: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for spec, seed in pairs:
         by_graph[spec.dataset, spec.split].append((spec, seed))
     for (name, split), group in by_graph.items():
-        graph = graphs.get(name)
-        if graph is None:
-            graph = _named(name, root, split)
-        elif split != "default":
-            graph = graph.with_split(split)
+        if name in graphs:
+            graph = graphs[name] if split == "default" else graphs[name].with_split(split)
+        else:
+            graph = _load(name, root, split)
         for job in plan(graph, group, device, cores):
             yield graph, job
 
 
-def _named(name: str, root: str | os.PathLike[str] | None, split: str) -> Graph:
+def _load(name: str, root: Any, split: str) -> Graph:
     """Read a named graph; for an unknown name, the error says how to pass a graph."""
     try:
         return load(name, root, split=None if split == "default" else split)
@@ -259,3 +234,216 @@ def _named(name: str, root: str | os.PathLike[str] | None, split: str) -> Graph:
             error.problem = f"the dataset of a spec is {quoted(name)}, which is not a named graph"
             error.hint = f"{error.hint} Pass your own graph with graphs={{{name!r}: graph}}.".strip()
         raise
+
+
+class Pool(AbstractContextManager["Pool"]):
+    """Runs ``workers`` jobs at once; one more may wait.
+
+    ``submit`` and ``poll`` call ``on_event`` with their events, in the thread that writes the store.
+    """
+
+    def __init__(self, workers: int, on_event: OnEvent) -> None:
+        self.workers, self._on_event = workers, on_event
+        self._events: Any = queue.SimpleQueue()
+
+    @abstractmethod
+    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
+        """Start a job."""
+
+    def poll(self, *, results_only: bool = False) -> None:
+        """Handle the events that jobs have sent."""
+        while not self._events.empty():
+            event = self._events.get()
+            if not results_only or isinstance(event, list):
+                self._on_event(event)
+
+    def retry(self, task: Task, error: Exception) -> list[Task]:
+        """Return the tasks to run instead of one that failed, or raise its error."""
+        raise error
+
+    @abstractmethod
+    def close(self, at_once: bool = False) -> None:
+        """End the pool: after its jobs, or at once, which keeps their finished results only."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        self.close(at_once=kind is not None)
+
+
+def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) -> Pool:
+    """Return the pool for a device, with at most as many workers as there are jobs."""
+    if device.type == "cuda":
+        return _Streams(min(CUDA_STREAMS, jobs), device, on_event)
+    if device.type == "cpu" and min(workers, jobs) > 1:
+        return _Processes(min(workers, jobs), on_event)
+    return _ThisProcess(device, on_event)
+
+
+def run_all(
+    tasks: Iterable[T],
+    workers: int,
+    submit: Callable[[T], Future[None]],
+    poll: Callable[[], None],
+    retry: Callable[[T, Exception], Iterable[T]],
+) -> None:
+    """Submit all tasks, one more at a time than there are workers, so that no worker waits.
+
+    ``poll`` is called now and then; ``retry`` returns what to run instead of a task that failed, or raises.
+    """
+    waiting, again = iter(tasks), list[T]()
+    running: dict[Future[None], T] = {}
+    while True:
+        while len(running) <= workers and (task := again.pop() if again else next(waiting, None)) is not None:
+            running[submit(task)] = task
+        if not running:
+            return
+        finished = futures.wait(running, POLL_SECONDS, futures.FIRST_COMPLETED).done
+        poll()
+        for future in finished:
+            task = running.pop(future)
+            if (error := future.exception()) is not None:
+                again += retry(task, error)  # type: ignore[arg-type]
+
+
+def work(graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: OnEvent) -> None:
+    """Train a job in this process and send its events. The origin of a trial is this process."""
+    since = time.perf_counter()
+    options = dict(options)
+    add_methods(options.pop("methods", {}))
+
+    def emit(trials: dict[Pair, Trial]) -> None:
+        nonlocal since
+        now = time.perf_counter()
+        origin = Origin.here(seconds=now - since, shared_by=len(trials), device=device)
+        send([Result(spec, trial, origin) for (spec, _), trial in trials.items()])
+        since = now
+
+    train_job(graph, job, device, tick=send, emit=emit, **options)
+
+
+class _ThisProcess(Pool):
+    """Runs one job after the other in this process, with one thread."""
+
+    def __init__(self, device: torch.device, on_event: OnEvent) -> None:
+        super().__init__(0, on_event)
+        self._device, self._threads = device, torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
+        work(graph, job, self._device, options, self._on_event)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def close(self, at_once: bool = False) -> None:
+        torch.set_num_threads(self._threads)
+
+
+class _Streams(Pool):
+    """Runs jobs in threads with a CUDA stream each, so that small jobs share the device."""
+
+    def __init__(self, workers: int, device: torch.device, on_event: OnEvent) -> None:
+        super().__init__(workers, on_event)
+        self._device, self._is_canceled = device, False
+        # One stream per thread: two jobs on one stream would disturb each other's capture.
+        self._pool = futures.ThreadPoolExecutor(
+            workers, initializer=lambda: torch.cuda.set_stream(torch.cuda.Stream(device))
+        )
+
+    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
+        return self._pool.submit(work, graph, job, self._device, options, self._send)
+
+    def close(self, at_once: bool = False) -> None:
+        self._is_canceled = at_once
+        self._pool.shutdown(cancel_futures=at_once)
+        self.poll(results_only=at_once)
+
+    def _send(self, event: Event) -> None:
+        if self._is_canceled and isinstance(event, int):
+            raise KeyboardInterrupt
+        self._events.put(event)
+
+
+class Workers(futures.ProcessPoolExecutor):
+    """Processes with one thread each, which end with this process, and at once after an error."""
+
+    def __init__(self, count: int, events: Any = None) -> None:
+        # Spawned, not forked: torch's threads do not exist in a forked child.
+        super().__init__(count, multiprocessing.get_context("spawn"), _start_worker, (events,))
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Send a call to a process. Ctrl-C is blocked while a process starts, or it would end its imports."""
+        if not hasattr(signal, "pthread_sigmask"):
+            return super().submit(function, *args, **kwargs)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return super().submit(function, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """The processes that have started."""
+        return list((self._processes or {}).values())
+
+    def end(self, last: Callable[[], None] = lambda: None) -> None:
+        """End all processes at once, after a last call that needs them."""
+        processes = self.processes
+        self.shutdown(wait=False, cancel_futures=True)
+        try:
+            last()
+        finally:
+            for process in processes:
+                process.terminate()
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        """Wait for the calls; after an error, end the processes."""
+        if kind is None:
+            self.shutdown()
+        else:
+            self.end()
+
+
+class _Processes(Pool):
+    """Runs jobs in processes with one thread each."""
+
+    def __init__(self, workers: int, on_event: OnEvent) -> None:
+        super().__init__(workers, on_event)
+        self._events = multiprocessing.get_context("spawn").SimpleQueue()
+        self._pool = Workers(workers, self._events)
+
+    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
+        return self._pool.submit(_work, graph, job, options)
+
+    def poll(self, *, results_only: bool = False) -> None:
+        """Handle events; raise an error if a process ended, which the executor may miss while it starts."""
+        super().poll(results_only=results_only)
+        if not results_only and any(process.exitcode is not None for process in self._pool.processes):
+            raise futures.process.BrokenProcessPool("a process has ended")
+
+    def close(self, at_once: bool = False) -> None:
+        if at_once:
+            self._pool.end(lambda: self.poll(results_only=True))
+        else:
+            self._pool.shutdown()
+
+
+_events: Any = None
+
+
+def _start_worker(events: Any) -> None:
+    global _events
+    _events = events
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
+    torch.set_num_threads(1)
+    keep_freed_memory()
+
+    def end_with_parent() -> None:  # which may have been killed
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _work(graph: Graph, job: Job, options: dict[str, Any]) -> None:
+    work(graph, job, torch.device("cpu"), options, _events.put)
