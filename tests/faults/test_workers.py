@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pairnorm.data import csbm
-from pairnorm.train import Spec, Store, run, schedule
+from pairnorm.train import Spec, Store, pools, run
 
 STARVED = (
     MemoryError(),
@@ -23,7 +23,7 @@ def test_a_starved_job_says_that_fewer_workers_help(
     def starve(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(schedule, "train_job", starve)
+    monkeypatch.setattr(pools, "train_job", starve)
     graph = csbm(200, classes=2, seed=0)
     with Store(tmp_path / "store.sqlite") as store, raises("worker-died") as caught:
         run([(Spec("csbm", "SGC", 1), 0)], store, graphs={"csbm": graph}, device="cpu", workers=1)

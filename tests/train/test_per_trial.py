@@ -6,7 +6,7 @@ from torch_geometric.nn import SAGEConv
 
 from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.dropout import draw_keys
-from pairnorm.train.per_trial import ModelPerTrial, PerTrial
+from pairnorm.train.methods import ModelPerTrial, PerTrial
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pairnorm.train.schedule import Workers
+from pairnorm.train.pools import Workers
 
 PROGRAM = """
 import resource, torch
@@ -36,7 +36,7 @@ def test_memory_that_was_freed_comes_without_page_faults() -> None:
 def test_workers_of_any_kind_end_with_a_parent_that_is_killed(group_is_gone: Any) -> None:
     program = """
 import time
-from pairnorm.train.schedule import Workers
+from pairnorm.train.pools import Workers
 with Workers(2) as pool:
     pool.submit(print, "working", flush=True).result()
     for _ in range(2):

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from pairnorm.data import Graph
-from pairnorm.train import Progress, Spec, Store, ray_backend, run
+from pairnorm.train import Progress, Spec, Store, pools, run
 from pairnorm.train.engine import Job
-from pairnorm.train.ray_backend import RayPool
-from pairnorm.train.schedule import Event
+from pairnorm.train.pools import Event, RayPool
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
 
@@ -83,14 +82,14 @@ def test_a_job_out_of_memory_is_halved(
     monkeypatch: pytest.MonkeyPatch,
     assert_same_trials: Any,
 ) -> None:
-    trained = ray_backend._train_job
+    trained = pools._train_job
 
     def greedy(version: str, graph: Graph, job: Job, *rest: Any) -> Iterator[Event]:
         if len(job.trials) > 1:
             raise ray.exceptions.OutOfMemoryError("as Ray's monitor of memory says it")
         yield from trained(version, graph, job, *rest)
 
-    monkeypatch.setattr(ray_backend, "_train_job", greedy)
+    monkeypatch.setattr(pools, "_train_job", greedy)
     assert run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray") == len(PAIRS)
     assert_same_trials(store, expected)
 
@@ -99,7 +98,7 @@ def test_a_task_that_fails_fails_the_run_with_its_own_error(
     raises: Any, cluster: Any, graph: Graph, store: Store
 ) -> None:
     with raises("version-mismatch", value="0.0"):
-        list(ray_backend._train_job("0.0", graph, Job(()), False, {}))
+        list(pools._train_job("0.0", graph, Job(()), False, {}))
     pool, job = RayPool("cpu", lambda event: None), Job(((SPECS[0], 0),))
     future = pool.submit(graph, job, {"measures": ("nothing",)})
     end = time.monotonic() + 30

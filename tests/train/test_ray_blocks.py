@@ -19,9 +19,9 @@ from test_propagation import packed_graph
 
 from pairnorm import cli
 from pairnorm.data import PackedGraph
-from pairnorm.train import ray_backend
-from pairnorm.train.propagation import BlockEvent, Propagation
-from pairnorm.train.ray_backend import RayBlocks
+from pairnorm.train import pools
+from pairnorm.train import propagation as module
+from pairnorm.train.propagation import BlockEvent, Propagation, RayBlocks, _propagate_block
 from pairnorm.version import __version__
 
 NEED, ROWS, DEPTHS = 3 * 10**8, np.arange(0, 2000, 7), (1, 4)
@@ -78,8 +78,8 @@ def test_a_block_that_kills_its_workers_ends_in_an_error(
             os.kill(os.getpid(), signal.SIGKILL)
         yield {"squares": np.zeros(2), "units": np.ones(2)}
 
-    monkeypatch.setattr(ray_backend, "_propagate_block", crash)
-    monkeypatch.setattr(ray_backend, "MAX_DEATHS", 2)
+    monkeypatch.setattr(module, "_propagate_block", crash)
+    monkeypatch.setattr(pools, "MAX_DEATHS", 2)
     propagation = Propagation(packed, tmp_path / "kept", ROWS, (1,), 7)
     with raises("worker-died", value=7):
         RayBlocks().run([propagation], NEED)
@@ -104,7 +104,7 @@ def test_a_worker_of_another_version_or_without_the_graph_says_so(
 ) -> None:
     propagation = Propagation(packed, tmp_path, ROWS, DEPTHS, 5)
     with raises("version-mismatch", value="0.0"):
-        next(ray_backend._propagate_block("0.0", propagation, 0, 1))
+        next(_propagate_block("0.0", propagation, 0, 1))
     elsewhere = replace(propagation, graph=PackedGraph(Path("nowhere"), packed.facts))
     with raises("file-missing", value="nowhere"):
-        next(ray_backend._propagate_block(__version__, elsewhere, 0, 1))
+        next(_propagate_block(__version__, elsewhere, 0, 1))

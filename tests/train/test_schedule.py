@@ -213,7 +213,7 @@ def test_a_store_that_cannot_be_written_is_found_before_training(
     raises: Any, graph: Graph, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add(GCN, [], seconds=0.0)
-    monkeypatch.setattr("pairnorm.train.schedule.train_job", lambda *words, **options: 1 / 0)
+    monkeypatch.setattr("pairnorm.train.pools.train_job", lambda *words, **options: 1 / 0)
     with Store(store.path, read_only=True) as reader, raises("read-only"):
         run([(GCN, 0)], reader, device="cpu", graphs={"csbm": graph}, workers=1)
 

@@ -34,8 +34,7 @@ from pairnorm.classify.scaling import MANY_NODES
 from pairnorm.classify.search_space import IMPUTATIONS, MAX_DEPTH, MAX_SCALE, MIN_SCALE, parse_imputation
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.block_ops import BlockOps, make_ops, make_plan
-from pairnorm.train.propagation import Propagation, label_propagation
-from pairnorm.train.ray_backend import RayBlocks
+from pairnorm.train.propagation import Propagation, RayBlocks, label_propagation
 from pairnorm.train.schedule import BACKENDS
 
 if TYPE_CHECKING:

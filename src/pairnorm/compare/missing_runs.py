@@ -35,8 +35,9 @@ from pairnorm.compare.missing import (
 from pairnorm.data import Graph
 from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, Trial
+from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin
-from pairnorm.train.schedule import Running, Workers
+from pairnorm.train.schedule import Running
 
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier

@@ -18,8 +18,7 @@ from pairnorm.measure import MEASURES, dirichlet_energy
 from pairnorm.nn import SGC
 from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.train.loop import CAPTURE, Loop, on_device
-from pairnorm.train.methods import Model
-from pairnorm.train.per_trial import ModelPerTrial
+from pairnorm.train.methods import Model, ModelPerTrial
 from pairnorm.train.problem import Problem
 from pairnorm.train.result import Trial, check_seed, check_seeds
 from pairnorm.train.spec import ENTRIES, Spec

@@ -1,6 +1,8 @@
 """The registry of methods against oversmoothing, the package's and the user's, for ``Spec.method``."""
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -10,19 +12,171 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
 
 from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.nn import APPNP, G2, GAT, GCN, GCNII, SMPNN
-from pairnorm.nn.norms import NORMS, BatchNorm, make_norm
-from pairnorm.nn.propagate import Normalization
-from pairnorm.train.per_trial import ModelPerTrial, PerTrial
+from pairnorm.nn.find_convolutions import graph_convolutions
+from pairnorm.nn.layers import Features
+from pairnorm.nn.norms import NORMS, make_norm
+from pairnorm.nn.propagate import Normalization, normalized_adjacency
+from pairnorm.nn.sparse import SparseMatrix
 
 if TYPE_CHECKING:
     from pairnorm.train.spec import Spec
 
-Model = GCN | GAT | GCNII | APPNP | SMPNN | G2 | ModelPerTrial
 GROUP = "pairnorm.methods"
 """The group of entry points of packages with methods: a name, and the factory of a norm or a model."""
+
+
+# Jobs may run in several threads, which share torch's generator.
+GENERATOR = threading.Lock()
+
+
+class PerTrial(nn.Module):
+    """Copies of the module that ``make`` makes: trial t of ``[nodes, models, features]`` is for copy t.
+
+    Parameters and buffers are stacked along a leading trial axis, as those of every model here.
+    """
+
+    def __init__(self, make: Callable[[], nn.Module], num_models: int) -> None:
+        super().__init__()
+        self._make, self._template = make, [make()]  # in a list, so that its parameters are not registered
+        parameters, buffers = stack_module_state([make() for _ in range(num_models)])
+        self._names, self._buffer_names = list(parameters), list(buffers)
+        self.stacked = nn.ParameterList(value.detach() for value in parameters.values())
+        for number, value in enumerate(buffers.values()):
+            self.register_buffer(f"buffer_{number}", value)
+        self.num_models = num_models
+
+    def _state(self) -> dict[str, Tensor]:
+        buffers = (self.get_buffer(f"buffer_{number}") for number in range(len(self._buffer_names)))
+        return dict(zip([*self._names, *self._buffer_names], [*self.stacked, *buffers], strict=True))
+
+    def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
+        """Initialize every copy again; with seeds, the weights of a copy depend on its seed alone."""
+        for trial in range(self.num_models):
+            forked = torch.random.fork_rng(devices=[], enabled=seeds is not None)
+            with GENERATOR, forked, torch.no_grad():
+                if seeds is not None:
+                    torch.default_generator.manual_seed(seeds[trial])
+                copy = self._make()
+                values = {**dict(copy.named_parameters()), **dict(copy.named_buffers())}
+                for name, stacked in self._state().items():
+                    stacked[trial] = values[name]
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that all copies share, with parameters of its own."""
+        return self._template[0].train(self.training)
+
+    def call(self, trial: int, *inputs: Any) -> Any:
+        """Return the output of one copy."""
+        state = {name: stacked[trial] for name, stacked in self._state().items()}
+        return functional_call(self.module, state, inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of all copies for ``[nodes, models, features]``."""
+        return torch.stack([self.call(trial, x[:, trial]) for trial in range(self.num_models)], 1)
+
+
+class ModelPerTrial(nn.Module):
+    """Copies of a user's model, which train like the models of ``pairnorm.nn``.
+
+    On a CPU the random numbers of a copy (its dropout) depend on the keys of its own trial. On CUDA they come
+    from torch's generator, since reading a key there would be a synchronization.
+
+    Args:
+        make: makes the model; ``model(x, edge_index)`` takes dense features ``[nodes, features]`` and the
+            edges without self-loops, and returns logits ``[nodes, classes]``.
+        num_models: number of copies.
+        dropout: of the model.
+        adjacency: has no effect: the model gets the edges alone.
+    """
+
+    num_keys, drop_edge = 1, 0.0
+
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        num_models: int,
+        dropout: float = 0.0,
+        adjacency: Normalization = "rw",
+    ) -> None:
+        super().__init__()
+        self.copies = PerTrial(make, num_models)
+        self.num_models, self.dropout, self.adjacency = num_models, dropout, adjacency
+
+    def normalized_adjacency(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
+        """Normalize an adjacency, as the other models do; ``forward`` uses its edges only."""
+        return normalized_adjacency(adjacency, self.adjacency, num_nodes)
+
+    def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
+        """Initialize every copy again, from its seed if there are any."""
+        self.copies.reset_parameters(seeds)
+
+    def convolutions(self) -> list[nn.Module]:
+        """Return the graph convolutions that all copies share, for hooks; none if none is recognized."""
+        try:
+            return [*graph_convolutions(self.copies.module).values()]
+        except PairNormError:
+            return []
+
+    def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
+        """Return logits ``[nodes, models, classes]``, as ``GCN`` does, with ``keys`` ``[1, 2, models]``."""
+        if not isinstance(adjacency, SparseMatrix):
+            nodes = x.shape[0] if isinstance(x, Tensor) else x.num_rows
+            adjacency = self.normalized_adjacency(adjacency, nodes)
+        pattern, logits = adjacency.pattern, []
+        if "edge_index" not in pattern.derived:  # as in PyG, from source to target, without self-loops
+            edges = torch.stack([pattern.column, pattern.row]).long()
+            pattern.derived["edge_index"] = edges[:, edges[0] != edges[1]]
+        for trial, own in enumerate(_dense_by_trial(x, self.num_models)):
+            with _drawn_from(None if keys is None or not self.training else keys[0, 0, trial]):
+                logits.append(self.copies.call(trial, own, pattern.derived["edge_index"]))
+        return torch.stack(logits, 1)
+
+    def hidden_and_logits(
+        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the input of the last graph convolution, ``[nodes, models, ...]``, and the logits.
+
+        If no convolution is recognized, the logits are returned for both.
+        """
+        inputs: list[Tensor] = []
+        handles = [
+            last.register_forward_pre_hook(lambda module, args: inputs.extend(args[:1]))
+            for last in self.convolutions()[-1:]
+        ]
+        try:
+            logits = self(x, adjacency, keys)
+        finally:
+            for handle in handles:
+                handle.remove()
+        calls = len(inputs) // self.num_models  # a convolution may be called for several layers
+        return torch.stack(inputs[calls - 1 :: calls], 1) if calls else logits, logits
+
+
+def _dense_by_trial(x: Features, num_models: int) -> Iterable[Tensor]:
+    """Yield the features of every trial, dense [nodes, features]; those that trials share only once made."""
+    if isinstance(x, SparseMatrix) and x.values.dim() == 2:
+        return (SparseMatrix(x.pattern, values).to_dense() for values in x.values)
+    dense = x.to_dense()
+    return [dense] * num_models if dense.dim() == 2 else dense.expand(-1, num_models, -1).unbind(1)
+
+
+@contextmanager
+def _drawn_from(key: Tensor | None) -> Iterator[None]:
+    """Seed torch's generator with the key of a trial."""
+    if key is None or key.is_cuda:
+        yield
+        return
+    with GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(key))
+        yield
+
+
+Model = GCN | GAT | GCNII | APPNP | SMPNN | G2 | ModelPerTrial
 
 
 @dataclass(frozen=True)
@@ -82,10 +236,6 @@ def _pair_norm(mode: str) -> Method:
     return Method("scale", (1.0, 10.0), _ANY, fields=lambda scale: {"norm": mode, "scale": scale})
 
 
-def _batch_norm(features: int, trials: int, strength: float) -> nn.Module:
-    return BatchNorm(features, num_models=trials)
-
-
 def _skip(t: float) -> dict[str, Any]:
     return {"skip": whole_number("strength", int(t) if t == int(t) else t, least=1)}
 
@@ -110,7 +260,7 @@ _OURS = {
     "ContraNorm": _norm("ContraNorm", 0.5, 0.2, quadratic=True),
     "Skip": Method("t", (1.0, 2.0), fields=_skip),
     # As in the authors' code: the norm follows the sum, before the activation.
-    "Residual": Method(norm=_batch_norm, options=lambda _: {"residual": True, "order": "before"}),
+    "Residual": _norm("BatchNorm", options=lambda _: {"residual": True, "order": "before"}),
     "JK-concat": Method(options=lambda _: {"jump": "concat"}),
     "JK-max": Method(options=lambda _: {"jump": "max"}),
     "DropEdge": Method("rate", (0.5, 0.2), ("GCN",), options=lambda rate: {"drop_edge": rate}),
@@ -139,11 +289,10 @@ def register(
         name: for ``Spec(method=name)``, tables and figures.
         factory: of a norm: called with the width of a layer, and, where there is a ``grid``, with the
             strength; returns a module over ``[nodes, features]``, of which every trial and layer has one of
-            its own. Of a model: called as ``factory(in_channels, out_channels,
-            num_layers=, hidden_channels=, dropout=)``, and,
-            where there is a ``grid``, with the strength by its name; returns a module that makes logits of
-            ``x, edge_index``, of which every trial has one. Worker processes must be able to import it: a
-            class or function at the top of a module.
+            its own. Of a model: called as ``factory(in_channels, out_channels, num_layers=,
+            hidden_channels=, dropout=)``, and, where there is a ``grid``, with the strength by its name;
+            returns a module that makes logits of ``x, edge_index``, of which every trial has one. Worker
+            processes must be able to import it: a class or function at the top of a module.
         kind: ``"norm"``, or ``"model"``, which then replaces the GCN. Default: the factory's
             attribute of this name, else a norm.
         version: part of the name under which trials are stored; change it with the module. Default: the
@@ -225,13 +374,7 @@ def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, expect
 def stored_name(what: str, name: Any) -> str:
     """Return the name under which the trials of a method are stored. Imports nothing.
 
-    Args:
-        what: name of the argument, for the error.
-        name: of a method in ``METHODS``; of a registered method, which then gets its version; or
-            ``"name@version"`` as it is in a store, perhaps of a method that only another process registered.
-
-    Raises:
-        PairNormError: there is no such method, or it must be imported first.
+    A registered method gets its version. ``"name@version"`` stays: a store may have methods of others.
     """
     if isinstance(name, str):
         if name in METHODS or ("@" in name and name.isprintable()):
@@ -286,11 +429,7 @@ def _import_factory(path: str) -> Callable[..., nn.Module]:
 
 
 def find_method(name: str) -> Method:
-    """Return the method of a stored name.
-
-    Raises:
-        PairNormError: this process knows no such method, or another version of it.
-    """
+    """Return the method of a stored name, unless this process knows no such method or version."""
     if name in METHODS:
         return METHODS[name]
     if (known := _LATEST.get(name.rpartition("@")[0])) is not None:

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.data.packed import PackedGraph, blocks
 from pairnorm.train.block_ops import Array, BlockOps, from_mapped, slices
+from pairnorm.train.pools import Cluster, check_version, worker_died
+from pairnorm.train.schedule import run_all
 
 IMPUTATIONS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
@@ -319,6 +321,78 @@ class Propagation:
     def _mapped(self, depth: int, number: int) -> Array:
         shape = (self.graph.facts.nodes, len(self._blocks[number]))
         return np.memmap(self._path(f"state-{depth % 2}-{number:04d}"), "<f4", "r", shape=shape)
+
+
+class RayBlocks:
+    """Blocks of propagations as Ray tasks, as many on a node as its cores and its memory allow.
+
+    Columns are independent, so that a dead worker costs one block. Workers map the files of the graph, which
+    every node must have at the same path.
+
+    Attributes:
+        memory: bytes that the largest node has for tasks.
+        cores: of all nodes.
+    """
+
+    def __init__(self) -> None:
+        self._cluster = Cluster()
+        alive = [node["Resources"] for node in self._cluster.ray.nodes() if node["Alive"]]
+        self._nodes = [node for node in alive if node.get("CPU", 0)]
+        self.memory = max((int(node.get("memory", 0)) for node in self._nodes), default=0)
+        self.cores = sum(int(node["CPU"]) for node in self._nodes)
+
+    def run(self, propagations: Sequence[Propagation], bytes_per_block: int) -> None:
+        """Compute the pending blocks; those of PN-SI stay, since they depend on each other at every step.
+
+        Args:
+            propagations: over one graph.
+            bytes_per_block: memory that a block takes.
+        """
+        # The cores of a node are shared by the blocks that fit into its memory.
+        rooms = [(node["CPU"], node.get("memory", 0) // bytes_per_block) for node in self._nodes]
+        threads = max(1, min((int(cores // room) for cores, room in rooms if room), default=1))
+        remote = self._cluster.remote(_propagate_block, num_cpus=threads, memory=bytes_per_block)
+        pending = [(one, number) for one in propagations if one.norm != "PN-SI" for number in one.pending()]
+        reported: set[tuple[Propagation, str]] = set()
+
+        def handle(propagation: Propagation, number: int, event: BlockEvent) -> None:
+            if isinstance(event, str):
+                if (propagation, event) in reported:  # by a worker that died
+                    return
+                reported.add((propagation, event))
+            propagation.handle(number, event)
+
+        def submit(task: tuple[Propagation, int]) -> Future[None]:
+            propagation, number = task
+            # A new graph has no mapped arrays, which would travel with the task.
+            graph = PackedGraph(propagation.graph.folder.resolve(), propagation.graph.facts)
+            sent = replace(propagation, graph=graph, on_progress=ignore_progress)
+            return self._cluster.start(remote, (sent, number, threads), partial(handle, *task))
+
+        def retry(task: tuple[Propagation, int], error: Exception) -> list[tuple[Propagation, int]]:
+            if self._cluster.may_restart(task, error):
+                return [task]
+            width, hint = task[0].width, "Allow less {memory} for narrower blocks. Finished blocks are kept."
+            raise worker_died(f"a block of {width} columns", width, hint, memory=...)
+
+        try:
+            run_all(pending, self.cores, submit, self._cluster.poll, retry)
+        finally:
+            self._cluster.close()
+
+
+def _propagate_block(
+    version: str, propagation: Propagation, number: int, threads: int
+) -> Iterator[BlockEvent]:
+    """Compute a block on a worker and yield its events."""
+    check_version(version)
+    torch.set_num_threads(threads)
+    folder, facts = propagation.graph.folder, propagation.graph.facts
+    if not folder.exists() or PackedGraph.open(folder).facts != facts:
+        problem = f"a node of the Ray cluster does not have the packed graph {folder}"
+        hint = "Copy the folder to the same path on every node, or use a folder that all nodes share."
+        raise PairNormError(problem, code="file-missing", value=str(folder), hint=hint)
+    yield from propagation.compute_block(number)
 
 
 def label_propagation(

@@ -1,45 +1,31 @@
-"""Run many trials: train those that are not in the store, in several processes, on CUDA streams or on Ray."""
+"""Run many trials: plan those that are not in the store, train them, and write each as it finishes."""
 
-import multiprocessing
 import os
-import queue
-import signal
-import threading
 import time
-from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
-from pairnorm.base.memory import keep_freed_memory
 from pairnorm.data import Graph, load
 from pairnorm.data.graph import check_graph
-from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, check_measures, find_device, plan, train_job
-from pairnorm.train.methods import add_methods, registered_methods
-from pairnorm.train.result import Origin, Result, Trial
+from pairnorm.train.engine import Pair, check_measures, find_device, plan
+from pairnorm.train.methods import registered_methods
+from pairnorm.train.pools import Event, RayPool, Task, make_pool
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
-T = TypeVar("T")
 BACKENDS = ("here", "ray")
-Event = int | list[Result]
-"""What a running job reports: units of finished work, or results."""
-OnEvent = Callable[[Event], None]
-Task = tuple[Graph, Job]
 POLL_SECONDS = 0.2
-
-suppress_csr_warning()  # a worker imports this module, then receives a graph that has sparse tensors
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -139,11 +125,7 @@ def run(
                 results.add_results(event)
                 trained, label = trained + len(event), str(event[0].spec)
 
-        cluster = None
-        if where is None and pending:
-            from pairnorm.train.ray_backend import RayPool  # which imports this module
-
-            cluster = RayPool(str(device), handle)
+        cluster = RayPool(str(device), handle) if where is None and pending else None
         jobs = list(_plan(pending, where, root, graphs, cluster.workers if cluster else None))
         total = sum(job.cost for _, job in jobs)
         handle(0)
@@ -164,6 +146,32 @@ def run(
                 started = takewhile(lambda _: not should_stop(), jobs)
                 run_all(started, pool.workers, lambda task: pool.submit(*task, options), poll, pool.retry)
         return trained
+
+
+def run_all(
+    tasks: Iterable[T],
+    workers: int,
+    submit: Callable[[T], Future[None]],
+    poll: Callable[[], None],
+    retry: Callable[[T, Exception], Iterable[T]],
+) -> None:
+    """Submit all tasks, one more at a time than there are workers, so that no worker waits.
+
+    ``poll`` is called now and then; ``retry`` returns what to run instead of a task that failed, or raises.
+    """
+    waiting, again = iter(tasks), list[T]()
+    running: dict[Future[None], T] = {}
+    while True:
+        while len(running) <= workers and (task := again.pop() if again else next(waiting, None)) is not None:
+            running[submit(task)] = task
+        if not running:
+            return
+        finished = futures.wait(running, POLL_SECONDS, futures.FIRST_COMPLETED).done
+        poll()
+        for future in finished:
+            task = running.pop(future)
+            if (error := future.exception()) is not None:
+                again += retry(task, error)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -234,216 +242,3 @@ def _load(name: str, root: Any, split: str) -> Graph:
             error.problem = f"the dataset of a spec is {quoted(name)}, which is not a named graph"
             error.hint = f"{error.hint} Pass your own graph with graphs={{{name!r}: graph}}.".strip()
         raise
-
-
-class Pool(AbstractContextManager["Pool"]):
-    """Runs ``workers`` jobs at once; one more may wait.
-
-    ``submit`` and ``poll`` call ``on_event`` with their events, in the thread that writes the store.
-    """
-
-    def __init__(self, workers: int, on_event: OnEvent) -> None:
-        self.workers, self._on_event = workers, on_event
-        self._events: Any = queue.SimpleQueue()
-
-    @abstractmethod
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        """Start a job."""
-
-    def poll(self, *, results_only: bool = False) -> None:
-        """Handle the events that jobs have sent."""
-        while not self._events.empty():
-            event = self._events.get()
-            if not results_only or isinstance(event, list):
-                self._on_event(event)
-
-    def retry(self, task: Task, error: Exception) -> list[Task]:
-        """Return the tasks to run instead of one that failed, or raise its error."""
-        raise error
-
-    @abstractmethod
-    def close(self, at_once: bool = False) -> None:
-        """End the pool: after its jobs, or at once, which keeps their finished results only."""
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self.close(at_once=kind is not None)
-
-
-def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) -> Pool:
-    """Return the pool for a device, with at most as many workers as there are jobs."""
-    if device.type == "cuda":
-        return _Streams(min(CUDA_STREAMS, jobs), device, on_event)
-    if device.type == "cpu" and min(workers, jobs) > 1:
-        return _Processes(min(workers, jobs), on_event)
-    return _ThisProcess(device, on_event)
-
-
-def run_all(
-    tasks: Iterable[T],
-    workers: int,
-    submit: Callable[[T], Future[None]],
-    poll: Callable[[], None],
-    retry: Callable[[T, Exception], Iterable[T]],
-) -> None:
-    """Submit all tasks, one more at a time than there are workers, so that no worker waits.
-
-    ``poll`` is called now and then; ``retry`` returns what to run instead of a task that failed, or raises.
-    """
-    waiting, again = iter(tasks), list[T]()
-    running: dict[Future[None], T] = {}
-    while True:
-        while len(running) <= workers and (task := again.pop() if again else next(waiting, None)) is not None:
-            running[submit(task)] = task
-        if not running:
-            return
-        finished = futures.wait(running, POLL_SECONDS, futures.FIRST_COMPLETED).done
-        poll()
-        for future in finished:
-            task = running.pop(future)
-            if (error := future.exception()) is not None:
-                again += retry(task, error)  # type: ignore[arg-type]
-
-
-def work(graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: OnEvent) -> None:
-    """Train a job in this process and send its events. The origin of a trial is this process."""
-    since = time.perf_counter()
-    options = dict(options)
-    add_methods(options.pop("methods", {}))
-
-    def emit(trials: dict[Pair, Trial]) -> None:
-        nonlocal since
-        now = time.perf_counter()
-        origin = Origin.here(seconds=now - since, shared_by=len(trials), device=device)
-        send([Result(spec, trial, origin) for (spec, _), trial in trials.items()])
-        since = now
-
-    train_job(graph, job, device, tick=send, emit=emit, **options)
-
-
-class _ThisProcess(Pool):
-    """Runs one job after the other in this process, with one thread."""
-
-    def __init__(self, device: torch.device, on_event: OnEvent) -> None:
-        super().__init__(0, on_event)
-        self._device, self._threads = device, torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        work(graph, job, self._device, options, self._on_event)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def close(self, at_once: bool = False) -> None:
-        torch.set_num_threads(self._threads)
-
-
-class _Streams(Pool):
-    """Runs jobs in threads with a CUDA stream each, so that small jobs share the device."""
-
-    def __init__(self, workers: int, device: torch.device, on_event: OnEvent) -> None:
-        super().__init__(workers, on_event)
-        self._device, self._is_canceled = device, False
-        # One stream per thread: two jobs on one stream would disturb each other's capture.
-        self._pool = futures.ThreadPoolExecutor(
-            workers, initializer=lambda: torch.cuda.set_stream(torch.cuda.Stream(device))
-        )
-
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        return self._pool.submit(work, graph, job, self._device, options, self._send)
-
-    def close(self, at_once: bool = False) -> None:
-        self._is_canceled = at_once
-        self._pool.shutdown(cancel_futures=at_once)
-        self.poll(results_only=at_once)
-
-    def _send(self, event: Event) -> None:
-        if self._is_canceled and isinstance(event, int):
-            raise KeyboardInterrupt
-        self._events.put(event)
-
-
-class Workers(futures.ProcessPoolExecutor):
-    """Processes with one thread each, which end with this process, and at once after an error."""
-
-    def __init__(self, count: int, events: Any = None) -> None:
-        # Spawned, not forked: torch's threads do not exist in a forked child.
-        super().__init__(count, multiprocessing.get_context("spawn"), _start_worker, (events,))
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Send a call to a process. Ctrl-C is blocked while a process starts, or it would end its imports."""
-        if not hasattr(signal, "pthread_sigmask"):
-            return super().submit(function, *args, **kwargs)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            return super().submit(function, *args, **kwargs)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    @property
-    def processes(self) -> list[BaseProcess]:
-        """The processes that have started."""
-        return list((self._processes or {}).values())
-
-    def end(self, last: Callable[[], None] = lambda: None) -> None:
-        """End all processes at once, after a last call that needs them."""
-        processes = self.processes
-        self.shutdown(wait=False, cancel_futures=True)
-        try:
-            last()
-        finally:
-            for process in processes:
-                process.terminate()
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        """Wait for the calls; after an error, end the processes."""
-        if kind is None:
-            self.shutdown()
-        else:
-            self.end()
-
-
-class _Processes(Pool):
-    """Runs jobs in processes with one thread each."""
-
-    def __init__(self, workers: int, on_event: OnEvent) -> None:
-        super().__init__(workers, on_event)
-        self._events = multiprocessing.get_context("spawn").SimpleQueue()
-        self._pool = Workers(workers, self._events)
-
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        return self._pool.submit(_work, graph, job, options)
-
-    def poll(self, *, results_only: bool = False) -> None:
-        """Handle events; raise an error if a process ended, which the executor may miss while it starts."""
-        super().poll(results_only=results_only)
-        if not results_only and any(process.exitcode is not None for process in self._pool.processes):
-            raise futures.process.BrokenProcessPool("a process has ended")
-
-    def close(self, at_once: bool = False) -> None:
-        if at_once:
-            self._pool.end(lambda: self.poll(results_only=True))
-        else:
-            self._pool.shutdown()
-
-
-_events: Any = None
-
-
-def _start_worker(events: Any) -> None:
-    global _events
-    _events = events
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
-    torch.set_num_threads(1)
-    keep_freed_memory()
-
-    def end_with_parent() -> None:  # which may have been killed
-        if (parent := multiprocessing.parent_process()) is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def _work(graph: Graph, job: Job, options: dict[str, Any]) -> None:
-    work(graph, job, torch.device("cpu"), options, _events.put)
