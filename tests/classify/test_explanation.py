@@ -19,7 +19,7 @@ from pairnorm.classify.candidates import (
     SGCFamily,
 )
 from pairnorm.classify.candidates.ensemble import PropagatedLabels
-from pairnorm.classify.candidates.sgc import Linear
+from pairnorm.classify.candidates.sgc import FittedSGC, Propagation
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.explanation import explain_member, explain_predictions
 from pairnorm.data import Graph, csbm
@@ -37,7 +37,8 @@ def test_linear_contributions_are_products_of_feature_and_weight() -> None:
     """By hand: the margin of a class is its logit minus the mean logit of the other two."""
     graph = Graph.from_edges([[0], [1]], [[2.0, 3.0], [1.0, 0.0]], [0, 1], feature_names=("age", "income"))
     weight, bias = torch.tensor([[6.0, 3.0, 0.0], [1.0, 2.0, 3.0]]), torch.tensor([1.0, 0.0, -1.0])
-    member = explain_member(Linear(weight, bias), PreparedGraph(graph, graph.features, CPU), "abc")
+    fitted = FittedSGC(Propagation("zero", "rw", None), 0, weight, bias, None)
+    member = explain_member(fitted, PreparedGraph(graph, graph.features, CPU), "abc")
     values, rest = member.explain(np.array([0, 1]), np.array([0, 2]))
     assert member.keys == [("node", "age"), ("node", "income")]
     # Node 0, class 0: 2 · (6 − 1.5) and 3 · (1 − 2.5). Node 1, class 2: 1 · (0 − 4.5) and 0.

@@ -16,7 +16,7 @@ from pairnorm.classify.candidates.boosted_trees import Trees
 from pairnorm.classify.candidates.ensemble import PROPAGATION_STEPS, PropagatedLabels, smooth
 from pairnorm.classify.candidates.networks import Network
 from pairnorm.classify.candidates.residual import ResidualNetworks
-from pairnorm.classify.candidates.sgc import FittedSGC, Linear
+from pairnorm.classify.candidates.sgc import FittedSGC
 from pairnorm.classify.regression import span
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.data import Graph
@@ -102,17 +102,13 @@ def explain_member(fitted: Fitted, prepared: PreparedGraph, classes: Sequence[st
     """
     graph, device = prepared.graph, prepared.device
     names = graph.feature_names or [f"feature {number}" for number in range(graph.num_features)]
-    if isinstance(fitted, Linear):
-        state = prepared.dense
-        return Member([("node", name) for name in names], _linear(state, None, fitted.weight, fitted.bias))
     if isinstance(fitted, FittedSGC):
-        module = fitted.module
-        basis, states, scale = fitted.states(prepared, last=2)
-        weight = module.weight[0].detach()
-        explain = _linear(states[-1], basis, scale * weight, module.bias[0].detach())
-        margins = _margins(weight).to(device)
+        basis, states = fitted.states(prepared, last=2)
+        explain = _linear(states[-1], basis, fitted.weight, fitted.bias)
+        margins = _margins(fitted.weight).to(device)
         sent = states[0] @ (margins if basis is None else basis.T @ margins) if len(states) > 1 else None
-        return Member([("neighborhood", name) for name in names], explain, module.adjacency, sent)
+        source = "neighborhood" if fitted.depth else "node"
+        return Member([(source, name) for name in names], explain, fitted.propagation.normalization, sent)
     if isinstance(fitted, PropagatedLabels):
         start = fitted.known.one_hot(prepared, fitted.classes)
         matrix = prepared.adjacency("sym")

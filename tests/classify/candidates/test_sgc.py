@@ -34,7 +34,7 @@ def test_a_candidates_network_is_as_good_as_it_says(small: Graph, norm: str, adj
     assert tried == {(depth, scale) for depth in (1, 4) for scale in SCALES}
     for candidate, _, _, learn in found:
         fitted = learn(task)
-        assert fitted.module.num_layers == candidate.depth
+        assert fitted.depth == candidate.depth
         predicted = fitted.logits(PreparedGraph(small, task.features, CPU))[:, 0].argmax(1)
         accuracy = float((predicted == small.labels)[small.validation].double().mean())
         assert accuracy == pytest.approx(candidate.validation_accuracy, abs=1e-6)
@@ -79,7 +79,7 @@ def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: 
     ((_, _, fitted),) = choice.fit(task).parts
     monkeypatch.setattr(module, "MAX_SELECTION_ROWS", 4000)
     ((*_, learn),) = SGCFamily([best.norm], [best.depth], [best.scale]).fit(task, nothing)
-    assert torch.equal(fitted.module.weight, learn(task).module.weight)
+    assert torch.equal(fitted.weight, learn(task).weight)
 
 
 def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:

@@ -10,7 +10,7 @@ from pairnorm.classify.candidates.ensemble import (
 )
 from pairnorm.classify.candidates.networks import GNNFamily, Network
 from pairnorm.classify.candidates.residual import ResidualGCNs, ResidualNetworks
-from pairnorm.classify.candidates.sgc import FittedSGC, Linear, LogisticRegression, SGCFamily
+from pairnorm.classify.candidates.sgc import FittedSGC, LogisticRegression, SGCFamily
 from pairnorm.classify.candidates.task import Candidate, CandidateResult, Family, Fitted, Task
 from pairnorm.classify.scaling import PreparedGraph
 
@@ -19,7 +19,7 @@ KINDS: dict[str, type[Fitted]] = {
     "SGC": FittedSGC,
     "residual GCN": ResidualNetworks,
     "label propagation": PropagatedLabels,
-    "logistic regression": Linear,
+    "logistic regression": FittedSGC,
     "boosted trees": Trees,
     "most frequent class": Frequencies,
 }

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.base.errors import real_number, whole_number
+from pairnorm.base.errors import whole_number
 from pairnorm.classify.candidates.sgc import FittedSGC, SGCFamily
 from pairnorm.classify.candidates.task import Candidate, KnownLabels, SavedState, State, Task
 from pairnorm.classify.scaling import PreparedGraph, random_walk
@@ -120,8 +120,7 @@ class NodeColumns(NamedTuple):
             tensors |= {f"{block}.names": names, f"{block}.values": values}
         if self.sgc is not None:
             own, weights = self.sgc.state()
-            norm: Any = self.sgc.module.norm
-            settings["sgc"] = own | {"depth": self.sgc.module.num_layers, "scale": norm.scale}
+            settings["sgc"] = own | {"depth": self.sgc.depth}
             tensors |= {f"sgc.{name}": one for name, one in weights.items()}
         return settings, tensors
 
@@ -148,9 +147,8 @@ class NodeColumns(NamedTuple):
         if "SGC" in extras:
             own = saved.settings["sgc"]
             depth = whole_number("depth", own["depth"], least=1, most=max(SGC_DEPTHS))
-            scale = real_number("scale", own["scale"], above=0)
             tensors = {name[4:]: one for name, one in saved.tensors.items() if name.startswith("sgc.")}
-            candidate = Candidate("SGC", "PN", depth, scale)
+            candidate = Candidate("SGC", "PN", depth)
             sgc = FittedSGC.restore(saved._replace(candidate=candidate, settings=own, tensors=tensors))
         return cls(hops, known, saved.classes, features, axes, directed is True, extras, stored, sgc)
 

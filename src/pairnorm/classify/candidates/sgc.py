@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from pairnorm.base.errors import one_of
 from pairnorm.classify.candidates.task import (
     Candidate,
     Results,
@@ -38,8 +39,9 @@ from pairnorm.classify.regression import (
     span,
 )
 from pairnorm.classify.scaling import PreparedGraph, check_size, has_many_nodes
-from pairnorm.nn import SGC, Mode, Normalization
+from pairnorm.nn import Mode, Normalization
 from pairnorm.nn.ops.pair_norm import normalize_and_measure, normalize_by
+from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.spec import Norm
 
 # The depths to evaluate first, as shares of the list of depths; how many imputations and norms to refine.
@@ -353,97 +355,67 @@ def _fold_weights(task: Task, state: Tensor, scales: Sequence[float], key: Hasha
     return fold_regressions(state[train], target, scales, folds, tolerance, axes)
 
 
-def _fit(task: Task, candidate: Candidate) -> FittedSGC | Linear:
+def _fit(task: Task, candidate: Candidate) -> FittedSGC:
     """Fit one SGC or logistic regression to all training nodes."""
-    depth, scale = candidate.depth, candidate.scale
+    depth = candidate.depth
     if has_many_nodes(task.graph):
         task = limit_training_nodes(task, MAX_TRAINING_ROWS)
     propagation = _propagation(task, candidate)
-    factor = scale / propagation.scale
+    factor = candidate.scale / propagation.scale
     state = propagation.state(task.prepared, depth)
-    ((_, weight, bias),) = _fold_weights(task, state, [factor], (propagation, depth))
+    ((_, weights, biases),) = _fold_weights(task, state, [factor], (propagation, depth))
     basis, _ = task.prepared.reduced
-    weight = weight if basis is None else basis @ weight
+    weight, bias = factor * (weights[0] if basis is None else basis @ weights[0]), biases[0]
     statistics = propagation.statistics(task.prepared, depth)
     if depth == 0 and statistics is not None:
-        return Linear.from_normalized(factor * weight[0], bias[0], statistics)
-    # Without a norm an SGC has no scale of its own, and its weights contain it.
-    weight = factor * weight if candidate.norm == "none" else weight
-    settings: dict[str, Any] = {"norm": candidate.mode, "scale": scale, "adjacency": task.adjacency}
-    module = SGC.from_weights(weight, bias, num_layers=depth, **settings)
-    return FittedSGC(module, candidate.imputation, statistics)
+        # A map of the rows x that equals one of PairNorm's rows (x - center) / length.
+        slope = weight.double() / (statistics.mean_squares[0].double() + EPS).sqrt()
+        bias = (bias - statistics.centers[0].double() @ slope).float()
+        weight, statistics, propagation = slope.float(), None, propagation._replace(mode=None)
+    return FittedSGC(propagation, depth, weight, bias, statistics)
 
 
 @dataclass(frozen=True, eq=False)
 class FittedSGC:
-    """A fitted SGC, its imputation, and PairNorm's statistics of the graph that it was fitted on, if any."""
+    """A fitted SGC; at depth 0, a logistic regression, which sees no edges.
 
-    module: SGC
-    imputation: str
-    statistics: NormStatistics | None
+    Args:
+        propagation: of the features.
+        depth: number of its steps.
+        weight: [d, classes], of propagated features.
+        bias: [classes].
+        statistics: PairNorm's, of the graph that it was fitted on; None without a norm.
+    """
 
-    @torch.no_grad()
-    def logits(self, prepared: PreparedGraph) -> Tensor:
-        """Return the logits of every node, [n, 1, classes]."""
-        basis, (state,), scale = self.states(prepared)
-        weight = self.module.weight if basis is None else basis.T @ self.module.weight
-        logits: Tensor = torch.einsum("nd,tdc->ntc", state, scale * weight) + self.module.bias
-        return logits
-
-    def states(self, prepared: PreparedGraph, last: int = 1) -> tuple[Tensor | None, Sequence[Tensor], float]:
-        """Return a basis [d, r] or None, the last states of a graph in it, and the factor of the weights."""
-        module = self.module.to(prepared.device)
-        norm: Any = module.norm
-        mode, scale = (None, 1.0) if norm is None else (norm.mode, norm.scale)
-        propagation = Propagation(self.imputation, module.adjacency, mode, sgc_scale(mode, scale))
-        basis, states = propagation.fitted_states(prepared, module.num_layers, self.statistics, last)
-        return basis, states, scale / propagation.scale
-
-    def state(self) -> State:
-        """Return the normalization of the adjacency, and the weights."""
-        tensors = dict(self.module.state_dict())
-        tensors |= {} if self.statistics is None else self.statistics._asdict()
-        return {"adjacency": self.module.adjacency}, tensors
-
-    @classmethod
-    def restore(cls, saved: SavedState) -> Self:
-        """Build an SGC from validated weights."""
-        candidate, features = saved.candidate, saved.features
-        adjacency: Any = saved.settings["adjacency"]
-        settings = {"norm": candidate.mode, "scale": candidate.scale, "adjacency": adjacency}
-        weight = saved.tensor("weight", 1, features, saved.classes)
-        bias = saved.tensor("bias", 1, saved.classes)
-        module = SGC.from_weights(weight, bias, num_layers=candidate.depth, **settings)
-        statistics = None
-        if candidate.mode is not None:
-            statistics = NormStatistics.restore(saved, candidate.depth + 1, features)
-        return cls(module, candidate.imputation, statistics)
-
-
-@dataclass(frozen=True, eq=False)
-class Linear:
-    """A linear map of a node's own features: weight [d, classes], bias [classes]."""
-
+    propagation: Propagation
+    depth: int
     weight: Tensor
     bias: Tensor
-
-    @classmethod
-    def from_normalized(cls, weight: Tensor, bias: Tensor, statistics: NormStatistics) -> Self:
-        """Return the map of rows x that equals one of PairNorm's rows (x - center) / length."""
-        slope = weight.double() / (statistics.mean_squares[0].double() + EPS).sqrt()
-        return cls(slope.float(), (bias - statistics.centers[0].double() @ slope).float())
+    statistics: NormStatistics | None
 
     def logits(self, prepared: PreparedGraph) -> Tensor:
         """Return the logits of every node, [n, 1, classes]."""
-        weight, bias = (one.to(prepared.device) for one in (self.weight, self.bias))
-        return (prepared.dense @ weight + bias).unsqueeze(1)
+        basis, (state,) = self.states(prepared)
+        weight, bias = self.weight.to(state), self.bias.to(state)
+        return (state @ (weight if basis is None else basis.T @ weight) + bias).unsqueeze(1)
+
+    def states(self, prepared: PreparedGraph, last: int = 1) -> tuple[Tensor | None, Sequence[Tensor]]:
+        """Return a basis [d, r] or None, and the last states of a graph in it."""
+        return self.propagation.fitted_states(prepared, self.depth, self.statistics, last)
 
     def state(self) -> State:
-        """Return weight and bias."""
-        return {}, {"weight": self.weight, "bias": self.bias}
+        """Return the normalization of the adjacency, weights and statistics."""
+        tensors = {"weight": self.weight, "bias": self.bias}
+        tensors |= {} if self.statistics is None else self.statistics._asdict()
+        return {"adjacency": self.propagation.normalization}, tensors
 
     @classmethod
     def restore(cls, saved: SavedState) -> Self:
-        """Read weight and bias."""
+        """Read and validate the result of ``state``."""
+        candidate, mode, statistics = saved.candidate, saved.candidate.mode, None
+        adjacency: Any = one_of("adjacency", saved.settings["adjacency"], NORMALIZATIONS)
+        propagation = Propagation(candidate.imputation, adjacency, mode, sgc_scale(mode, candidate.scale))
+        if mode is not None:
+            statistics = NormStatistics.restore(saved, candidate.depth + 1, saved.features)
         weight = saved.tensor("weight", saved.features, saved.classes)
-        return cls(weight, saved.tensor("bias", saved.classes))
+        return cls(propagation, candidate.depth, weight, saved.tensor("bias", saved.classes), statistics)
