@@ -15,7 +15,6 @@ from pairnorm.classify.candidates import Average, Fitted
 from pairnorm.classify.candidates.boosted_trees import Trees
 from pairnorm.classify.candidates.ensemble import PROPAGATION_STEPS, PropagatedLabels, smooth
 from pairnorm.classify.candidates.networks import Network
-from pairnorm.classify.candidates.residual import ResidualNetworks
 from pairnorm.classify.candidates.sgc import FittedSGC
 from pairnorm.classify.regression import span
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
@@ -174,7 +173,7 @@ def explain_predictions(
         member = explain_member(fitted, prepared, classes)
         if member is not None:
             members.append((weight, member))
-        elif isinstance(fitted, Network | ResidualNetworks):
+        elif isinstance(fitted, Network):
             others += weight
     evidence = _evidence(model, members, prepared)
     parts = [*_feature_rows(members, predicted, nodes, top, len(classes))]

@@ -9,7 +9,7 @@ from pairnorm.classify.candidates.ensemble import (
     PropagatedLabels,
 )
 from pairnorm.classify.candidates.networks import GNNFamily, Network
-from pairnorm.classify.candidates.residual import ResidualGCNs, ResidualNetworks
+from pairnorm.classify.candidates.residual import ResidualGCNs
 from pairnorm.classify.candidates.sgc import FittedSGC, LogisticRegression, SGCFamily
 from pairnorm.classify.candidates.task import Candidate, CandidateResult, Family, Fitted, Task
 from pairnorm.classify.scaling import PreparedGraph
@@ -17,7 +17,6 @@ from pairnorm.classify.scaling import PreparedGraph
 KINDS: dict[str, type[Fitted]] = {
     **dict.fromkeys(Network.KINDS, Network),
     "SGC": FittedSGC,
-    "residual GCN": ResidualNetworks,
     "label propagation": PropagatedLabels,
     "logistic regression": FittedSGC,
     "boosted trees": Trees,

@@ -20,6 +20,7 @@ from pairnorm.classify.candidates.task import (
     SEARCH_SHARE,
     Candidate,
     CandidateResult,
+    KnownLabels,
     Results,
     SavedState,
     State,
@@ -28,13 +29,15 @@ from pairnorm.classify.candidates.task import (
 )
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.classify.scaling import PreparedGraph
-from pairnorm.nn import APPNP, GAT, GCN, GCNII, PairNorm
+from pairnorm.nn import APPNP, GAT, GCN, GCNII, Normalization, PairNorm
+from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.pair_norm import normalize_by
 from pairnorm.train.distributed import Shards
 from pairnorm.train.methods import Model
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, build
 
+RESIDUAL_DROPOUT = 0.2
 # Seeds, the nodes whose labels decided the weights, bool [n], and a network per seed.
 _Trained = tuple[list[int], Tensor, Model]
 
@@ -216,13 +219,42 @@ def _train_per_rank(
     return _merge(whole, [state for state, _ in parts]), torch.cat([logits for _, logits in parts], 1)
 
 
+def residual_gcn(
+    width: int, classes: int, depth: int, *, hidden_channels: int, num_models: int, adjacency: Normalization
+) -> GCN:
+    """Return networks of layers ReLU(BatchNorm(A H W + H V))."""
+    return GCN(
+        width,
+        classes,
+        depth,
+        hidden_channels=hidden_channels,
+        norm=lambda: BatchNorm(hidden_channels, num_models=num_models),
+        order="before",
+        residual=True,
+        dropout=RESIDUAL_DROPOUT,
+        adjacency=adjacency,
+        num_models=num_models,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A fitted GCN, GAT, GCNII or APPNP, and PairNorm's statistics of the graph that it was fitted on."""
+    """Fitted networks of one architecture.
+
+    Args:
+        module: the networks.
+        statistics: PairNorm's, of the graph that they were fitted on; None without a norm.
+        known: of residual GCNs, the labels that are inputs next to the features.
+        axes: [d, some], the principal axes of the features that are inputs; None for the features themselves.
+    """
 
     module: Any
     statistics: NormStatistics | None = None
-    KINDS: ClassVar[dict[str, Any]] = {"GCN": GCN, "GAT": GAT, "GCNII": GCNII, "APPNP": APPNP}
+    known: KnownLabels | None = None
+    axes: Tensor | None = None
+    KINDS: ClassVar[dict[str, Any]] = {
+        "GCN": GCN, "GAT": GAT, "GCNII": GCNII, "APPNP": APPNP, "residual GCN": residual_gcn
+    }  # fmt: skip
 
     @torch.no_grad()
     def logits(self, prepared: PreparedGraph) -> Tensor:
@@ -233,7 +265,12 @@ class Network:
             if not same_nodes:
                 norm = _FittedNorm(module.norm, fitted.to(prepared.device), self.statistics)
                 module = _with_norm(module, norm)
-        logits: Tensor = module(prepared.features.to(prepared.device), prepared.adjacency(module.adjacency))
+        features = prepared.features.to(prepared.device)
+        if self.known is not None:
+            features = projected(prepared, self.axes)
+            labels = self.known.one_hot(prepared, module.in_channels - features.shape[1])
+            features = torch.cat([features, labels], 1)
+        logits: Tensor = module(features, prepared.adjacency(module.adjacency))
         return logits
 
     @torch.no_grad()
@@ -253,33 +290,44 @@ class Network:
         settings = {"adjacency": self.module.adjacency}
         if isinstance(self.module, GCNII | APPNP):
             settings["alpha"] = self.module.alpha
-        tensors = dict(self.module.state_dict())
-        return settings, tensors if self.statistics is None else {**tensors, **self.statistics._asdict()}
+        tensors = {f"module.{name}": one for name, one in self.module.state_dict().items()}
+        for part in (self.statistics, self.known):
+            tensors |= {} if part is None else part._asdict()
+        return settings, tensors if self.axes is None else {**tensors, "axes": self.axes}
 
     @classmethod
     def restore(cls, saved: SavedState) -> Self:
-        """Build a network whose size follows from its weights, not from the settings."""
-        candidate, tensors = saved.candidate, dict(saved.tensors)
-        kind = cls.KINDS[candidate.model]
-        has_initial_share = kind in (GCNII, APPNP)
-        first = tensors["first.weight" if has_initial_share else "convolutions.0.weight"]
-        models, width, hidden = first.shape
+        """Build networks whose sizes follow from their weights, not from the settings."""
+        candidate, prefix = saved.candidate, "module."
+        kind, axes = cls.KINDS[candidate.model], saved.tensors.get("axes")
+        state = {name[len(prefix) :]: one for name, one in saved.tensors.items() if name.startswith(prefix)}
+        has_initial_share, is_residual = kind in (GCNII, APPNP), kind is residual_gcn
+        models, width, hidden = state["first.weight" if has_initial_share else "convolutions.0.weight"].shape
         depth = candidate.depth
         if kind is not APPNP:  # whose weights do not depend on its depth
-            depth = len({name.split(".")[1] for name in tensors if name.startswith("convolutions.")})
-        if (width, depth) != (saved.features, candidate.depth):
-            raise ValueError(f"the weights are those of {width} features and {depth} layers")
+            depth = len({name.split(".")[1] for name in state if name.startswith("convolutions.")})
+        inputs = (
+            saved.features if axes is None else saved.tensor("axes", saved.features, axes.shape[1]).shape[1]
+        )
+        inputs += saved.classes if is_residual else 0
+        if (width, depth) != (inputs, candidate.depth):
+            raise ValueError(f"the weights are those of {width} inputs and {depth} layers")
         options: dict[str, Any] = {"norm": candidate.mode, "scale": candidate.scale}
-        if has_initial_share:
-            options = {"alpha": saved.settings["alpha"]}
+        if has_initial_share or is_residual:
+            options = {"alpha": saved.settings["alpha"]} if has_initial_share else {}
         options |= {"adjacency": saved.settings["adjacency"], "num_models": models, "hidden_channels": hidden}
-        module = kind(saved.features, saved.classes, depth, **options)
+        module = kind(width, saved.classes, depth, **options)
+        module.load_state_dict(state)
         statistics = None
         if candidate.mode is not None and depth > 1:
             statistics = NormStatistics.restore(saved, depth - 1, hidden, models)
-            tensors = {name: one for name, one in tensors.items() if name not in NormStatistics._fields}
-        module.load_state_dict(tensors)
-        return cls(module.eval(), statistics)
+        known = KnownLabels.restore(saved.tensors, saved.classes) if is_residual else None
+        return cls(module.eval(), statistics, known, axes)
+
+
+def projected(prepared: PreparedGraph, axes: Tensor | None) -> Tensor:
+    """Return dense features, projected on some axes if there are any."""
+    return prepared.dense if axes is None else prepared.projected(axes).dense
 
 
 class _FittedNorm(nn.Module):

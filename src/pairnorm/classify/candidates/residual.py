@@ -11,19 +11,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from pairnorm.classify.candidates.networks import Network, projected, residual_gcn
 from pairnorm.classify.candidates.task import (
     Candidate,
     CandidateResult,
     KnownLabels,
     Results,
-    SavedState,
-    State,
     Task,
     Tick,
 )
-from pairnorm.classify.scaling import PreparedGraph
-from pairnorm.nn import GCN, Normalization
-from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.dropout import keys_from_seeds, step_keys
 from pairnorm.train.problem import node_losses
 
@@ -38,7 +34,7 @@ TIME_SHARE = 0.45
 # Networks that are trained side by side, each without a part of the labels; one in so many nodes decides
 # when to stop.
 NUM_NETWORKS, STOPPING_INTERVAL = 3, 8
-LEARNING_RATE, DROPOUT = 0.01, 0.2
+LEARNING_RATE = 0.01
 # In every epoch, the labels of this share of the training nodes are targets; the others are inputs.
 TARGET_SHARE = 0.5
 # Of more features than this, the leading principal components are inputs.
@@ -117,7 +113,9 @@ class _Training:
         self.labels = task.graph.labels.to(device).clamp(min=0)
         self.one_hot = torch.nn.functional.one_hot(self.labels, task.classes).float()
         width, seeds = self.features.shape[2] + task.classes, list(range(seed, seed + count))
-        self.model = _build(width, task.classes, depth, hidden, count, task.adjacency)
+        self.model = residual_gcn(
+            width, task.classes, depth, hidden_channels=hidden, num_models=count, adjacency=task.adjacency
+        )
         self.model.reset_parameters(seeds)
         self.model.to(device)
         self.adam = torch.optim.Adam(self.model.parameters(), LEARNING_RATE, fused=True)
@@ -129,11 +127,11 @@ class _Training:
         """Return features of each network, [n, 1 or networks, d]; nodes that it holds out are masked."""
         task = self.task
         if task.hidden is None:
-            return _features(task.prepared, self.axes).unsqueeze(1)
+            return projected(task.prepared, self.axes).unsqueeze(1)
         masks = (self.held_out | self.stopping).to(task.graph.device).unbind(1)
         graphs = [task.graph.replace(train=~mask & False, validation=mask) for mask in masks]
         masked = [replace(task, graph=graph, fold_masks=()).masked.prepared for graph in graphs]
-        return torch.stack([_features(one, self.axes) for one in masked], 1)
+        return torch.stack([projected(one, self.axes) for one in masked], 1)
 
     def _logits(self, visible: Tensor, keys: Tensor | None = None) -> Tensor:
         """Return logits given the labels of visible nodes, bool [n, networks]."""
@@ -175,10 +173,10 @@ class _Training:
                 for name, one in self.model.state_dict().items():
                     self.best_state[name][number] = one[number]
 
-    def best(self) -> ResidualNetworks:
+    def best(self) -> Network:
         """Return the best networks so far."""
         state = {name: one.cpu().clone() for name, one in self.best_state.items()}
-        return ResidualNetworks.load(state, self.task.adjacency, KnownLabels.of(self.task), self.axes)
+        return _load(state, self.depth, self.hidden, self.task, self.axes)
 
     @torch.no_grad()
     def held_out_logits(self) -> Tensor:
@@ -191,90 +189,26 @@ class _Training:
         return logits
 
 
-def _features(prepared: PreparedGraph, axes: Tensor | None) -> Tensor:
-    return prepared.dense if axes is None else prepared.projected(axes).dense
-
-
-def _build(width: int, classes: int, depth: int, hidden: int, networks: int, adjacency: Normalization) -> GCN:
-    return GCN(
-        width,
-        classes,
-        depth,
-        hidden_channels=hidden,
-        norm=lambda: BatchNorm(hidden, num_models=networks),
-        order="before",
-        residual=True,
-        dropout=DROPOUT,
-        adjacency=adjacency,
-        num_models=networks,
-    )
-
-
-def _fit(task: Task, networks: ResidualNetworks, train: Tensor, epochs: int, seed: int) -> ResidualNetworks:
+def _fit(task: Task, networks: Network, train: Tensor, epochs: int, seed: int) -> Network:
     """Return the networks that saw no label outside a task's training nodes; train one if there is none."""
+    state, depth = networks.module.state_dict(), networks.module.num_layers
+    _, _, hidden = state["convolutions.0.weight"].shape
     if len(train) == task.graph.num_nodes:
         unseen = ~(train & ~task.graph.train.cpu()[:, None]).any(0)
         if unseen.any():
-            return networks.select(unseen, KnownLabels.of(task))
+            state = {name: one[unseen.to(one.device)] for name, one in state.items()}
+            return _load(state, depth, hidden, task, networks.axes)
     nothing = torch.zeros(task.graph.num_nodes, 1, dtype=torch.bool)
-    hidden = networks.module.state_dict()["convolutions.0.weight"].shape[2]
-    training = _Training(task, nothing, networks.module.num_layers, hidden, seed)
+    training = _Training(task, nothing, depth, hidden, seed)
     training.run(max(epochs, EVALUATION_INTERVAL), inf)
     return training.best()
 
 
-@dataclass(frozen=True, eq=False)
-class ResidualNetworks:
-    """Fitted networks, the labels that are their inputs, and the principal axes of their features, if any."""
-
-    module: GCN
-    known: KnownLabels
-    axes: Tensor | None
-
-    @classmethod
-    def load(
-        cls, state: dict[str, Tensor], adjacency: Normalization, known: KnownLabels, axes: Tensor | None
-    ) -> Self:
-        """Build networks whose sizes follow from their weights."""
-        networks, width, hidden = state["convolutions.0.weight"].shape
-        depth = len({name.split(".")[1] for name in state if name.startswith("convolutions.")})
-        classes = state["readout.bias"].shape[1]
-        module = _build(width, classes, depth, hidden, networks, adjacency)
-        module.load_state_dict(state)
-        return cls(module.eval(), known, axes)
-
-    def select(self, networks: Tensor, known: KnownLabels) -> ResidualNetworks:
-        """Return some of the networks, bool [networks], with other known labels."""
-        state = {name: one[networks.to(one.device)] for name, one in self.module.state_dict().items()}
-        return self.load(state, self.module.adjacency, known, self.axes)
-
-    @torch.no_grad()
-    def logits(self, prepared: PreparedGraph) -> Tensor:
-        """Return the logits of every node, [n, networks, classes]."""
-        module = self.module.to(prepared.device)
-        features = _features(prepared, self.axes)
-        labels = self.known.one_hot(prepared, module.in_channels - features.shape[1])
-        logits: Tensor = module(torch.cat([features, labels], 1), prepared.adjacency(module.adjacency))
-        return logits
-
-    def state(self) -> State:
-        """Return the normalization of the adjacency, the weights, known labels and axes."""
-        tensors = {f"module.{name}": one for name, one in self.module.state_dict().items()}
-        tensors |= self.known._asdict() | ({} if self.axes is None else {"axes": self.axes})
-        return {"adjacency": self.module.adjacency}, tensors
-
-    @classmethod
-    def restore(cls, saved: SavedState) -> Self:
-        """Read and validate the result of ``state``."""
-        prefix, axes = "module.", saved.tensors.get("axes")
-        state = {name[len(prefix) :]: one for name, one in saved.tensors.items() if name.startswith(prefix)}
-        networks = cls.load(
-            state, saved.settings["adjacency"], KnownLabels.restore(saved.tensors, saved.classes), axes
-        )
-        inputs = saved.features if axes is None else axes.shape[1]
-        sizes = networks.module.in_channels, networks.module.num_layers, state["readout.bias"].shape[1]
-        if sizes != (inputs + saved.classes, saved.candidate.depth, saved.classes) or (
-            axes is not None and len(axes) != saved.features
-        ):
-            raise ValueError(f"the weights are not those of {saved.features} features")
-        return networks
+def _load(state: dict[str, Tensor], depth: int, hidden: int, task: Task, axes: Tensor | None) -> Network:
+    """Return networks with some weights, whose inputs are the training labels of a task."""
+    models, width, _ = state["convolutions.0.weight"].shape
+    module = residual_gcn(
+        width, task.classes, depth, hidden_channels=hidden, num_models=models, adjacency=task.adjacency
+    )
+    module.load_state_dict(state)
+    return Network(module.eval(), known=KnownLabels.of(task), axes=axes)
