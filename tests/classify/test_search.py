@@ -22,8 +22,9 @@ from pairnorm.classify.candidates import (
     SGCFamily,
     Task,
 )
-from pairnorm.classify.candidates import task as task_module
-from pairnorm.classify.candidates.task import WIDE_COLUMNS, KnownLabels, PseudoLabels
+from pairnorm.classify.candidates import ensemble as module
+from pairnorm.classify.candidates.ensemble import WIDE_COLUMNS, PseudoLabels
+from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.explanation import suggest_depth
 from pairnorm.classify.search import (
     Choice,
@@ -104,7 +105,7 @@ def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatc
     rows, target, counts = pseudo_labels.training_rows(task.features.to_dense())
     assert len(rows) == len(target) == len(counts) == len(pseudo_labels.nodes)
     wide = torch.rand(small.num_nodes, WIDE_COLUMNS + 1)
-    monkeypatch.setattr(task_module, "MAX_PSEUDO_LABELS_WIDE", 7)
+    monkeypatch.setattr(module, "MAX_PSEUDO_LABELS_WIDE", 7)
     rows, target, counts = pseudo_labels.training_rows(wide)
     assert torch.equal(rows, wide[pseudo_labels.nodes[: pseudo_labels.known + 7]])
     torch.testing.assert_close(counts[: pseudo_labels.known].sum(), counts[pseudo_labels.known :].sum())

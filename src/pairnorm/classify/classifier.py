@@ -38,11 +38,10 @@ from pairnorm.classify.search import (
     FitProgress,
     ProgressTracker,
     cross_fit,
-    evaluation_task,
     needs_cross_fitting,
     search,
 )
-from pairnorm.classify.search_space import parse_search_space, plan
+from pairnorm.classify.search_space import evaluation_task, parse_search_space, plan
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
 from pairnorm.data.graph import check_graph

@@ -21,6 +21,7 @@ from torch import Tensor
 from pairnorm.base.csr import sparse_csr
 from pairnorm.classify.candidates.ensemble import (
     Average,
+    PseudoLabels,
     Smoothing,
     beats_prior,
     best_per_model,
@@ -37,17 +38,14 @@ from pairnorm.classify.candidates.task import (
     Family,
     Fitted,
     KnownLabels,
-    PseudoLabels,
     Task,
     Tick,
 )
 from pairnorm.classify.evaluation import RANKING_METRICS, Scores, decide, mean_probabilities, tilted
-from pairnorm.classify.holdout import ClassifierWarning, Target, count_classes, folds, hide
-from pairnorm.classify.scaling import PreparedGraph, Scaling, has_many_nodes
+from pairnorm.classify.holdout import ClassifierWarning, count_classes
+from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.classify.search_space import resolve_time_limit
 from pairnorm.data import Graph, Split
-from pairnorm.train.distributed import shards_of
-from pairnorm.train.engine import find_device
 
 if TYPE_CHECKING:
     from pairnorm.classify.classifier import NodeClassifier
@@ -66,37 +64,6 @@ SELF_TRAINING_FACTOR = 4
 FINAL_STEPS, FINAL_RATIO = ("smoothed", "self-trained", "averaged", "evaluated", "fitted to all labels"), 0.7
 # A class of at most this share is rare; fewer test nodes of it do not state how well it is ranked.
 MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
-
-
-def evaluation_task(
-    classifier: NodeClassifier, graph: Graph, given: Split, target: Target | None, scaling: Scaling
-) -> Task:
-    """Return the task on which candidates are compared: every held-out node is masked like the target.
-
-    Test nodes are masked in its graph. Validation nodes are masked in the folds that hold them out.
-    """
-    fold_masks: list[Tensor] = []
-    shards = shards_of(graph.num_nodes)
-    # With a time column, folds would train on later nodes. One split is enough for many nodes.
-    if classifier.time is None and not has_many_nodes(graph):
-        fold_masks = folds(graph.with_split(given), graph.split, classifier.random_state)
-    hidden = None
-    if target is not None:
-        selection = torch.stack(fold_masks).any(0) if fold_masks else graph.validation
-        hidden = target.mask(graph, selection, classifier.random_state)
-        masked = hide(graph, target.mask(graph, graph.test, classifier.random_state))
-        scaling = scaling if masked is graph else scaling.fitted_to(masked)
-        graph = masked
-    return Task(
-        graph,
-        PreparedGraph(graph, scaling(graph), find_device(classifier.device)),
-        classifier.adjacency,
-        time_limit=resolve_time_limit(classifier.time_limit, graph.num_nodes),
-        metric=classifier.metric,
-        fold_masks=fold_masks,
-        hidden=hidden,
-        shards=shards,
-    )
 
 
 class FitProgress(NamedTuple):
@@ -287,7 +254,9 @@ def _evaluate(
         return one is not None
 
     try:
-        networks = [number for number, family in enumerate(families) if _is_network(family)]
+        networks = [
+            number for number, one in enumerate(families) if isinstance(one, GNNFamily | ResidualGCNs)
+        ]
         pending = [number for number in range(len(families)) if number not in networks]
         while pending or networks:
             if networks and (not pending or not task.allows(NETWORK_SHARE)):
@@ -307,11 +276,6 @@ def _evaluate(
     return [(family, some) for family, some in zip(families, results, strict=True) if some]
 
 
-def _is_network(family: Family) -> bool:
-    """Return whether the first candidate of a family takes long."""
-    return isinstance(family, GNNFamily | ResidualGCNs)
-
-
 def _competes(own: Sequence[CandidateResult], results: Sequence[Sequence[CandidateResult]]) -> bool:
     """Return whether the best held-out loss of a family is near the best of all."""
     least = min(one.validation_loss for some in results for one in some)
@@ -322,8 +286,13 @@ def _combine(by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], weig
     """Return the weighted mean of some results as a choice; its name is that of the first."""
     results = [one for _, some in by_family for one in some]
     parts = [(weight, results[index]) for index, weight in weights.items()]
-    probabilities = torch.stack([weight * one.probabilities for weight, one in parts]).sum(0)
-    return Choice(results, parts, parts[0][1].candidate, probabilities / weights.total(), by_family=by_family)
+    return Choice(results, parts, parts[0][1].candidate, _mean(parts), by_family=by_family)
+
+
+def _mean(parts: Sequence[tuple[int, CandidateResult]]) -> Tensor:
+    """Return the weighted mean of the probabilities of held-out nodes."""
+    total = torch.stack([weight * one.probabilities for weight, one in parts]).sum(0)
+    return total / sum(weight for weight, _ in parts)
 
 
 def _refine(task: Task, choice: Choice, tick: Tick) -> Choice:
@@ -340,17 +309,13 @@ def _refine(task: Task, choice: Choice, tick: Tick) -> Choice:
         """Return whether time allows to fit the ensemble some more times, given how long some folds took."""
         return task.allows(FIT_SHARE, fits * (time.perf_counter() - began) / folds)
 
-    parts = sorted(choice.parts, key=lambda part: -part[0])
-    for _, one in parts:
+    parts = []
+    for weight, one in sorted(choice.parts, key=lambda part: -part[0]):
         if members and not allows(FINAL_FITS + 1):
             break
+        parts.append((weight, one))
         members.append(one.fit(first))
-    if len(members) < len(parts):
-        numbers = {id(one): number for number, one in enumerate(choice.results)}
-        weights = Counter({numbers[id(one)]: weight for weight, one in parts[: len(members)]})
-        choice = _combine(choice.by_family, weights)
-    else:
-        choice = choice._replace(parts=parts)
+    choice = choice._replace(parts=parts, probabilities=_mean(parts))
     if not allows(len(others) + FINAL_FITS):
         return choice
     fitted = [choice.fit(first, members), *(choice.fit(fold) for fold in others)]

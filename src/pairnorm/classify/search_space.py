@@ -1,4 +1,4 @@
-"""The search space of a classifier: validated parameters, families of candidates, baselines, time limit."""
+"""The search space of a classifier: parameters, families of candidates, their evaluation task, baselines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, parse_duration, real_number, whole_number
 from pairnorm.classify.candidates.boosted_trees import (
@@ -25,14 +27,16 @@ from pairnorm.classify.candidates.ensemble import LABEL_ALPHAS, LabelPropagation
 from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.residual import ResidualGCNs
 from pairnorm.classify.candidates.sgc import LogisticRegression, SGCFamily
-from pairnorm.classify.candidates.task import Family
+from pairnorm.classify.candidates.task import Family, Task
 from pairnorm.classify.evaluation import METRICS
 from pairnorm.classify.explanation import suggest_depth
+from pairnorm.classify.holdout import Target, folds, hide
 from pairnorm.classify.regression import SCALES, default_norms
-from pairnorm.classify.scaling import has_many_nodes
-from pairnorm.data import Graph
+from pairnorm.classify.scaling import PreparedGraph, Scaling, has_many_nodes
+from pairnorm.data import Graph, Split
 from pairnorm.impute.methods import OLD_NAMES
 from pairnorm.nn.propagate import NORMALIZATIONS
+from pairnorm.train.distributed import shards_of
 from pairnorm.train.engine import find_device
 from pairnorm.train.methods import METHODS
 from pairnorm.train.spec import NORMS, Norm, Spec
@@ -164,6 +168,37 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
         )
         families.append(family)
     return families
+
+
+def evaluation_task(
+    classifier: NodeClassifier, graph: Graph, given: Split, target: Target | None, scaling: Scaling
+) -> Task:
+    """Return the task on which candidates are compared: every held-out node is masked like the target.
+
+    Test nodes are masked in its graph. Validation nodes are masked in the folds that hold them out.
+    """
+    fold_masks: list[Tensor] = []
+    shards = shards_of(graph.num_nodes)
+    # With a time column, folds would train on later nodes. One split is enough for many nodes.
+    if classifier.time is None and not has_many_nodes(graph):
+        fold_masks = folds(graph.with_split(given), graph.split, classifier.random_state)
+    hidden = None
+    if target is not None:
+        selection = torch.stack(fold_masks).any(0) if fold_masks else graph.validation
+        hidden = target.mask(graph, selection, classifier.random_state)
+        masked = hide(graph, target.mask(graph, graph.test, classifier.random_state))
+        scaling = scaling if masked is graph else scaling.fitted_to(masked)
+        graph = masked
+    return Task(
+        graph,
+        PreparedGraph(graph, scaling(graph), find_device(classifier.device)),
+        classifier.adjacency,
+        time_limit=resolve_time_limit(classifier.time_limit, graph.num_nodes),
+        metric=classifier.metric,
+        fold_masks=fold_masks,
+        hidden=hidden,
+        shards=shards,
+    )
 
 
 def _use_directions(classifier: NodeClassifier, graph: Graph) -> bool:

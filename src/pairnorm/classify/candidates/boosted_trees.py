@@ -41,19 +41,15 @@ FAST_ROUNDS, FAST_LEARNING_RATE = 100, 0.12
 STOPPING_SHARE, STOPPING_FOLDS = 0.25, 2
 # Early stopping after this many rounds without a gain.
 STOPPING_PATIENCE = 15
-# Histograms of more bins take longer than they gain on tables of a few thousand rows.
-MAX_BINS = 63
-# Each tree uses this share of the columns.
-COLUMN_SHARE = 0.5
+# More bins take longer than they gain on a few thousand rows. Each tree uses a share of the columns.
+MAX_BINS, COLUMN_SHARE = 63, 0.5
 # With many nodes, trees grow on at most this many training rows.
 MAX_ROWS = 10_000
-# Logit of a class without training rows.
-UNSEEN_LOGIT = -30.0
+# Logit and probability of a class without training rows.
+UNSEEN_LOGIT, MIN_PROBABILITY = -30.0, 1e-12
 ROWS_AT_ONCE = 2**16
 GROUP = "pairnorm.candidates"
 """The group of entry points: the name of a candidate, and a factory of scikit-learn classifiers."""
-# Of a class without training rows.
-MIN_PROBABILITY = 1e-12
 FACTORIES: dict[str, Callable[[], Any]] = {}
 """Registered factories by the name of their candidate."""
 
@@ -92,7 +88,11 @@ class BoostedTrees:
             yield results[setting]
             tick(f"{self.name}, {results[setting].candidate.setting}")
         best = min(results, key=lambda setting: results[setting].validation_loss)
-        extras = [] if not task.allows(EXTRAS_SHARE) or has_many_nodes(task.graph) else self._usable(task)
+        without = {"missing"} if not task.graph.missing.any() and task.hidden is None else set()
+        without |= {"SGC"} if task.limits.is_expensive or task.classes < 2 else set()
+        extras = [name for name in self.extras if name not in without]
+        if not task.allows(EXTRAS_SHARE) or has_many_nodes(task.graph):
+            extras = []
         if extras:
             tables = _FoldTables.of(task, best._replace(extras=tuple(extras)))
         better: tuple[str, ...] = ()
@@ -103,11 +103,6 @@ class BoostedTrees:
                 results[best._replace(extras=better)] = result
                 yield result
             tick(f"{self.name}, {name}")
-
-    def _usable(self, task: Task) -> list[str]:
-        without = {"missing"} if not task.graph.missing.any() and task.hidden is None else set()
-        without |= {"SGC"} if task.limits.is_expensive or task.classes < 2 else set()
-        return [name for name in self.extras if name not in without]
 
 
 class _Setting(NamedTuple):
@@ -159,7 +154,7 @@ class _FoldTables(NamedTuple):
 
 
 def _limit_rows(task: Task) -> Task:
-    """Return the task with the training nodes that trees grow on; label columns use all of them."""
+    """Limit the training nodes that trees grow on; label columns use all of them."""
     return limit_training_nodes(task, MAX_ROWS) if has_many_nodes(task.graph) else task
 
 
@@ -193,12 +188,6 @@ def _boost(task: Task, rows: Any, target: Any, leaves: int, rounds: int, **optio
     return lightgbm.train(parameters, lightgbm.Dataset(rows, target), rounds, **options)
 
 
-def _targets(task: Task) -> tuple[Tensor, Tensor]:
-    """Return the classes that have training nodes, and the number among them of each training node."""
-    classes, target = task.graph.labels.cpu()[task.graph.train.cpu()].unique(return_inverse=True)
-    return classes, target
-
-
 def _stopping_losses(table: tuple[Task, Any], leaves: int) -> NDArray[np.float64]:
     """Return the loss after each round, summed over training rows left out for early stopping.
 
@@ -207,7 +196,7 @@ def _stopping_losses(table: tuple[Task, Any], leaves: int) -> NDArray[np.float64
     import lightgbm
 
     task, rows = table
-    classes, target = _targets(task)
+    classes, target = task.graph.labels[task.graph.train].cpu().unique(return_inverse=True)
     max_rounds = FAST_ROUNDS if has_many_nodes(task.graph) else MAX_ROUNDS
     left_out = np.zeros(len(rows), bool)
     left_out[subsample(target, round(STOPPING_SHARE * len(rows))).numpy()] = True
@@ -233,7 +222,7 @@ class _Ensemble(NamedTuple):
     def grow(cls, table: tuple[Task, Any], leaves: int, rounds: int) -> Self:
         """Grow trees on all training rows."""
         task, rows = table
-        classes, target = _targets(task)
+        classes, target = task.graph.labels[task.graph.train].cpu().unique(return_inverse=True)
         return cls(_compact(_boost(task, rows, target.numpy(), leaves, rounds).model_to_string()), classes)
 
     def __call__(self, rows: Any, classes: int, threads: int = 1) -> Tensor:
@@ -274,13 +263,11 @@ class Trees:
     def restore(cls, saved: SavedState) -> Self:
         """Read and validate the result of ``state``."""
         columns = NodeColumns.restore(saved)
-        classes, text = (saved.tensors.get(name) for name in ("classes", "trees"))
-        if classes is None or text is None or text.dtype != torch.uint8:
-            raise ValueError("there are no trees")
-        if classes.dim() != 1 or not len(classes) or len(classes.unique()) != len(classes):
-            raise ValueError("the classes of the trees are not a list")
-        if not ((classes >= 0) & (classes < saved.classes)).all():
-            raise ValueError(f"the trees are not those of {saved.classes} classes")
+        classes, text = saved.tensors["classes"], saved.tensors["trees"]
+        _require(text.dtype == torch.uint8, "there are no trees")
+        _require(classes.dim() == 1 and len(classes.unique()) == len(classes) > 0, "classes are not a list")
+        in_range = bool(((classes >= 0) & (classes < saved.classes)).all())
+        _require(in_range, f"the trees are not those of {saved.classes} classes")
         trees = text.numpy().tobytes().decode("ascii")
         return cls(columns, _Ensemble(_validate(trees, sum(columns.blocks.values()), len(classes)), classes))
 
@@ -304,58 +291,57 @@ def _compact(text: str) -> str:
     return "\n".join([*lines, "", "end of trees", ""])
 
 
+def _require(valid: Any, problem: str) -> None:
+    if not valid:
+        raise ValueError(problem)
+
+
 def _validate(text: str, columns: int, classes: int) -> str:
     """Raise ValueError unless all is valid that LightGBM does not check: shapes, indices, finite leaves."""
     header, *trees = text.removesuffix("\nend of trees\n").split("\nTree=")
     fields = _parse_fields(header.removeprefix("tree\n"), _HEADER)
     outputs = 1 if classes == 2 else max(2, classes)
     expected = ["v4", str(outputs), str(outputs), "0", str(columns - 1)]
-    if [fields[name] for name in _HEADER[:5]] != expected or len(trees) % outputs or not trees:
-        raise ValueError("the trees are not those of this table and these classes")
-    if fields["objective"] not in (f"multiclass num_class:{outputs}", "binary sigmoid:1"):
-        raise ValueError(f"the objective is {fields['objective'][:50]!r}")
-    if any(len(fields[name].split()) != columns for name in ("feature_names", "feature_infos")):
-        raise ValueError("the trees have other columns")
+    _require([fields[name] for name in _HEADER[:5]] == expected, "the trees are those of another table")
+    _require(bool(trees) and len(trees) % outputs == 0, "the trees are those of other classes")
+    objectives = (f"multiclass num_class:{outputs}", "binary sigmoid:1")
+    _require(fields["objective"] in objectives, f"the objective is {fields['objective'][:50]!r}")
+    widths = {len(fields[name].split()) for name in ("feature_names", "feature_infos")}
+    _require(widths == {columns}, "the trees have other columns")
     for number, tree in enumerate(trees):
         first, _, rest = tree.partition("\n")
+        _require(first == str(number), "the trees are not in order")
         _validate_tree(_parse_fields(rest, _TREE), columns)
-        if first != str(number):
-            raise ValueError("the trees are not in order")
     return text
 
 
 def _parse_fields(text: str, names: Sequence[str]) -> dict[str, str]:
     lines = [line.partition("=") for line in text.splitlines() if line]
     fields = {name: value for name, _, value in lines}
-    if len(fields) != len(lines) or not fields.keys() <= set(names):
-        raise ValueError("the trees have unknown fields")
+    _require(len(fields) == len(lines) and fields.keys() <= set(names), "the trees have unknown fields")
     return fields
 
 
 def _validate_tree(tree: dict[str, str], columns: int) -> None:
-    leaves = int(tree["num_leaves"])
-    values = np.array(tree["leaf_value"].split(), dtype=float)
-    if (tree["num_cat"], tree["is_linear"]) != ("0", "0") or len(values) != leaves or leaves < 1:
-        raise ValueError("a tree is not one of numbers")
-    if not np.isfinite([*values, float(tree["shrinkage"])]).all():
-        raise ValueError("a leaf is not finite")
+    leaves, values = int(tree["num_leaves"]), np.array(tree["leaf_value"].split(), dtype=float)
+    _require((tree["num_cat"], tree["is_linear"]) == ("0", "0"), "a tree is not one of numbers")
+    _require(len(values) == leaves > 0, "a tree has a leaf too many or too few")
+    _require(np.isfinite([*values, float(tree["shrinkage"])]).all(), "a leaf is not finite")
     if leaves == 1:
         return
     splits: list[Any] = [np.array(tree[name].split(), dtype=kind) for name, kind in _SPLITS.items()]
     feature, threshold, kind, left, right, count = splits
-    leaf_count = np.array(tree["leaf_count"].split(), dtype=int)
-    if {len(one) for one in splits} != {leaves - 1} or len(leaf_count) != leaves:
-        raise ValueError("a tree has a node too many or too few")
+    counts = [*count, *np.array(tree["leaf_count"].split(), dtype=int)]
+    _require({len(one) for one in splits} == {leaves - 1}, "a tree has a node too many or too few")
     nodes, children = np.arange(leaves - 1), np.concatenate([left, right])
     # Every inner node except the root, and every leaf, is the child of one node, which comes before it.
-    if sorted(children[children >= 0]) != [*nodes[1:]] or sorted(~children[children < 0]) != [*range(leaves)]:
-        raise ValueError("a node of a tree does not have one parent")
-    if not ((children < 0) | (children > np.tile(nodes, 2))).all():
-        raise ValueError("a tree has a cycle")
-    if not ((feature >= 0) & (feature < columns)).all() or np.isnan(threshold).any():
-        raise ValueError("a tree splits a column that does not exist")
-    if not np.isin(kind, (0, 2, 4, 6, 8, 10)).all() or min(*count, *leaf_count) < 1:
-        raise ValueError("a tree has a split of an unknown kind, or no count of its rows")
+    inner, outer = sorted(children[children >= 0]), sorted(~children[children < 0])
+    _require(inner == [*nodes[1:]] and outer == [*range(leaves)], "a node of a tree has not one parent")
+    _require(((children < 0) | (children > np.tile(nodes, 2))).all(), "a tree has a cycle")
+    exists = ((feature >= 0) & (feature < columns)).all() and not np.isnan(threshold).any()
+    _require(exists, "a tree splits a column that does not exist")
+    _require(np.isin(kind, (0, 2, 4, 6, 8, 10)).all(), "a tree has a split of an unknown kind")
+    _require(len(counts) == 2 * leaves - 1 and min(counts) > 0, "a tree has no count of its rows")
 
 
 def register_candidate(name: str, factory: Callable[[], Any]) -> None:

@@ -37,6 +37,7 @@ from pairnorm.classify.evaluation import (
     tilted,
 )
 from pairnorm.classify.scaling import PreparedGraph
+from pairnorm.data.masks import Stream
 from pairnorm.nn.propagate import propagate_with_restart
 
 MAX_ROUNDS, SHORTLIST = 20, 100
@@ -48,6 +49,10 @@ PRIOR_Z = 2.0
 ALPHAS, POWERS, SMOOTHING_STEPS = (0.3, 0.5, 0.8, 0.9), (1.0, 1.5, 2.0, 3.0), 50
 # The weights of neighbors in label propagation, and its steps.
 LABEL_ALPHAS, PROPAGATION_STEPS = (0.5, 0.9, 0.99), 100
+# Pseudo-labels are taken from at most this many nodes, their probabilities raised to this power.
+MAX_PSEUDO_LABELS, PSEUDO_LABEL_POWER = 4000, 1.5
+# A regression on more columns than this takes fewer pseudo-labels.
+WIDE_COLUMNS, MAX_PSEUDO_LABELS_WIDE = 2000, 1000
 
 
 @dataclass(frozen=True)
@@ -361,3 +366,45 @@ class Average:
             weight / total * mean_probabilities(fitted.logits(prepared)) for weight, _, fitted in self.parts
         ]
         return torch.stack(members).sum(0)
+
+
+class PseudoLabels(NamedTuple):
+    """The targets of self-training: known labels, and the predicted probabilities of other nodes.
+
+    Args:
+        nodes: int64 [m].
+        target: [m, classes], the probability of every class.
+        counts: [m], the weight of each; the known labels weigh as much as all others together.
+        known: number of known labels, which come first. The others are in random order.
+    """
+
+    nodes: Tensor
+    target: Tensor
+    counts: Tensor
+    known: int
+
+    @classmethod
+    def of(cls, task: Task, probabilities: Tensor) -> PseudoLabels | None:
+        """Combine the labels of the training nodes with predictions, [n, classes]; None without others."""
+        train = task.graph.train.cpu()
+        others = (~train & ~unreachable(task.graph, train)).nonzero().squeeze(1)
+        if not len(others):
+            return None
+        others = others[torch.from_numpy(Stream(0, "classify lesson").order(len(others))[:MAX_PSEUDO_LABELS])]
+        known = train.nonzero().squeeze(1)
+        labels = torch.nn.functional.one_hot(task.graph.labels.cpu()[known], task.classes)
+        sharpened = probabilities.cpu()[others] ** PSEUDO_LABEL_POWER
+        target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
+        counts = torch.cat([torch.full((len(one),), 1 / len(one)) for one in (known, others)])
+        return cls(torch.cat([known, others]), target, counts, len(known))
+
+    def training_rows(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rows, targets and weights for a regression on the columns of a state, [n, d].
+
+        The work grows with the cube of the smaller number, of rows or columns: many columns take fewer rows.
+        """
+        end = len(self.nodes) if state.shape[1] <= WIDE_COLUMNS else self.known + MAX_PSEUDO_LABELS_WIDE
+        nodes, target, counts = (part[:end].to(state.device) for part in self[:3])
+        counts = counts.clone()  # the next state may use more rows
+        counts[self.known :] /= counts[self.known :].sum()
+        return state[nodes], target, counts

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import inf, isnan, nan
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -19,11 +19,13 @@ from pairnorm.classify.regression import SearchLimits, subsample
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
-from pairnorm.data.masks import Stream
 from pairnorm.nn import Mode, Normalization
 from pairnorm.train.distributed import Shards
 from pairnorm.train.problem import part_accuracies, part_losses
 from pairnorm.train.spec import Norm
+
+if TYPE_CHECKING:
+    from pairnorm.classify.candidates.ensemble import PseudoLabels
 
 Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -32,10 +34,6 @@ IMPUTATION_NAMES = {"fp": "feature propagation", "mass": "means of known values"
 WITHOUT_PAIR_NORM = ("GCNII", "APPNP", "residual GCN")
 # Share of the time limit after which no candidate is evaluated.
 SEARCH_SHARE = 0.5
-# Pseudo-labels are taken from at most this many nodes, their probabilities raised to this power.
-MAX_PSEUDO_LABELS, PSEUDO_LABEL_POWER = 4000, 1.5
-# A regression on more columns than this takes fewer pseudo-labels.
-WIDE_COLUMNS, MAX_PSEUDO_LABELS_WIDE = 2000, 1000
 
 
 @dataclass(frozen=True)
@@ -355,48 +353,6 @@ def evaluate_logits(
 
 
 FitTask = Callable[[Task], Fitted]
-
-
-class PseudoLabels(NamedTuple):
-    """The targets of self-training: known labels, and the predicted probabilities of other nodes.
-
-    Args:
-        nodes: int64 [m].
-        target: [m, classes], the probability of every class.
-        counts: [m], the weight of each; the known labels weigh as much as all others together.
-        known: number of known labels, which come first. The others are in random order.
-    """
-
-    nodes: Tensor
-    target: Tensor
-    counts: Tensor
-    known: int
-
-    @classmethod
-    def of(cls, task: Task, probabilities: Tensor) -> PseudoLabels | None:
-        """Combine the labels of the training nodes with predictions, [n, classes]; None without others."""
-        train = task.graph.train.cpu()
-        others = (~train & ~unreachable(task.graph, train)).nonzero().squeeze(1)
-        if not len(others):
-            return None
-        others = others[torch.from_numpy(Stream(0, "classify lesson").order(len(others))[:MAX_PSEUDO_LABELS])]
-        known = train.nonzero().squeeze(1)
-        labels = torch.nn.functional.one_hot(task.graph.labels.cpu()[known], task.classes)
-        sharpened = probabilities.cpu()[others] ** PSEUDO_LABEL_POWER
-        target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
-        counts = torch.cat([torch.full((len(one),), 1 / len(one)) for one in (known, others)])
-        return cls(torch.cat([known, others]), target, counts, len(known))
-
-    def training_rows(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rows, targets and weights for a regression on the columns of a state, [n, d].
-
-        The work grows with the cube of the smaller number, of rows or columns: many columns take fewer rows.
-        """
-        end = len(self.nodes) if state.shape[1] <= WIDE_COLUMNS else self.known + MAX_PSEUDO_LABELS_WIDE
-        nodes, target, counts = (part[:end].to(state.device) for part in self[:3])
-        counts = counts.clone()  # the next state may use more rows
-        counts[self.known :] /= counts[self.known :].sum()
-        return state[nodes], target, counts
 
 
 class KnownLabels(NamedTuple):
