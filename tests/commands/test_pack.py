@@ -80,9 +80,9 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, pairnorm) -> None:
     for words, printed in (
         (["--graph", str(packed), "--memory", "10MB"], "--memory"),
         (["--graph", str(packed), "--model", "GAN"], "model is 'GAN'"),
-        (["--graph", str(packed), "--nodes", "n.csv"], "are both given"),
-        (["--graph", str(packed), "--features", "f.csv"], "are both given"),
-        (["--graph", str(packed), "--database", "sqlite:///x"], "are both given"),
+        (["--graph", str(packed), "--nodes", "n.csv"], "is about tables"),
+        (["--graph", str(packed), "--features", "f.csv"], "is about tables"),
+        (["--graph", str(packed), "--database", "sqlite:///x"], "is about tables"),
         (["--graph", str(packed), "--depth", "0"], "depth is 0"),
         (["--graph", str(packed), "--norm", "PN-SCS"], "norm is 'PN-SCS'"),
         (["--graph", str(packed), "--metric", "recall"], "metric is 'recall'"),

@@ -124,12 +124,8 @@ def run(options: Namespace) -> Result:
 
 
 def _check_tables_not_given(options: Namespace) -> None:
-    for name in ("nodes", "edges", "features", "database"):
-        if getattr(options, name):
-            problem = f"--{name} and --graph are both given"
-            raise PairNormError(problem, code="conflicting-options", hint="Pass {graph} alone.", graph=...)
-    about_tables = [name for name in vars(options) if name in TABLE_ARGUMENTS]
-    hint = "Leave it out; columns are named when the graph is packed."
+    about_tables = [name for name in vars(options) if name in {"nodes", "edges", *TABLE_ARGUMENTS}]
+    hint = "Leave it out; tables and columns are named when the graph is packed."
     refuse(options, about_tables, "is about tables, and the graph is packed", hint)
 
 
