@@ -107,6 +107,17 @@ class TestFormula:
 
 class TestPrecision:
     @modes
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("batch", [None, torch.arange(40) % 3], ids=["one graph", "batch"])
+    @pytest.mark.parametrize("rows", ["squares beyond float16", "constant rows"])
+    def test_half_precision_is_summed_in_single(self, mode, dtype, batch, rows):
+        x = torch.full((40, 8), 3.0) * torch.arange(1, 41).view(40, 1)
+        x = (x if rows == "constant rows" else torch.randn(40, 8).sign() * 1e4).to(dtype)
+        y, expected = pair_norm(x, 300.0, mode, batch=batch), brute_force(x, 300.0, mode, batch=batch)
+        assert y.dtype == dtype
+        assert_near(y / expected.abs().max(), expected / expected.abs().max(), torch.finfo(dtype).eps)
+
+    @modes
     @pytest.mark.parametrize("size", [1e18, 1e19, 1e25, 1e38, 3.3e38])
     @pytest.mark.parametrize("path", ["plain", "kernels", "blocks", "batch", "one row", "half", "no grad"])
     def test_huge_numbers(self, mode, size, path, without_kernels, monkeypatch):
