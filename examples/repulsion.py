@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pairnorm.base.errors import PairNormError, real_number
-from pairnorm.nn.ops.moments import to_accumulation_dtype
+from pairnorm.nn.ops.pair_norm import to_accumulation_dtype
 from pairnorm.nn.ops.sparse_product import Pattern
 from pairnorm.nn.propagate import entries
 from pairnorm.nn.sparse import SparseMatrix
