@@ -73,14 +73,6 @@ def test_notes_count_and_agree_in_number() -> None:
     assert notes == ("1 self-loop was dropped", "2 repeated edges were merged", "1,200 nodes have no edge")
 
 
-def test_weights_of_repeated_edges_are_added_up_in_each_direction() -> None:
-    graph = Graph.from_edges([[0, 0, 1], [1, 1, 0]], weights=[5, 7, 2])
-    assert graph.adjacency.values().tolist() == [12, 12]
-    assert graph.notes == ("1 repeated edge was merged, adding up the weights",)
-    both_ways = Graph.from_edges([[0, 1, 1, 2], [1, 0, 2, 1]], weights=[5, 5, 7, 7])
-    assert both_ways.adjacency.values().tolist() == [5, 5, 7, 7]
-
-
 @pytest.mark.parametrize(
     ("dense", "code"),
     [

@@ -27,14 +27,6 @@ def test_masks_come_as_users_have_them(kind: Callable) -> None:
     assert graph.replace(missing=kind([True, False, True])).missing_vectors.tolist() == [True, False, True]
 
 
-def test_three_masks_are_a_split() -> None:
-    masks = np.eye(3, dtype=bool)
-    assert (
-        torch.stack(Graph.from_edges(EDGES, labels=[0, 1, 1]).with_split(masks).split).tolist()
-        == masks.tolist()
-    )
-
-
 def test_a_mask_of_numbers_is_refused(raises: Callable) -> None:
     with raises("wrong-type", "missing is a torch.int64", expected="booleans"):
         Graph.from_edges(EDGES, VALUES, missing=[0, 1, 1])

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 
 from pairnorm.data import Column, Encoder, Graph, GraphWarning
 from pairnorm.data.encoder import ColumnOptions
-from pairnorm.data.nodes import read_nodes
 from pairnorm.data.tables import Table
+from pairnorm.data.tabular import read_nodes
 
 pytestmark = pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 

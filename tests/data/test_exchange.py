@@ -162,13 +162,6 @@ class TestNetworkX:
         )
         assert_same(Graph.from_networkx(graph.to_networkx()), graph, names=True)
 
-    def test_cora_has_the_same_neighbors(self, cora: Graph) -> None:
-        theirs = cora.to_networkx()
-        assert theirs.number_of_edges() == 5278
-        degrees = dict(theirs.degree)
-        ours = cora.adjacency.crow_indices().diff().tolist()
-        assert [degrees[name] for name in cora.node_names.tolist()] == ours
-
     def test_attributes_become_features(self) -> None:
         graph = networkx.Graph()
         graph.add_node("a", age=3, city="Rome", label="x")

@@ -43,11 +43,6 @@ def test_npz(tmp_path: Path, cora: Graph) -> None:
     assert torch.equal(graph.labels, cora.labels)
 
 
-def test_npz_as_scipy_saves_a_matrix(tmp_path: Path, cora: Graph) -> None:
-    scipy.sparse.save_npz(tmp_path / "cora.npz", cora.to_scipy()[0])
-    assert torch.equal(Graph.from_files(tmp_path / "cora.npz").edge_index, cora.edge_index)
-
-
 def dense(graph: Graph) -> Data:
     return graph.replace(features=graph.features.to_dense()).to_pyg()
 
@@ -485,14 +480,6 @@ def test_na_is_a_country_and_no_number(write: Write, tmp_path: Path, kind: str) 
     ]
 
 
-def test_without_a_label_column_every_class_is_unknown(write: Write) -> None:
-    edges = write("edges.csv", "source,target\n1,2\n2,1\n")
-    graph = Graph.from_files(write("nodes.csv", "id,x\n1,0.5\n2,1\n"), edges)
-    assert not graph.labeled.any()
-    assert graph.num_classes == 0
-    assert graph.node_names.tolist() == [1, 2]
-
-
 Text = st.text(alphabet=st.sampled_from("ab1,;\"'\n\t.-é \0∞einfxNA"), max_size=60)
 Cells = st.one_of(st.sampled_from(["", "a", "b", "c", "1", "2.5", "inf", "nan", "train", "x y"]), Text)
 
@@ -549,14 +536,6 @@ def test_good_tables_are_read_as_they_were_written(tmp_path: Path, data: st.Data
     assert graph.features.to_dense().flatten().tolist() == values
     found = {frozenset(str(graph.node_names[end]) for end in edge) for edge in graph.edge_index.T.tolist()}
     assert found == {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
-
-
-def test_words_that_others_write_for_an_empty_cell_are_noted(tmp_path: Path) -> None:
-    (tmp_path / "n.csv").write_text("id,age,job,risk\na,1,cook,low\nb,NA,NA,NA\nc,3,cook,high\n")
-    (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
-    with pytest.warns(GraphWarning, match="'NA' is read as a class.*'NA' in column 'job' is read as a cat"):
-        graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", label="risk")
-    assert graph.class_names == ("NA", "high", "low")
 
 
 @pytest.mark.parametrize("y", [[0, 1, -1], ["b", "c", ""]])

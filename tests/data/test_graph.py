@@ -102,10 +102,6 @@ def test_counts(small: Graph) -> None:
     assert small.density == 8 / 15
 
 
-def test_homophily_counts_edges_whose_two_ends_are_labeled(small: Graph) -> None:
-    assert small.homophily == 2 / 3
-
-
 def test_homophily_agrees_with_pyg(cora: Graph) -> None:
     from torch_geometric.utils import homophily
 
@@ -159,12 +155,6 @@ def test_parts_that_are_not_given_are_empty() -> None:
     )
 
 
-def test_missing_vectors_are_rows_all_of_whose_entries_are_missing(small: Graph) -> None:
-    entries = torch.zeros(5, 3, dtype=torch.bool)
-    entries[1], entries[2, 0] = True, True
-    assert small.replace(missing=entries).missing_vectors.tolist() == [False, True, False, False, False]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "value"),
     [
@@ -187,18 +177,6 @@ def test_bad_edges_are_named(
 ) -> None:
     with raises(code, value=value):
         Graph.from_edges(**arguments)  # type: ignore[arg-type]
-
-
-def test_a_weight_that_is_nan_is_named(raises: Callable) -> None:
-    with raises("bad-weight", "weights[1] is nan"):
-        Graph.from_edges([[0, 1], [1, 2]], weights=[1, torch.nan])
-
-
-def test_numpy_and_torch_edges_are_the_same() -> None:
-    edges = np.array([[0, 1], [1, 2]])
-    first, second = Graph.from_edges(edges), Graph.from_edges(torch.from_numpy(edges))
-    assert torch.equal(first.edge_index, second.edge_index)
-    assert first.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
 
 
 def test_edges_are_counted_truly(small: Graph, raises: Callable) -> None:
@@ -242,13 +220,6 @@ def test_numbers_that_claim_more_than_there_is_are_refused(
 ) -> None:
     with raises("out-of-range"):
         Graph.from_edges(**arguments)  # type: ignore[arg-type]
-
-
-def test_what_is_inside_comes_as_data(small: Graph) -> None:
-    facts = dict(small.describe())
-    assert facts["nodes"] == "5"
-    assert facts["homophily"] == "0.667: 2 of 3 edges between labeled nodes join one class"
-    assert small.replace(notes=("odd",)).describe()[-1] == ("note", "odd")
 
 
 def test_other_names_need_another_encoder(small: Graph) -> None:

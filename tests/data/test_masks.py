@@ -93,10 +93,6 @@ def test_exactly_the_rate_of_nodes_outside_train_lose_their_vectors(cora: Graph,
     assert not missing.mask[cora.train].any()
 
 
-def test_at_rate_one_all_but_the_training_nodes_are_missing(cora: Graph) -> None:
-    assert torch.equal(missing_vectors(cora, 1.0).mask[:, 0], ~cora.train)
-
-
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 50))
 def test_a_lower_rate_misses_a_part_of_what_a_higher_one_does(first: float, second: float, seed: int) -> None:
     graph = Graph.from_edges([[0], [1]], num_nodes=40, features=torch.ones(40, 2))
@@ -163,13 +159,6 @@ def test_it_tells_what_it_is(cora: Graph) -> None:
 def test_a_rate_is_a_fraction(small: Graph, rate: float, raises: Callable) -> None:
     with raises("not-a-number"):
         missing_vectors(small, rate)
-
-
-def test_there_is_at_least_one_trial(small: Graph, raises: Callable) -> None:
-    with raises("not-a-whole-number", value=0):
-        missing_vectors(small, 0.5, trials=0)
-    with raises("not-a-whole-number", value=-1):
-        missing_vectors(small, 0.5, seed=-1)
 
 
 Draw = Callable[..., Missing]
@@ -253,13 +242,6 @@ def test_large_values_are_drawn_more_often(sparse: bool) -> None:
         low, high = mask[order[:50], column].mean(), mask[order[-50:], column].mean()
         assert high / low == pytest.approx(9**0.9, rel=0.2)
     assert mask[:, 0].sum() / mask[:, 1].sum() == pytest.approx(1, rel=0.1)
-
-
-def test_masks_erase_features(cora: Graph) -> None:
-    for draw in DRAWS:
-        missing = draw(cora, 0.5)
-        kept = int(features_after(cora, missing).keep.sum())
-        assert 0 < kept < 49216
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2)), max_size=12))

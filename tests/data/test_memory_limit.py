@@ -17,7 +17,7 @@ import pytest
 from pairnorm import cli
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.memory import MemoryLimit, free_memory
-from pairnorm.data import Graph, GraphWarning, pack
+from pairnorm.data import Graph, pack
 
 MEGABYTE = 10**6
 ROWS = "id,x\n" + "".join(f"a{row},{row}\n" for row in range(50))
@@ -193,10 +193,3 @@ def test_the_command_names_file_size_limit_and_option(
 
 def test_the_default_is_half_of_the_free_memory() -> None:
     assert 0.4 < MemoryLimit.of(None).limit / free_memory() < 0.6
-
-
-def test_notes_on_a_graph_are_not_about_memory(tmp_path: Path) -> None:
-    (tmp_path / "nodes.csv").write_text(ROWS)
-    with pytest.warns(GraphWarning) as caught:
-        read(tmp_path / "nodes.csv", MEGABYTE)
-    assert "memory" not in str(caught[0].message)

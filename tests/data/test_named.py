@@ -13,14 +13,16 @@ import torch
 from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, Split, load
 from pairnorm.data import named as module
-from pairnorm.data.exchange import PLANETOID_PIECES, PlanetoidUnpickler, read_planetoid
 from pairnorm.data.named import (
     BUNDLED,
+    PLANETOID_PIECES,
     SHA256,
     Dataset,
+    PlanetoidUnpickler,
     data_folder,
     datasets,
     fetch,
+    read_planetoid,
     verified_bytes,
 )
 

@@ -7,9 +7,8 @@ import pytest
 
 from pairnorm.data import tables
 from pairnorm.data.labels import near_duplicate_notes
-from pairnorm.data.nodes import node_names, read_rows
 from pairnorm.data.readers import open_table
-from pairnorm.data.tables import Table, read_blocks
+from pairnorm.data.tables import Table, node_names, read_blocks, read_rows
 from pairnorm.data.tabular import EndpointColumns, read_edges
 
 Write = Callable[[str, str], Path]

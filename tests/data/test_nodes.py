@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pairnorm.data import Encoder, Graph
 from pairnorm.data import encoder as module
 from pairnorm.data.encoder import Column, ColumnOptions, align_features
-from pairnorm.data.nodes import read_nodes
 from pairnorm.data.readers import arrow_frame
 from pairnorm.data.tables import Table
+from pairnorm.data.tabular import read_nodes
 
 Cell = st.one_of(st.none(), st.integers(-9, 9))
 Word = st.one_of(st.none(), st.sampled_from(["red", "green", "NA"]))
@@ -101,20 +101,6 @@ def test_whole_numbers_with_leading_zeros_are_codes_and_said_so(tmp_path: Path) 
     nodes.write_text("id,zip,age,size,born\na,1234,1,1,1990-01-02\nb,01234,02,1,\n")
     again = Graph.from_files(nodes, edges, encoder=graph.encoder)
     assert again.features[:, :3].tolist() == [[0, 1, 1], [1, 0, 2]]
-
-
-def test_an_empty_column_and_unknown_as_a_class_are_noted() -> None:
-    frame = pandas.DataFrame({"x": [1, 2, 3], "none": [None] * 3, "y": ["a", "b", "Unknown"]})
-    notes = read(frame, label="y")["notes"]
-    assert "column 'none' of nodes.csv: empty throughout" in notes
-    assert "'Unknown' is read as a class; empty the cells if it means unknown" in notes
-
-
-def test_codes_of_which_nearly_all_differ_are_names() -> None:
-    accounts = [f"{number:06d}" for number in range(60)]
-    frame = pandas.DataFrame({"account": accounts})
-    assert [column.kind for column in read(frame)["encoder"].columns] == ["id", "ignored"]
-    assert read(frame, keep=["account"])["features"].shape == (60, 60)
 
 
 def test_categories_of_text_are_read_as_text_is() -> None:
@@ -235,34 +221,6 @@ def test_dates_are_read_in_the_order_of_the_model(raises: Callable) -> None:
     assert plain["encoder"].features["joined"] == Column("joined", "date")
 
 
-def test_what_only_looks_like_a_date_is_text() -> None:
-    assert column(["2001-13-45", "2001-02-03"])[0].kind == "category"
-    assert column(["2001-02-03", "soon"])[0].kind == "category"
-
-
-@pytest.mark.parametrize(
-    ("cells", "values", "options"),
-    [
-        (["3,5", "-1", None], [3.5, -1, 0], {}),
-        (["1.234,5", "2", "NA"], [1234.5, 2, 0], {}),
-        (["1,234", "5,678", "9"], [1.234, 5.678, 9], {"decimal": ","}),
-        (["1.234", "5.678", ","], None, {}),
-    ],
-)
-def test_a_decimal_comma_is_read_and_said(
-    cells: list[Any], values: list[float] | None, options: Any, raises: Callable
-) -> None:
-    source = Table("t.csv", ("x",), decimal=options.get("decimal"))
-    if values is None:
-        with raises("not-a-number", "t.csv, row 3", value=","):
-            source.numbers("x", pandas.Series(cells))
-        return
-    found = source.numbers("x", pandas.Series(cells, dtype=object))
-    np.testing.assert_allclose(np.nan_to_num(found), values, rtol=1e-6)
-    said = ["column 'x' of t.csv: a comma is read as the decimal point"]
-    assert source.all_notes() == ([] if options else said)
-
-
 def test_thousands_are_not_guessed_at(raises: Callable) -> None:
     source = Table("t.csv", ("x",))
     with raises("ambiguous-number", value="x", options={"decimal": ","}):
@@ -276,26 +234,6 @@ def test_thousands_are_not_guessed_at(raises: Callable) -> None:
         assert source.all_notes() == ["column 'x' of t.csv: commas are read as separators of thousands"]
     for cells in (["1,23.5", "5,678"], ["1,234.5", "5,67"], ["1,234.5", "red"]):
         assert Table("t.csv", ("x",)).numbers("x", pandas.Series([*cells, "blue", "green"])) is None
-
-
-def column_notes(columns: dict[str, list[str]], **options: Any) -> list[str]:
-    return list(read(pandas.DataFrame(columns), **options)["notes"])
-
-
-def test_texts_that_may_not_be_categories_are_noted() -> None:
-    amounts = [f"$ {number},000" for number in range(1, 26)]
-    weights = [f"{number} kg" for number in range(1, 26)]
-    found = column_notes({"weight": weights, "job": ["Nurse", "nurse ", "clerk"] * 8 + ["clerk"]})
-    assert len(found) == 2
-    assert found[0].startswith("25 texts in column 'weight' are read as categories, though they look like")
-    assert found[1].startswith("1 texts in column 'job' differ from another only in case")
-    streets = [f"{number} Elm Street" for number in range(25)]
-    plain = {
-        "street": streets,
-        "job": ["nurse", "clerk"] * 12 + ["cook"],
-        "age": [f"{n}-{n + 9}" for n in range(25)],
-    }
-    assert column_notes(plain) == column_notes({"amount": amounts}, categorical=["amount"]) == []
 
 
 def long(**columns: list[Any]) -> Table:

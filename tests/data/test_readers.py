@@ -135,13 +135,6 @@ def test_bytes_of_parquet_are_text_or_refused(tmp_path: Path, raises: Callable) 
             read("x", found["x"])
 
 
-def test_spaces_around_titles_do_not_count(write: Write) -> None:
-    table = open_table(write("n.csv", ' id , "age" ,risk \na , 31 , low \n'))
-    assert table.columns == ("id", "age", "risk")
-    (block,) = read_blocks(table)
-    assert block["age"].tolist() == [31]
-
-
 def test_time_grows_with_the_number_of_columns_and_not_with_its_square(write: Write) -> None:
     names = [f"c{number}" for number in range(30_000)]
     path = write("t.csv", ",".join(names) + "\n" + ",".join(["1"] * 30_000) + "\n")

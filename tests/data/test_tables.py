@@ -6,7 +6,6 @@ import pandas
 import pyarrow
 import pytest
 
-from pairnorm.data.profile import MISSING_WORDS
 from pairnorm.data.readers import open_table
 from pairnorm.data.tables import Table, read_blocks
 
@@ -19,10 +18,6 @@ def test_lines_are_counted_as_an_editor_does(write: Write) -> None:
     assert [table.line(row) for row in range(3)] == ["line 3", "line 7", "line 8"]
     (frame,) = read_blocks(table, rows=None)
     assert frame["id"].tolist() == ["a", "b", "c"]
-
-
-def test_rows_of_other_sources_are_counted_from_one() -> None:
-    assert Table("the nodes", ("id",)).line(4) == "row 5"
 
 
 @pytest.mark.parametrize(
@@ -88,27 +83,6 @@ def test_what_is_no_number_is_named(
 ) -> None:
     with raises(code, where, value=value):
         Table("t", ("x",)).numbers("x", pandas.Series(cells), first=10)  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize("empty", MISSING_WORDS)
-def test_words_for_nothing_are_empty_among_numbers_only(empty: str) -> None:
-    source = Table("t", ("x",))
-    np.testing.assert_array_equal(source.numbers("x", pandas.Series(["1.5", empty])), [1.5, np.nan])
-    np.testing.assert_array_equal(source.numbers("x", pandas.Series([empty, None])), [np.nan, np.nan])
-    assert source.numbers("x", pandas.Series(["red", empty])) is None
-
-
-def test_truths_are_numbers_however_they_are_written() -> None:
-    source = Table("t", ("x",))
-    for column in (["TRUE", "FALSE", "NA"], ["true", "false", None], [True, False, None]):
-        np.testing.assert_array_equal(source.numbers("x", pandas.Series(column)), [1, 0, np.nan])
-    assert source.numbers("x", pandas.Series(["true", "false", "unknown"])) is None
-
-
-@pytest.mark.parametrize("value", [np.inf, 1e300])
-def test_a_number_may_be_too_large(value: float, raises: Callable) -> None:
-    with raises("not-finite", f"t, row 1: {value} in column 'x' is not finite or beyond float32"):
-        Table("t", ("x",)).numbers("x", pandas.Series([value]))
 
 
 @pytest.mark.parametrize("unit", ["s", "ns"])

@@ -18,7 +18,7 @@ from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.base.files import csv_text
 from pairnorm.data import Graph, Split
 from pairnorm.data.adjacency import mark_validated, symmetric_adjacency
-from pairnorm.data.labels import UNKNOWN
+from pairnorm.data.features import UNKNOWN
 from pairnorm.data.masks import Stream, rest_is_test
 from pairnorm.data.named import data_folder
 from pairnorm.paper.experiments import DATASETS as PAPER_DATASETS

@@ -19,9 +19,8 @@ from pairnorm.base.memory import MemoryLimit
 from pairnorm.data import adjacency as matrices
 from pairnorm.data import exchange
 from pairnorm.data.encoder import ColumnOptions, Encoder
-from pairnorm.data.features import as_tensor, to_endpoints
+from pairnorm.data.features import as_tensor, to_endpoints, to_labels
 from pairnorm.data.files import STDIN, PathOrPaths, explain_read_errors, file_type, is_pattern, name_of_files
-from pairnorm.data.labels import to_labels
 from pairnorm.data.packed import PackedGraph
 
 if TYPE_CHECKING:
@@ -185,9 +184,7 @@ class GraphConstructors:
             encoder: as for ``from_files``.
             **options: those of ``ColumnOptions``.
         """
-        from pairnorm.data.tabular import from_frames
-
-        parts = from_frames(nodes, edges, features, ColumnOptions.of(options), encoder)
+        parts = exchange.from_frames(nodes, edges, features, ColumnOptions.of(options), encoder)
         return _from_read(cls, parts | {"name": name}, warn=True)
 
     @staticmethod

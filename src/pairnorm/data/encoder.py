@@ -394,3 +394,43 @@ def align_features(
     for place, cells in unknown.items():
         missing[:, place] |= cells
     return take_columns(features, places), missing, notes
+
+
+def aggregate_edges(
+    columns: Sequence[ColumnValues], edge_index: NDArray[np.int64], nodes: int
+) -> tuple[list[str], NDArray[np.float32]]:
+    """Return the names and values [nodes, aggregates] of counts, sums and means over the edges of each node.
+
+    An edge counts at both of its nodes. Numbers give a sum and a mean, dates a mean, categories a count each
+    and the sums of the numbers. The mean over no edge is NaN.
+    """
+    source, target = edge_index
+    is_between = source != target
+
+    def total(values: NDArray[Any]) -> NDArray[np.float64]:
+        sums = np.bincount(source, values, nodes).astype(np.float64)
+        return sums + np.bincount(target[is_between], values[is_between], nodes)
+
+    aggregates = {"edges: count": total(np.ones(len(source)))}
+    numbers: dict[str, NDArray[Any]] = {}
+    indicators: dict[str, NDArray[Any]] = {}
+    for one in columns:
+        (column,), name = one.columns, one.columns[0].name
+        if column.kind == "category":
+            codes = np.full(len(source), -1)
+            codes[one.rows] = one.places
+            indicators |= {f"{name}={text}": codes == place for place, text in enumerate(column.categories)}
+            continue
+        values = np.zeros(len(source))
+        values[one.rows] = one.values
+        sums, counts = total(values), total(~one.empty[:, 0])
+        if column.kind == "number":
+            numbers[name] = values
+            aggregates[f"edges: sum of {name}"] = sums
+        aggregates[f"edges: mean of {name}"] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    for category, holds in indicators.items():
+        aggregates[f"edges: count of {category}"] = total(holds)
+        for name, values in numbers.items():
+            aggregates[f"edges: sum of {name} where {category}"] = total(values * holds)
+    largest = float(np.finfo(np.float32).max)
+    return list(aggregates), np.stack([*aggregates.values()], 1).clip(-largest, largest).astype(np.float32)

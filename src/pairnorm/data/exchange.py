@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import zipfile
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,9 +19,8 @@ from pairnorm.base.errors import PairNormError, quoted, whole_number
 from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
 from pairnorm.data.adjacency import check_csr, csr_matrix
 from pairnorm.data.encoder import ColumnOptions, Encoder
-from pairnorm.data.features import to_dense_or_csr
+from pairnorm.data.features import UNKNOWN, to_class_numbers, to_dense_or_csr
 from pairnorm.data.files import check_is_file, explain_read_errors, load_library
-from pairnorm.data.labels import UNKNOWN, to_class_numbers
 
 if TYPE_CHECKING:
     import networkx
@@ -32,9 +28,9 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
     from pairnorm.data.graph import Graph
+    from pairnorm.data.tables import Table
 
 Parts = dict[str, Any]
-PLANETOID_PIECES = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 ATTRIBUTE_OPTIONS = ("label", "split", "weight", "categorical", "ignore", "edge_columns")
 _NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
 PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
@@ -240,9 +236,8 @@ def from_networkx(
     """
     import pandas
 
-    from pairnorm.data.nodes import read_nodes
     from pairnorm.data.tables import Table
-    from pairnorm.data.tabular import EndpointColumns, add_edges
+    from pairnorm.data.tabular import EndpointColumns, add_edges, read_nodes
 
     for items in (graph.nodes(data=True), graph.edges(data=True)):
         limit(len(items), len({key for *_, attributes in items for key in attributes}))
@@ -364,41 +359,47 @@ def _read_gml(path: Path) -> networkx.Graph:
 NETWORKX_READERS = {".graphml": _read_graphml, ".gml": _read_gml}
 
 
-class PlanetoidUnpickler(pickle.Unpickler):
-    """Finds the few classes that occur in these files, by the names they had when the files were written."""
+def from_frames(
+    nodes: Any, edges: Any, features: Any, options: ColumnOptions, encoder: Encoder | None
+) -> dict[str, Any]:
+    """Return the parts of a graph in frames of pandas, or of any library that hands its columns over."""
+    from pairnorm.data.tabular import read_tables
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a class that is allowed, as ``pickle`` asks."""
-        from scipy.sparse import csr_matrix
+    tables = [
+        [] if role == "features" and frame is None else [_frame_source(f"the frame of {role}", frame)]
+        for role, frame in (("nodes", nodes), ("edges", edges), ("features", features))
+    ]
+    try:
+        return read_tables(tables, options.after(encoder), encoder)
+    except PairNormError as error:
+        index = getattr(nodes, "index", ())  # of pandas
+        if error.code == "unknown-node" and not callable(index) and str(error.value) in set(map(str, index)):
+            error.hint += " It is in the index of the nodes; only one with a name, such as 'id', is read."
+        raise
 
-        allowed = {one.__name__: one for one in (csr_matrix, np.ndarray, np.dtype, defaultdict, list)}
-        allowed["_reconstruct"] = np.zeros(0).__reduce__()[0]
-        if name not in allowed:
-            raise pickle.UnpicklingError(f"{module}.{name} has no business in a Planetoid file")
-        return allowed[name]
 
+def _frame_source(name: str, frame: Any) -> Table:
+    import pandas
 
-def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:
-    """Return the ``edges`` [2, 2m], ``features`` (scipy CSR), ``labels`` and the number of ``train`` nodes.
+    from pairnorm.data.readers import arrow_frame, check_column_names
+    from pairnorm.data.tables import Table
 
-    The test nodes of ``tx`` and ``ty`` come in the order of ``test.index``. Citeseer leaves out fifteen
-    isolated nodes: as in every other reader, they get features of zero and, having no label, the first class.
-    """
-    from scipy.sparse import csr_matrix, vstack
+    if isinstance(frame, Mapping):
+        frame = pandas.DataFrame(frame)
+    if not isinstance(frame, pandas.DataFrame):
+        import pyarrow
 
-    x, tx, allx, y, ty, ally, graph = (
-        PlanetoidUnpickler(BytesIO(files[piece]), encoding="latin1").load() for piece in PLANETOID_PIECES[:-1]
-    )
-    test = np.array(files["test.index"].split(), dtype=np.int64)
-    # Node i is row place[i] of all rows stacked; a node that no file has is the row of zeros at their end.
-    place = np.full(test.max() + 1, allx.shape[0] + tx.shape[0])
-    place[: allx.shape[0]] = np.arange(allx.shape[0])
-    place[test] = allx.shape[0] + np.arange(tx.shape[0])
-    source = np.repeat(np.array(list(graph)), [len(neighbors) for neighbors in graph.values()])
-    target = np.array([node for neighbors in graph.values() for node in neighbors])
-    return {
-        "edges": np.stack([source, target]),
-        "features": vstack([allx, tx, csr_matrix((1, x.shape[1]))], format="csr")[place],
-        "labels": np.concatenate([ally, ty, np.zeros((1, y.shape[1]))])[place].argmax(1),
-        "train": len(y),
-    }
+        if hasattr(frame, "__arrow_c_stream__"):
+            frame = arrow_frame(pyarrow.table(frame))
+        elif hasattr(frame, "__dataframe__"):
+            from pyarrow.interchange import from_dataframe
+
+            frame = arrow_frame(from_dataframe(frame))
+        else:
+            problem = f"{name} is a {type(frame).__name__}"
+            expected = "a pandas.DataFrame, or one that has __arrow_c_stream__ or __dataframe__"
+            raise PairNormError(problem, code="wrong-type", value=type(frame).__name__, expected=expected)
+    if any(frame.index.names):  # an index with a name is a column
+        frame = frame.reset_index()
+    columns = check_column_names(name, list(frame.columns))
+    return Table(name, columns, frame.set_axis(columns, axis=1))

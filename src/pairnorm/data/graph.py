@@ -21,9 +21,8 @@ from pairnorm.data import features as matrices
 from pairnorm.data.adjacency import check_adjacency, mark_validated
 from pairnorm.data.constructors import GraphConstructors, GraphWarning, NodeNames
 from pairnorm.data.encoder import Column, Encoder, align_features
-from pairnorm.data.features import as_tensor, stored_rows, stored_values
+from pairnorm.data.features import UNKNOWN, as_tensor, stored_rows, stored_values, to_labels
 from pairnorm.data.files import quote_names
-from pairnorm.data.labels import UNKNOWN, check_labels, numbered_classes, restore_class_types, to_labels
 from pairnorm.data.masks import Split, check_split, split_by_name
 
 _UNSET: Any = None
@@ -87,7 +86,7 @@ class Graph(GraphConstructors):
         labels, class_names, numbered = to_labels(labels, self.class_names, device)
         self._set("labels", labels)
         self._set("numbered", numbered if self.numbered is None else self.numbered)
-        self._set("class_names", numbered_classes(labels) if class_names is None else class_names)
+        self._set("class_names", matrices.numbered_classes(labels) if class_names is None else class_names)
         for part in (*Split._fields, "missing"):
             given = getattr(self, part)
             self._set(part, none if given is None else as_tensor(part, given, device=device))
@@ -100,7 +99,7 @@ class Graph(GraphConstructors):
         elif self.feature_names is not None:
             self._set("encoder", Encoder.of_numbers(self.feature_names))
         _check_shapes(self)
-        check_labels(self.labels, self.num_classes)
+        matrices.check_labels(self.labels, self.num_classes)
         check_split(self.split, self.labeled, names)
         if not matrices.all_finite(self.features):
             matrices.check_infinite(self.features, self.node_names, self.feature_names)
@@ -134,7 +133,7 @@ class Graph(GraphConstructors):
     @property
     def classes(self) -> NDArray[Any]:
         """The classes in order as they were given: integers or booleans where all are, else their names."""
-        return restore_class_types(self.class_names, bool(self.numbered))
+        return matrices.restore_class_types(self.class_names, bool(self.numbered))
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Labels: classes given as numbers, by name or in a column of a table; the split; names of one spelling."""
+"""Read labels and the split from tables, and note names that differ in their spelling only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, quoted
+from pairnorm.base.errors import quoted
 from pairnorm.data.encoder import EACH
-from pairnorm.data.features import as_array, as_tensor, is_null
+from pairnorm.data.features import UNKNOWN, class_sort_key
 from pairnorm.data.files import quote_names
 from pairnorm.data.masks import Split
 from pairnorm.data.profile import MISSING_WORDS, unit_note
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from pairnorm.data.encoder import ColumnOptions, Encoder
     from pairnorm.data.tables import Table
 
-UNKNOWN = -1
-BOOLEANS = ("False", "True")
-# A largest label above this, and above the number of nodes, is a mistake.
-MAX_EMPTY_CLASSES = 1000
 PARTS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
 # More different numbers than this, with fewer nodes each, ask for a regression.
 MAX_NUMBERS, MIN_NODES_PER_NUMBER = 100, 20
@@ -65,6 +61,32 @@ def read_labels(
             table.reject(row, problem, code="unknown-class", value=value, hint=hint)
     of_texts = np.array([*(numbers[value] for value in classes.values()), UNKNOWN])
     return torch.from_numpy(of_texts[codes]), names
+
+
+def read_classes(
+    table: Table, frame: pandas.DataFrame, options: ColumnOptions, known: Encoder | None
+) -> tuple[dict[str, Any], tuple[float, ...]]:
+    """Return labels, class names and split, as far as columns are named, and the cuts of a numeric label."""
+    bins = () if known is None else known.bins
+    if options.label is None:
+        return {}, bins
+    cells = frame[options.label]
+    expected = None if known is None else next((c.categories for c in known.named("label")), None)
+    if isinstance(options.classes, int):
+        bins = find_bins(table, options.label, cells, options.classes)
+    values = table.numbers(options.label, cells) if bins else None
+    if values is not None:
+        labels, names = torch.from_numpy(bin_codes(values, bins)), expected or bin_names(bins)
+    else:
+        expected = expected or (bin_names(bins) if bins else None)
+        each, merge = options.classes == EACH, bool(options.merge_classes)
+        labels, names = read_labels(table, options.label, cells, expected, each, merge)
+    # A text file does not distinguish numbers from texts: there they are read as ids are.
+    numbered = table.text is not None or not any(isinstance(cell, str) for cell in cells)
+    parts: dict[str, Any] = {"labels": labels, "class_names": names, "numbered": numbered}
+    if options.split is not None:
+        parts |= read_split(table, options.split, frame[options.split], labels, names)._asdict()
+    return parts, bins
 
 
 def choose_classes(
@@ -232,11 +254,6 @@ def bin_codes(values: NDArray[Any], bins: Sequence[float]) -> NDArray[np.int64]:
     return np.where(np.isnan(values), UNKNOWN, np.searchsorted(bins, values, side="right"))
 
 
-def class_sort_key(text: str) -> tuple[int, int, str]:
-    """Sort '10' after '9', and words after numbers."""
-    return (0, int(text), text) if text.isdecimal() and text.isascii() and len(text) < 19 else (1, 0, text)
-
-
 def read_split(
     table: Table, name: str, cells: pandas.Series, labels: Tensor, class_names: Sequence[str]
 ) -> Split:
@@ -272,110 +289,6 @@ def check_training(table: Table, name: str, counts: NDArray[Any], class_names: S
         problem = f"class {quoted(empty)} has no training node"
         hint = f"Mark one of its nodes 'train' in column {quoted(name)}."
         table.reject(None, problem, "class-without-training", value=empty, hint=hint)
-
-
-def to_labels(
-    labels: Any, class_names: Sequence[str] | None, device: torch.device | str | None = None
-) -> tuple[Tensor, tuple[str, ...] | None, bool]:
-    """Return the class of each node, int64 [n], the names of the classes where there are some, and whether
-    those are the numbers or booleans that were given.
-    """
-    if not isinstance(labels, Tensor) and _are_texts(as_array("labels", labels)):
-        codes, class_names = _named_classes(labels, class_names)
-        labels = torch.from_numpy(codes).to(device)
-    numbered = class_names is None
-    if numbered and _are_booleans(labels):
-        class_names = BOOLEANS
-    labels = to_class_numbers("labels", as_tensor("labels", labels, device=device))
-    return labels, None if class_names is None else tuple(class_names), numbered
-
-
-def _are_texts(labels: NDArray[Any]) -> bool:
-    """Say whether classes are given by name."""
-    return labels.dtype.kind in "UST" or (
-        labels.dtype == object and any(isinstance(one, str) for one in labels.ravel())
-    )
-
-
-def _are_booleans(labels: Any) -> bool:
-    """Say whether classes are True and False, except where unknown."""
-    if isinstance(labels, Tensor):
-        return labels.dtype == torch.bool
-    array = as_array("labels", labels)
-    known = (one for one in array.ravel() if not is_null(one)) if array.dtype == object else ()
-    return array.dtype == bool or {type(one) for one in known} in ({bool}, {np.bool_})
-
-
-def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return the number of the class of each node, and the names of the classes, ``known`` if they are."""
-    cells = np.asarray(labels, object).ravel()  # among texts alone numpy would write NaN as one
-    texts = [None if is_null(one) or one == "" else str(one) for one in cells]
-    distinct = {text for text in texts if text is not None}
-    names = tuple(sorted(distinct, key=class_sort_key)) if known is None else tuple(known)
-    if unknown := sorted(distinct.difference(names), key=class_sort_key):
-        problem, expected = f"a label is {quoted(unknown[0])}", f"one of class_names: {quote_names(names, 7)}"
-        raise PairNormError(problem, code="unknown-class", value=unknown[0], expected=expected)
-    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
-    return np.array([numbers.get(text, UNKNOWN) for text in texts], np.int64), names
-
-
-def to_class_numbers(what: str, labels: Tensor) -> Tensor:
-    """Return the classes of nodes as int64 [n], -1 for NaN; fractions are refused."""
-    if labels.dim() == 0 or labels.numel() != len(labels):
-        problem = f"{what} has shape {tuple(labels.shape)}"
-        raise PairNormError(problem, code="wrong-shape", expected="one class per node, [n]")
-    labels = labels.reshape(-1)
-    if not labels.is_floating_point():
-        return labels.long()
-    whole, known = labels.nan_to_num(-1).long(), ~labels.isnan()
-    if not torch.equal(whole[known].to(labels.dtype), labels[known]):
-        problem = f"{what} holds fractions"
-        raise PairNormError(
-            problem, code="not-a-whole-number", expected="the number of a class for each node"
-        )
-    return whole
-
-
-def restore_class_types(names: Sequence[str], numbered: bool) -> NDArray[Any]:
-    """Return classes by name: integers or booleans where they are, all plainly written, else texts.
-
-    >>> restore_class_types(["0", "10"], numbered=True), restore_class_types(["0", "01"], numbered=True)
-    (array([ 0, 10]), array(['0', '01'], dtype='<U2'))
-    """
-    if numbered and (whole := plain_integers(names)) is not None:
-        return whole
-    if numbered and set(names) <= set(BOOLEANS):
-        return np.array([name == "True" for name in names])
-    return np.array(names, str)
-
-
-def plain_integers(texts: Sequence[str] | NDArray[np.object_]) -> NDArray[np.int64] | None:
-    """Return whole numbers, all written as we would write them, else None: '007' and '7' may differ."""
-    try:
-        whole = np.asarray(texts, dtype=object).astype(np.int64)
-    except (ValueError, OverflowError):
-        return None
-    return whole if all(map(str.__eq__, map(str, whole.tolist()), texts)) else None
-
-
-def numbered_classes(labels: Tensor) -> tuple[str, ...]:
-    """Return the names of classes that have none: '0', '1', ..."""
-    largest = int(labels.max()) if labels.numel() else UNKNOWN
-    if largest >= max(labels.numel(), MAX_EMPTY_CLASSES):
-        problem = f"the largest label is {largest:,}, but there are {labels.numel():,} nodes"
-        hint = "Number classes from 0 without gaps."
-        raise PairNormError(problem, code="out-of-range", value=largest, hint=hint)
-    return tuple(map(str, range(largest + 1)))
-
-
-def check_labels(labels: Tensor, classes: int) -> None:
-    """Raise an error that names the first node whose label is no class."""
-    wrong = (labels < UNKNOWN) | (labels >= classes)
-    if wrong.any():
-        node = int(wrong.nonzero()[0])
-        problem = f"labels[{node}] is {int(labels[node])}"
-        expected = f"a class from 0 to {classes - 1}, or -1 where it is unknown"
-        raise PairNormError(problem, code="out-of-range", value=int(labels[node]), expected=expected)
 
 
 def plain_form(name: object) -> str:

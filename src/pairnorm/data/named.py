@@ -6,6 +6,8 @@ import inspect
 import io
 import math
 import os
+import pickle
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -23,7 +25,7 @@ from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.data.adjacency import csr_tensor, first_of_run, mark_validated, symmetric_adjacency
-from pairnorm.data.exchange import PLANETOID_PIECES, read_npz, read_planetoid
+from pairnorm.data.exchange import read_npz
 from pairnorm.data.features import with_values
 from pairnorm.data.graph import Graph
 from pairnorm.data.masks import Split, Stream, per_class, rest_is_test
@@ -32,6 +34,7 @@ BUNDLED = Path(__file__).parent
 SHA256 = dict(
     line.split() for line in (BUNDLED / "registry.txt").read_text().splitlines() if not line.startswith("#")
 )
+PLANETOID_PIECES = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 SECONDS_PER_REPLY, MAX_SECONDS, MAX_BYTES = 5.0, 120.0, 200_000_000
 
 
@@ -83,6 +86,47 @@ def _download(url: str) -> bytes:
             if monotonic() > end:
                 raise TimeoutError(f"not done within {MAX_SECONDS:g} seconds")
     return b"".join(chunks)
+
+
+class PlanetoidUnpickler(pickle.Unpickler):
+    """Finds the few classes that occur in these files, by the names they had when the files were written."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class that is allowed, as ``pickle`` asks."""
+        from scipy.sparse import csr_matrix
+
+        allowed = {one.__name__: one for one in (csr_matrix, np.ndarray, np.dtype, defaultdict, list)}
+        allowed["_reconstruct"] = np.zeros(0).__reduce__()[0]
+        if name not in allowed:
+            raise pickle.UnpicklingError(f"{module}.{name} has no business in a Planetoid file")
+        return allowed[name]
+
+
+def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:
+    """Return the ``edges`` [2, 2m], ``features`` (scipy CSR), ``labels`` and the number of ``train`` nodes.
+
+    The test nodes of ``tx`` and ``ty`` come in the order of ``test.index``. Citeseer leaves out fifteen
+    isolated nodes: as in every other reader, they get features of zero and, having no label, the first class.
+    """
+    from scipy.sparse import csr_matrix, vstack
+
+    x, tx, allx, y, ty, ally, graph = (
+        PlanetoidUnpickler(io.BytesIO(files[piece]), encoding="latin1").load()
+        for piece in PLANETOID_PIECES[:-1]
+    )
+    test = np.array(files["test.index"].split(), dtype=np.int64)
+    # Node i is row place[i] of all rows stacked; a node that no file has is the row of zeros at their end.
+    place = np.full(test.max() + 1, allx.shape[0] + tx.shape[0])
+    place[: allx.shape[0]] = np.arange(allx.shape[0])
+    place[test] = allx.shape[0] + np.arange(tx.shape[0])
+    source = np.repeat(np.array(list(graph)), [len(neighbors) for neighbors in graph.values()])
+    target = np.array([node for neighbors in graph.values() for node in neighbors])
+    return {
+        "edges": np.stack([source, target]),
+        "features": vstack([allx, tx, csr_matrix((1, x.shape[1]))], format="csr")[place],
+        "labels": np.concatenate([ally, ty, np.zeros((1, y.shape[1]))])[place].argmax(1),
+        "train": len(y),
+    }
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,17 @@ import pandas
 from pairnorm.base.errors import quoted, whole_number
 from pairnorm.base.memory import BYTES_PER_CELL
 from pairnorm.data.encoder import EACH, Column, ColumnOptions, Encoder
+from pairnorm.data.features import class_sort_key
 from pairnorm.data.labels import (
     PARTS,
     bin_names,
     choose_classes,
-    class_sort_key,
     cut_points,
     encoder_notes,
     near_duplicate_notes,
     reject_bins,
     reject_part,
 )
-from pairnorm.data.nodes import repeated_rows_note
 from pairnorm.data.packed import MAX_NODES, ROWS_PER_BATCH
 from pairnorm.data.profile import (
     ColumnProfile,
@@ -44,7 +43,7 @@ from pairnorm.data.queries import (
     sql_name,
     sql_text,
 )
-from pairnorm.data.tables import read_blocks
+from pairnorm.data.tables import read_blocks, repeated_rows_note
 
 MAX_CLASSES = 10_000
 # Distinct texts of a column from which its encoding is decided.

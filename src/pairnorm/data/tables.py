@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
@@ -14,11 +15,13 @@ import pandas
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, closest, quoted
+from pairnorm.data.features import plain_integers
 from pairnorm.data.files import (
     TextFile,
     explain_read_errors,
     quote_names,
 )
+from pairnorm.data.labels import SPELLING, plain_form
 from pairnorm.data.profile import (
     NULLS,
     ColumnProfile,
@@ -159,11 +162,13 @@ class Table:
                 return "date", to_days(pandas.to_datetime(column, utc=True).astype("datetime64[us, UTC]"))
         return None
 
-    def profile(self, name: str, column: pandas.Series, first: int = 0) -> CodedColumn:
-        """Return the profile of a column, and for every cell the position of its text in it."""
+    def profile(
+        self, name: str, column: pandas.Series, first: int = 0
+    ) -> tuple[ColumnProfile, NDArray[np.int64]]:
+        """Return the profile of a column, and for every cell the index of its text, -1 where it is empty."""
         codes, texts = pandas.factorize(self.texts(name, column, first))
         counts = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
-        return CodedColumn(ColumnProfile.of(dict(zip(texts, counts, strict=True))), codes)
+        return ColumnProfile.of(dict(zip(texts, counts, strict=True))), codes
 
     def decide(
         self,
@@ -193,10 +198,7 @@ class Table:
     def read_column(
         self, name: str, column: pandas.Series, first: int = 0, *, kind: str | None = None, **settings: Any
     ) -> ReadColumn:
-        """Read a column as numbers, dates or texts, whichever it holds or ``kind`` says.
-
-        ``first`` is the number of the first row in the table; ``settings`` are those of ``profile.decide``.
-        """
+        """Read a column as numbers, dates or texts, by ``kind`` and other settings of ``profile.decide``."""
         typed = None if kind == "category" else self.typed(name, column, first)
         if typed is not None:
             is_free = kind is None and not settings.get("keep")
@@ -242,18 +244,8 @@ class Table:
         self.reject(row, problem, code="not-a-cell", value=name, expected=expected, hint=hint, ignore=[name])
 
 
-class CodedColumn(NamedTuple):
-    """A profile, and for every cell the index of its text, -1 where it is empty."""
-
-    profile: ColumnProfile
-    codes: NDArray[np.int64]
-
-
 class ReadColumn(NamedTuple):
-    """A column that was read: what it holds, the number of every cell, and its texts where it is no number.
-
-    ``codes`` are the index of every cell in ``texts``, -1 where it is empty.
-    """
+    """A column that was read: what it holds, its numbers, its distinct texts, and the text of every cell."""
 
     decision: Decision
     values: NDArray[Any]
@@ -289,14 +281,10 @@ def read_blocks(
 ) -> Iterator[pandas.DataFrame]:
     """Read a table block by block, or whole where ``rows`` is None; columns of ``text`` stay so."""
     frame = source.load() if source.load is not None else source.frame
-    if frame is None:
-        yield from _read_text(source, text, rows)
+    if frame is not None:
+        step = rows or max(len(frame), 1)
+        yield from (frame.iloc[start : start + step] for start in range(0, max(len(frame), 1), step))
         return
-    step = rows or max(len(frame), 1)
-    yield from (frame.iloc[start : start + step] for start in range(0, max(len(frame), 1), step))
-
-
-def _read_text(source: Table, text: Sequence[str], rows: int | None) -> Iterator[pandas.DataFrame]:
     assert source.text is not None
     with explain_read_errors(source.name), warnings.catch_warnings(), source.text.characters() as file:
         warnings.simplefilter("error", pandas.errors.ParserWarning)
@@ -313,8 +301,149 @@ def _read_text(source: Table, text: Sequence[str], rows: int | None) -> Iterator
             low_memory=False,
             chunksize=rows,
         )
-        if isinstance(whole_or_blocks, pandas.DataFrame):
-            yield whole_or_blocks
-        else:
-            with whole_or_blocks:
-                yield from whole_or_blocks
+        yield from [whole_or_blocks] if isinstance(whole_or_blocks, pandas.DataFrame) else whole_or_blocks
+
+
+def read_rows(
+    tables: Sequence[Table], identity: str, text: Sequence[str]
+) -> tuple[Table, pandas.DataFrame, NDArray[Any]]:
+    """Read tables of nodes whole, put together by id: what one leaves empty, another may fill.
+
+    Returns where the rows are from, the rows, and the names of the nodes.
+    """
+    frames, sources = [], list[Table]()
+    for table in tables:
+        table.column("id", identity)
+        (frame,) = read_blocks(table, [name for name in text if name in table.columns], rows=None)
+        source, frame = _drop_repeated_rows(table, identity, frame)
+        if len(tables) == 1:
+            return source, frame, node_names(source, identity, frame[identity])
+        frames.append(frame.assign(**{identity: _check_ids(source, identity, frame[identity])}))
+        sources.append(source)
+    frame = pandas.concat(frames, ignore_index=True)
+    places = [np.stack([np.full(len(one), table), np.arange(len(one))]) for table, one in enumerate(frames)]
+    rows = np.concatenate(places, 1)
+    columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
+    name = " and ".join(table.name for table in tables) if len(tables) < 4 else f"{tables[0].name} and others"
+    merged = Table(name, columns, frame, tables[0].text, decimal=tables[0].decimal, parts=(sources, rows))
+    again = frame[identity].duplicated().to_numpy()
+    if again.any():
+        _check_agreement(merged, identity, frame)
+        frame = frame.groupby(identity, sort=False, as_index=False).first()[list(columns)]
+        merged = replace(merged, parts=(sources, rows[:, ~again]))
+    merged.notes.extend(remark for table in tables for remark in table.all_notes())
+    names = frame[identity].to_numpy(dtype=object)
+    return replace(merged, frame=frame), frame, _integers_or_texts(names)
+
+
+def _drop_repeated_rows(
+    table: Table, identity: str, frame: pandas.DataFrame
+) -> tuple[Table, pandas.DataFrame]:
+    """Return a table without rows that repeat another exactly, which are noted."""
+    repeated = np.zeros(0, bool)
+    with suppress(TypeError):  # cells that are lists are refused where they are read
+        repeated = frame.duplicated().to_numpy() if frame[identity].duplicated().any() else repeated
+    if not repeated.any():
+        return table, frame
+    table.notes.append(repeated_rows_note(table.name, int(repeated.sum())))
+    rows = np.flatnonzero(~repeated)
+    parts = (table,), np.stack([np.zeros_like(rows), rows])
+    return replace(table, parts=parts), frame[~repeated].reset_index(drop=True)
+
+
+def repeated_rows_note(name: str, count: int) -> str:
+    """Return the note on rows that repeat another exactly."""
+    return f"{count:,} {'row' if count == 1 else 'rows'} of {name} repeat another exactly: kept once"
+
+
+def _check_agreement(merged: Table, identity: str, frame: pandas.DataFrame) -> None:
+    """Raise an error where two tables say different things of one node."""
+    several = frame[frame[identity].duplicated(keep=False)]
+    for name in (name for name in merged.columns if name != identity):
+        differing = several[[identity, name]].dropna().drop_duplicates()
+        second = differing[identity].duplicated()
+        if second.any():
+            row = int(second.index[int(second.to_numpy().argmax())])
+            node = differing[identity][row]
+            cells = [quoted(str(cell)) for cell in differing[name][differing[identity] == node][:2]]
+            problem = (
+                f"{quoted(node)} has {cells[1]} in column {quoted(name)}, but {cells[0]} in another file"
+            )
+            merged.reject(row, problem, "conflicting-rows", value=node, hint="Correct one of them.")
+
+
+def node_names(source: Table, name: str, column: pandas.Series) -> NDArray[Any]:
+    """Return the names of the nodes: int64 where all are plainly written whole numbers, else strings."""
+    return _integers_or_texts(_check_ids(source, name, column))
+
+
+def _integers_or_texts(names: NDArray[np.object_]) -> NDArray[Any]:
+    whole = plain_integers(names)
+    return names if whole is None else whole
+
+
+def _check_ids(source: Table, name: str, column: pandas.Series) -> NDArray[np.object_]:
+    """Return the names of nodes as texts, once each is known to have one of its own."""
+    text, hint = source.texts(name, column), "Give every node an id of its own."
+    empty = pandas.isna(text)
+    if empty.any():
+        problem = f"the id in column {quoted(name)} is empty"
+        source.reject(int(empty.argmax()), problem, "empty-cell", value=name, hint=hint)
+    again = pandas.Series(text).duplicated().to_numpy()
+    if again.any():
+        row = int(again.argmax())
+        first = source.line(text.tolist().index(text[row]))
+        problem = f"id {quoted(text[row])} was used before, in {first}"
+        source.reject(row, problem, "duplicate-id", value=text[row], hint=hint)
+    return text
+
+
+class NodeIndex:
+    """The number of each node by its name.
+
+    Args:
+        names: of all nodes.
+        drop: give -1 for what is not a node instead of an error; ``unknown_example`` is the first of those.
+    """
+
+    def __init__(self, names: NDArray[Any], drop: bool = False) -> None:
+        self._index, self._drop, self.unknown_example = pandas.Index(names), drop, ""
+        self.is_whole = names.dtype == np.int64
+
+    def places(self, table: Table, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.int64]:
+        """Return the number of each named node. ``first`` is the number of the block's first row."""
+        cells: Any = column
+        index = self._index
+        if not self.is_whole:
+            cells = table.texts(name, column, first)
+        elif not pandas.api.types.is_integer_dtype(column.dtype):
+            # Something among these cells is no whole number; compared as text, it will be found and named.
+            cells, index = table.texts(name, column, first), pandas.Index(index.astype(str), dtype=object)
+        places: NDArray[np.int64] = index.get_indexer(cells)
+        if (unknown := places < 0).any():
+            row = int(unknown.argmax())
+            cell = cells.iloc[row].item() if cells is column else cells[row]
+            if not self._drop:
+                self._refuse(table, name, cell, first + row, int(unknown.sum()), len(unknown))
+            example = "an empty cell" if cell is None else quoted(cell) + self._hint(cell)
+            self.unknown_example = self.unknown_example or example
+        return places
+
+    def _refuse(self, table: Table, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:
+        if cell is None:
+            problem = f"column {quoted(name)} is empty; an edge needs two ends"
+            table.reject(row, problem, "empty-cell", hint="Fill it in or drop the edge.")
+        more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
+        problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
+        if 1 < unknown == cells:
+            problem += f"; nodes are called {quote_names([str(node) for node in self._index[:3]])}"
+            hint = "Pass {id} if their ids are in another column, or name another column of the edges."
+            table.reject(row, problem, code="unknown-node", value=cell, hint=hint, id=...)
+        hint = "Add the node, name another column, or drop such rows with {unknown_edges}."
+        table.reject(row, problem, code="unknown-node", value=cell, hint=hint, unknown_edges="drop")
+
+    def _hint(self, cell: object) -> str:
+        """Name the node whose id differs from a cell only in how it is written."""
+        plain = plain_form(cell)
+        close = next((node for node in self._index if plain_form(node) == plain), None)
+        return "" if close is None else f"; it differs from the node {quoted(close)} {SPELLING}"

@@ -1,9 +1,10 @@
-"""Read graphs from tables or frames: endpoints and weights of edges, and columns of edges as features."""
+"""Read graphs from tables: nodes, their features and labels, and edges, whose columns may be features."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,16 +14,226 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import csr_matrix, csr_tensor
-from pairnorm.data.encoder import Column, ColumnOptions, ColumnValues, Encoder
+from pairnorm.data.encoder import (
+    Column,
+    ColumnOptions,
+    ColumnValues,
+    Encoder,
+    aggregate_edges,
+    assemble,
+    compare_categories,
+    compare_columns,
+    reject_dates,
+)
+from pairnorm.data.features import class_sort_key
 from pairnorm.data.files import quote_names
-from pairnorm.data.nodes import NodeIndex, read_column, read_nodes
-from pairnorm.data.readers import arrow_frame, check_column_names
-from pairnorm.data.tables import Table, read_blocks, without_header
+from pairnorm.data.labels import encoder_notes, near_duplicate_notes, read_classes
+from pairnorm.data.profile import DATE_PATTERNS, EMPTY_NOTE, ID_NAME, MONTH_FIRST, parse_dates
+from pairnorm.data.tables import NodeIndex, Table, read_blocks, read_rows, without_header
 
+NUMBERS_AT_ONCE = 10_000_000
 AUTO = "auto"
 MAX_EDGE_CATEGORIES = 50
 # Columns of a frame without names, as pandas writes them.
 PANDAS_DEFAULT = ("0", "1")
+
+
+def read_nodes(
+    tables: Sequence[Table],
+    options: ColumnOptions,
+    known: Encoder | None = None,
+    long: Sequence[Table] = (),
+) -> dict[str, Any]:
+    """Return what tables of nodes say of a graph: names, features, labels, split, and the encoder.
+
+    Tables are read by an earlier encoder, ``known``, where there is one; ``long`` ones hold node, feature and
+    value.
+    """
+    columns = list(dict.fromkeys(name for table in tables for name in table.columns))
+    everywhere = replace(tables[0], columns=tuple(columns))
+    options = options if known is None else known.options(options, columns)
+    identity = options.check(everywhere)
+    roles = options.roles(identity)
+    chosen = [name for name in columns if name not in roles]
+    differences: list[str] = []
+    absent: list[str] = []
+    as_text = [identity, *(name for option, name in options.named if option not in ("ignore", "keep"))]
+    if known is not None:
+        differences = compare_columns(everywhere.name, chosen, known, options.strict)
+        there, chosen = set(chosen), [column.name for column in known.named("number", "category", "date")]
+        absent = [name for name in chosen if name not in there]
+        as_text += [column.name for column in known.named("category") if column.name not in absent]
+    as_text += [name for table in tables for name in table.padded()]
+    table, frame, node_names = read_rows(tables, identity, as_text)
+    if len(frame) == 0:
+        problem = "there are no rows under the header"
+        table.reject(None, problem, code="no-rows", expected="a row per node")
+    for name in absent:
+        frame[name] = np.nan
+    parts, bins = read_classes(table, frame, options, known)
+    classes = parts.get("class_names", ())
+    read = list(read_columns(table, frame, chosen, options, known))
+    left_out = [column for one in read for column in one.columns if column.kind == "ignored"]
+    read = [one for one in read if one.columns[0].kind != "ignored"]
+    for one in read:
+        for place in np.flatnonzero(one.empty.all(0)):
+            if one.columns[place].name not in absent:
+                table.add_column_note(EMPTY_NOTE, one.columns[place].name)
+    if long or (known is not None and known.named("sparse")):
+        read.append(read_long(long, identity, node_names, options, known))
+    rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
+    encoder = known or Encoder(
+        (*rest, *left_out, *(column for one in read for column in one.columns)),
+        **options.reading_options(),
+        bins=bins,
+    )
+    if encoder.named("structure"):  # they are made of the edges, later
+        encoder = replace(encoder, columns=tuple(c for c in encoder.columns if c.kind != "structure"))
+    wide = {column.name for column in encoder.named("number", "category", "date")}
+    if twice := [column.name for column in encoder.named("sparse") if column.name in wide]:
+        problem = f"{quoted(twice[0])} is a column, and a feature of the long table too"
+        hint = "Rename one, or pass {ignore}."
+        table.reject(None, problem, "duplicate-column", value=twice[0], hint=hint, ignore=twice[:1])
+    features, missing = assemble(read, len(frame))
+    remarks = [*differences, *table.all_notes(), *(remark for one in long for remark in one.all_notes())]
+    notes = (*remarks, *near_duplicate_notes(node_names), *encoder_notes(encoder, classes, options))
+    return parts | {
+        "node_names": node_names,
+        "features": features,
+        "missing": missing,
+        "encoder": encoder,
+        "notes": notes,
+    }
+
+
+def read_columns(
+    table: Table,
+    frame: pandas.DataFrame,
+    names: Sequence[str],
+    options: ColumnOptions,
+    known: Encoder | None = None,
+) -> Iterator[ColumnValues]:
+    """Read columns in order: each by itself, but plain numbers many at a time, for a table may be wide."""
+    dtypes = ((name, kind) for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype))
+    plain = {name for name, kind in dtypes if kind.kind in "iufb"} - {
+        *options.categorical,
+        *(() if known is None else (column.name for column in known.named("category", "date"))),
+        *(() if known else filter(ID_NAME.search, names)),
+    }
+    step = max(1, NUMBERS_AT_ONCE // len(frame))
+    for together, run in groupby(names, plain.__contains__):
+        group = list(run)
+        for start in range(0, len(group), step) if together else ():
+            lenient = known is not None and not options.strict
+            yield _read_numbers(table, frame[group[start : start + step]], lenient)
+        for name in () if together else group:
+            yield read_column(table, name, frame[name], known.features[name] if known else None, options)
+
+
+def _read_numbers(table: Table, frame: pandas.DataFrame, lenient: bool) -> ColumnValues:
+    with np.errstate(over="ignore"):
+        values = frame.to_numpy(dtype=np.float64).astype(np.float32)
+    for place in np.flatnonzero(np.isinf(values).any(0)).tolist():
+        name = frame.columns[place]
+        values[:, place] = table.to_float32(name, frame[name].to_numpy(np.float64), lenient=lenient)
+    return ColumnValues.of_numbers(tuple(Column(name, "number") for name in frame.columns), values)
+
+
+def read_column(
+    table: Table, name: str, cells: pandas.Series, known: Column | None, options: ColumnOptions
+) -> ColumnValues:
+    """Read a feature: numbers and dates as numbers, text one-hot; by the encoder, or by its profile."""
+    kind = known.kind if known else "category" if name in options.categorical else None
+    keep, lenient = name in options.keep, known is not None and not options.strict
+    # Numbers that pandas types as categories are meant so; texts may be typed so to save memory.
+    categories = cells.cat.categories if isinstance(cells.dtype, pandas.CategoricalDtype) else None
+    if kind is None and categories is not None and categories.dtype.kind in "iuf":
+        table.add_column_note("numbers are read as categories, as their type says", name)
+        kind = "category"
+    form = known.form if known else ""
+    read = table.read_column(name, cells, kind=kind, form=form, keep=keep, lenient=lenient)
+    decision, distinct = read.decision, read.texts
+    if decision.kind == "ignored":
+        return ColumnValues.of_numbers((Column(name, "ignored"),), np.empty((0, 1), np.float32))
+    if decision.kind in ("number", "date"):
+        if known and known.kind != decision.kind and not np.isnan(read.values).all():
+            texts = (str(cells.dropna().iloc[0]),) if decision.kind == "date" else ()
+            own = Column(name, "category" if texts else "number", texts)
+            compare_categories(table.name, own, known, options.strict)  # refuses it
+        unread = distinct[np.isnan(parse_dates(distinct, form))] if form else ()
+        if any(map(DATE_PATTERNS[MONTH_FIRST].fullmatch, unread)):
+            reject_dates(table.name, name, form)
+        narrow = table.to_float32(name, read.values, lenient=lenient)
+        column = known or Column(name, decision.kind, form=decision.form)
+        return ColumnValues.of_numbers((column,), narrow[:, None])
+    column = known or Column(name, "category", tuple(sorted(distinct)))
+    if known:
+        here = Column(name, "category", tuple(distinct))
+        if note := compare_categories(table.name, here, known, options.strict):
+            table.notes.append(note)
+    order = pandas.Index(column.categories, dtype=object).get_indexer(pandas.Index(distinct, dtype=object))
+    codes = np.append(order, -1)[read.codes].astype(np.int64)
+    rows = np.flatnonzero(codes >= 0)
+    return ColumnValues((column,), rows, codes[rows], np.ones(len(rows), np.float32), codes[:, None] < 0)
+
+
+def read_long(
+    tables: Sequence[Table],
+    identity: str,
+    names: NDArray[Any],
+    options: ColumnOptions,
+    known: Encoder | None,
+) -> ColumnValues:
+    """Read tables of node, feature and value: a node without a row lacks all, else what is absent is 0."""
+    if not tables:
+        problem = "the model knows features of a long table"
+        raise PairNormError(problem, code="option-missing", hint="Pass {features}.", features=...)
+    index = NodeIndex(names, options.unknown_edges == "drop")
+    blocks = [block for table in tables for block in _long_blocks(table, identity, index)]
+    rows, words, numbers = (np.concatenate(part) for part in zip(*blocks, strict=True))
+    notes = tables[0].notes
+    features = sorted(set(words), key=class_sort_key)
+    if known:
+        there, features = set(features), [column.name for column in known.named("sparse")]
+        if unknown := sorted(there.difference(features)):
+            notes.append(
+                f"{len(unknown):,} features unknown to the model are left out: {quote_names(unknown)}"
+            )
+    places = pandas.Index(features, dtype=object).get_indexer(pandas.Index(words, dtype=object))
+    absent = np.ones(len(names), dtype=bool)
+    absent[rows[rows >= 0]] = False
+    if absent.any():
+        notes.append(f"{int(absent.sum()):,} nodes have no row in {tables[0].name}: features missing")
+    used = (rows >= 0) & (places >= 0)
+    sums = pandas.Series(numbers[used]).groupby([rows[used], places[used]]).sum()
+    if len(sums) < used.sum():
+        notes.append(f"{int(used.sum()) - len(sums):,} features given more than once were added up")
+    row, place = (sums.index.get_level_values(level).to_numpy(np.int64) for level in (0, 1))
+    columns = tuple(Column(name, "sparse") for name in features)
+    empty = np.broadcast_to(absent[:, None], (len(names), len(columns)))
+    return ColumnValues(columns, row, place, sums.to_numpy(np.float32), empty)
+
+
+def _long_blocks(table: Table, identity: str, index: NodeIndex) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Yield the number of the node, the feature and the value of each row, block by block."""
+    if not 2 <= len(table.columns) <= 3:
+        problem = f"{table.name}: it has the columns {quote_names(table.columns)}"
+        expected = "a row for each feature of a node: node, feature and value, or no value for 1"
+        raise PairNormError(problem, code="wrong-shape", value=len(table.columns), expected=expected)
+    node = identity if identity in table.columns else table.columns[0]
+    feature, value = (*(name for name in table.columns if name != node), None)[:2]
+    assert feature is not None
+    first = 0
+    for block in read_blocks(table, () if index.is_whole else [node]):
+        words, numbers = table.texts(feature, block[feature], first), np.ones(len(block), np.float32)
+        if value is not None:
+            read = table.numbers(value, block[value], first)
+            numbers = np.full(len(block), np.nan, np.float32) if read is None else read
+        for row in np.flatnonzero(pandas.isna(words) | np.isnan(numbers))[:1].tolist():
+            problem = f"expected a feature in {quoted(feature)} and a number in {quoted(value)}"
+            table.reject(first + row, problem, "empty-cell", hint="Fill it in or drop the row.")
+        yield index.places(table, node, block[node], first), words, numbers
+        first += len(block)
 
 
 class EndpointColumns(NamedTuple):
@@ -234,87 +445,3 @@ def _add_edge_features(
         "encoder": encoder,
         "notes": (*parts["notes"], *table.all_notes()),
     }
-
-
-def aggregate_edges(
-    columns: Sequence[ColumnValues], edge_index: NDArray[np.int64], nodes: int
-) -> tuple[list[str], NDArray[np.float32]]:
-    """Return the names and values [nodes, aggregates] of counts, sums and means over the edges of each node.
-
-    An edge counts at both of its nodes. Numbers give a sum and a mean, dates a mean, categories a count each
-    and the sums of the numbers. The mean over no edge is NaN.
-    """
-    source, target = edge_index
-    is_between = source != target
-
-    def total(values: NDArray[Any]) -> NDArray[np.float64]:
-        sums = np.bincount(source, values, nodes).astype(np.float64)
-        return sums + np.bincount(target[is_between], values[is_between], nodes)
-
-    aggregates = {"edges: count": total(np.ones(len(source)))}
-    numbers: dict[str, NDArray[Any]] = {}
-    indicators: dict[str, NDArray[Any]] = {}
-    for one in columns:
-        (column,), name = one.columns, one.columns[0].name
-        if column.kind == "category":
-            codes = np.full(len(source), -1)
-            codes[one.rows] = one.places
-            indicators |= {f"{name}={text}": codes == place for place, text in enumerate(column.categories)}
-            continue
-        values = np.zeros(len(source))
-        values[one.rows] = one.values
-        sums, counts = total(values), total(~one.empty[:, 0])
-        if column.kind == "number":
-            numbers[name] = values
-            aggregates[f"edges: sum of {name}"] = sums
-        aggregates[f"edges: mean of {name}"] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    for category, holds in indicators.items():
-        aggregates[f"edges: count of {category}"] = total(holds)
-        for name, values in numbers.items():
-            aggregates[f"edges: sum of {name} where {category}"] = total(values * holds)
-    largest = float(np.finfo(np.float32).max)
-    return list(aggregates), np.stack([*aggregates.values()], 1).clip(-largest, largest).astype(np.float32)
-
-
-def from_frames(
-    nodes: Any, edges: Any, features: Any, options: ColumnOptions, encoder: Encoder | None
-) -> dict[str, Any]:
-    """Return the parts of a graph in frames of pandas, or of any library that hands its columns over."""
-    tables = [
-        [] if role == "features" and frame is None else [_frame_source(f"the frame of {role}", frame)]
-        for role, frame in (("nodes", nodes), ("edges", edges), ("features", features))
-    ]
-    try:
-        return read_tables(tables, options.after(encoder), encoder)
-    except PairNormError as error:
-        if error.code == "unknown-node" and str(error.value) in _unread_index(nodes):
-            error.hint += " It is in the index of the nodes; only one with a name, such as 'id', is read."
-        raise
-
-
-def _unread_index(frame: Any) -> set[str]:
-    if not isinstance(frame, pandas.DataFrame) or isinstance(frame.index, pandas.RangeIndex):
-        return set()
-    return set() if any(frame.index.names) else set(map(str, frame.index))
-
-
-def _frame_source(name: str, frame: Any) -> Table:
-    if isinstance(frame, Mapping):
-        frame = pandas.DataFrame(frame)
-    if not isinstance(frame, pandas.DataFrame):
-        import pyarrow
-
-        if hasattr(frame, "__arrow_c_stream__"):
-            frame = arrow_frame(pyarrow.table(frame))
-        elif hasattr(frame, "__dataframe__"):
-            from pyarrow.interchange import from_dataframe
-
-            frame = arrow_frame(from_dataframe(frame))
-        else:
-            problem = f"{name} is a {type(frame).__name__}"
-            expected = "a pandas.DataFrame, or one that has __arrow_c_stream__ or __dataframe__"
-            raise PairNormError(problem, code="wrong-type", value=type(frame).__name__, expected=expected)
-    if any(frame.index.names):  # an index with a name is a column
-        frame = frame.reset_index()
-    columns = check_column_names(name, list(frame.columns))
-    return Table(name, columns, frame.set_axis(columns, axis=1))
