@@ -199,7 +199,9 @@ def test_the_first_screen_has_three_numbers_with_their_intervals(findings: Findi
     assert f"{100 * share:.1f}% have the most frequent class" in fit_page(findings).cards[0][2]
 
 
-def test_the_page_prints_on_at_most_three_sheets(view: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_the_page_prints_on_at_most_three_sheets(view: Any, tmp_path: Path, width: int) -> None:
+    view.set_viewport_size({"width": width, "height": 900})
     view.pdf(path=tmp_path / "page.pdf", format="A4")
     assert len(re.findall(rb"/Type\s*/Page[^s]", (tmp_path / "page.pdf").read_bytes())) <= 3
 
