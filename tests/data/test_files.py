@@ -571,6 +571,19 @@ def test_edges_to_nobody_are_dropped_the_second_time_too(write: Write) -> None:
         assert Graph.from_files(nodes, edges, encoder=graph.encoder).num_edges == 1
 
 
+def test_nodes_that_only_edges_name_are_added_the_second_time_too(write: Write) -> None:
+    nodes = write("labels.csv", "id,x,ok,risk\n1,1,True,low\n2,2,False,high\n")
+    edges = write("edges.txt", "1 2\n2 9\n9 07\n")
+    with pytest.warns(GraphWarning, match="2 nodes that only edges name were added, unlabeled"):
+        graph = Graph.from_files(nodes, edges, label="risk", unknown_edges="add")
+    assert graph.node_names.tolist() == ["1", "2", "9", "07"]
+    assert graph.labels.tolist() == [1, 0, -1, -1]
+    assert graph.missing_vectors.tolist() == [False, False, True, True]
+    with pytest.warns(GraphWarning, match="2 nodes that only edges name"):
+        again = Graph.from_files(nodes, edges, encoder=graph.encoder)
+    assert torch.equal(again.features, graph.features)
+
+
 def test_binned_labels_are_binned_alike_the_second_time(write: Write) -> None:
     edges = write("edges.csv", "a,b\n1,2\n2,1\n")
     nodes = write("nodes.csv", "id,x,pay\n" + "".join(f"{i},{i},{i}.5\n" for i in range(1, 41)))

@@ -153,7 +153,7 @@ LETTERS = np.array(["x", "y", "Zu\u0308rich"], dtype=object)
 
 def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raises: Callable) -> None:
     table = open_table(write("e.csv", EDGES))
-    with raises("unknown-node", value="Y", options={"unknown_edges": "drop"}) as caught:
+    with raises("unknown-node", value="Y", options={"unknown_edges": "add"}) as caught:
         read_edges(table, EndpointColumns("a", "b"), LETTERS, None)
     assert "differs from the node 'y' only in case, spaces" in caught.value.problem
     found = read_edges(table, EndpointColumns("a", "b"), LETTERS, None, drop=True)

@@ -84,8 +84,8 @@ COLUMNS = {
     "--source COLUMN": "Take the first node of an edge from this column. Default: source, else the first.",
     "--target COLUMN": "Take the second node of an edge from this column. Default: target, else the second.",
     "--weight COLUMN": "Take edge weights from this column. Default: every edge counts 1.",
-    "--on-unknown-node ACTION": "Handle edges with unknown endpoints: error stops, drop leaves them out. "
-    "Default: error.",
+    "--on-unknown-node ACTION": "Handle edges with unknown endpoints: error stops, drop leaves them out, add "
+    "adds unlabeled nodes. Default: error.",
     "--edge-columns COLUMN...": "Make features of this column of edges: counts, sums, means. May be "
     "repeated; auto: all. Default: none.",
     "--categorical COLUMN...": "Treat numbers in this column as categories. May be repeated.",

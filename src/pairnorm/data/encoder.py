@@ -43,7 +43,8 @@ class ReadingOptions:
         encoding: of text. Default: found by its bytes, and noted unless it is UTF-8.
         decimal: the decimal point of text, ``'.'`` or ``','``. Default: a point; where all cells of a column
             have a comma, that, and noted.
-        unknown_edges: ``'drop'`` to leave out edges whose ends are no nodes. Default: ``'error'``.
+        unknown_edges: ``'add'`` to add nodes that only edges name, without label and features; ``'drop'`` to
+            leave out such edges. Default: ``'error'``.
         merge_classes: merge classes that differ by case, spaces or one letter. Default: they are noted.
     """
 
@@ -101,6 +102,15 @@ class ColumnOptions(ReadingOptions):
         options = {"edges": ("source", "target", "weight"), "nodes": ("id", "label", "split")}.get(role, ())
         return [name for option in options if (name := getattr(self, option)) is not None]
 
+    def aggregated(
+        self, columns: Sequence[str], used: Sequence[str | None], known: Encoder | None
+    ) -> list[str]:
+        """Return the columns of edges to aggregate: those of a model, those named, or all others."""
+        if known is not None:
+            return [column.name for column in known.edge_columns]
+        is_auto = tuple(self.edge_columns) == ("auto",)
+        return [name for name in columns if name not in used] if is_auto else list(self.edge_columns)
+
     def __post_init__(self) -> None:
         for option in ("categorical", "ignore", "keep", "edge_columns"):
             if isinstance(name := getattr(self, option), str):  # one column
@@ -110,7 +120,7 @@ class ColumnOptions(ReadingOptions):
         if self.encoding is not None:
             check_encoding(self.encoding)
         if self.unknown_edges is not None:
-            one_of("unknown_edges", self.unknown_edges, ("error", "drop"))
+            one_of("unknown_edges", self.unknown_edges, ("error", "drop", "add"))
         if self.classes is not None and self.classes != EACH:
             whole_number("classes", self.classes, least=2)
 

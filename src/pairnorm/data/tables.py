@@ -333,7 +333,7 @@ def read_rows(
         merged = replace(merged, parts=(sources, rows[:, ~again]))
     merged.notes.extend(remark for table in tables for remark in table.all_notes())
     names = frame[identity].to_numpy(dtype=object)
-    return replace(merged, frame=frame), frame, _integers_or_texts(names)
+    return replace(merged, frame=frame), frame, integers_or_texts(names)
 
 
 def _drop_repeated_rows(
@@ -373,11 +373,12 @@ def _check_agreement(merged: Table, identity: str, frame: pandas.DataFrame) -> N
 
 
 def node_names(source: Table, name: str, column: pandas.Series) -> NDArray[Any]:
-    """Return the names of the nodes: int64 where all are plainly written whole numbers, else strings."""
-    return _integers_or_texts(_check_ids(source, name, column))
+    """Return the names of the nodes, integers or texts."""
+    return integers_or_texts(_check_ids(source, name, column))
 
 
-def _integers_or_texts(names: NDArray[np.object_]) -> NDArray[Any]:
+def integers_or_texts(names: NDArray[np.object_]) -> NDArray[Any]:
+    """Return names as int64 where all are plainly written whole numbers, else as they are."""
     whole = plain_integers(names)
     return names if whole is None else whole
 
@@ -439,8 +440,8 @@ class NodeIndex:
             problem += f"; nodes are called {quote_names([str(node) for node in self._index[:3]])}"
             hint = "Pass {id} if their ids are in another column, or name another column of the edges."
             table.reject(row, problem, code="unknown-node", value=cell, hint=hint, id=...)
-        hint = "Add the node, name another column, or drop such rows with {unknown_edges}."
-        table.reject(row, problem, code="unknown-node", value=cell, hint=hint, unknown_edges="drop")
+        hint = "Name another column, or pass {unknown_edges} to add such nodes (drop: to drop such rows)."
+        table.reject(row, problem, code="unknown-node", value=cell, hint=hint, unknown_edges="add")
 
     def _hint(self, cell: object) -> str:
         """Name the node whose id differs from a cell only in how it is written."""

@@ -29,10 +29,9 @@ from pairnorm.data.features import class_sort_key
 from pairnorm.data.files import quote_names
 from pairnorm.data.labels import encoder_notes, near_duplicate_notes, read_classes
 from pairnorm.data.profile import DATE_PATTERNS, EMPTY_NOTE, ID_NAME, MONTH_FIRST, parse_dates
-from pairnorm.data.tables import NodeIndex, Table, read_blocks, read_rows, without_header
+from pairnorm.data.tables import NodeIndex, Table, integers_or_texts, read_blocks, read_rows, without_header
 
 NUMBERS_AT_ONCE = 10_000_000
-AUTO = "auto"
 MAX_EDGE_CATEGORIES = 50
 # Columns of a frame without names, as pandas writes them.
 PANDAS_DEFAULT = ("0", "1")
@@ -43,11 +42,12 @@ def read_nodes(
     options: ColumnOptions,
     known: Encoder | None = None,
     long: Sequence[Table] = (),
+    more_names: pandas.Index | None = None,
 ) -> dict[str, Any]:
     """Return what tables of nodes say of a graph: names, features, labels, split, and the encoder.
 
     Tables are read by an earlier encoder, ``known``, where there is one; ``long`` ones hold node, feature and
-    value.
+    value. Nodes of ``more_names`` that no table has are added, without label and features.
     """
     columns = list(dict.fromkeys(name for table in tables for name in table.columns))
     everywhere = replace(tables[0], columns=tuple(columns))
@@ -64,10 +64,16 @@ def read_nodes(
         absent = [name for name in chosen if name not in there]
         as_text += [column.name for column in known.named("category") if column.name not in absent]
     as_text += [name for table in tables for name in table.padded()]
-    table, frame, node_names = read_rows(tables, identity, as_text)
+    table, frame, names = read_rows(tables, identity, as_text)
     if len(frame) == 0:
         problem = "there are no rows under the header"
         table.reject(None, problem, code="no-rows", expected="a row per node")
+    if more_names is not None:
+        listed = pandas.Index(names.astype(str), dtype=object)
+        added = more_names.difference(listed, sort=False)
+        table.notes.append(f"{len(added):,} nodes that only edges name were added, unlabeled")
+        names = integers_or_texts(listed.append(added).to_numpy())
+        frame = frame.reset_index(drop=True).reindex(range(len(names)))
     for name in absent:
         frame[name] = np.nan
     parts, bins = read_classes(table, frame, options, known)
@@ -80,7 +86,7 @@ def read_nodes(
             if one.columns[place].name not in absent:
                 table.add_column_note(EMPTY_NOTE, one.columns[place].name)
     if long or (known is not None and known.named("sparse")):
-        read.append(read_long(long, identity, node_names, options, known))
+        read.append(read_long(long, identity, names, options, known))
     rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
     encoder = known or Encoder(
         (*rest, *left_out, *(column for one in read for column in one.columns)),
@@ -96,9 +102,9 @@ def read_nodes(
         table.reject(None, problem, "duplicate-column", value=twice[0], hint=hint, ignore=twice[:1])
     features, missing = assemble(read, len(frame))
     remarks = [*differences, *table.all_notes(), *(remark for one in long for remark in one.all_notes())]
-    notes = (*remarks, *near_duplicate_notes(node_names), *encoder_notes(encoder, classes, options))
+    notes = (*remarks, *near_duplicate_notes(names), *encoder_notes(encoder, classes, options))
     return parts | {
-        "node_names": node_names,
+        "node_names": names,
         "features": features,
         "missing": missing,
         "encoder": encoder,
@@ -196,9 +202,8 @@ def read_long(
     if known:
         there, features = set(features), [column.name for column in known.named("sparse")]
         if unknown := sorted(there.difference(features)):
-            notes.append(
-                f"{len(unknown):,} features unknown to the model are left out: {quote_names(unknown)}"
-            )
+            listed = quote_names(unknown)
+            notes.append(f"{len(unknown):,} features unknown to the model are left out: {listed}")
     places = pandas.Index(features, dtype=object).get_indexer(pandas.Index(words, dtype=object))
     absent = np.ones(len(names), dtype=bool)
     absent[rows[rows >= 0]] = False
@@ -343,17 +348,6 @@ def _weights(edges: Table, name: str, column: pandas.Series, first: int) -> NDAr
     return values
 
 
-def choose_edge_columns(
-    table: Table, ends: EndpointColumns, weight: str | None, options: ColumnOptions, known: Encoder | None
-) -> list[str]:
-    """Return the columns of edges to aggregate: those of a model, those that are named, or all others."""
-    if known is not None:
-        return [column.name for column in known.edge_columns]
-    if tuple(options.edge_columns) != (AUTO,):
-        return list(options.edge_columns)
-    return [name for name in table.columns if name not in (*ends[:2], weight)]
-
-
 def read_tables(
     tables: Sequence[Sequence[Table]], options: ColumnOptions, known: Encoder | None
 ) -> dict[str, Any]:
@@ -369,10 +363,21 @@ def read_tables(
         ]
     ends = [find_endpoint_columns(table, options.source, options.target) for table in edges]
     for table, two in zip(edges, ends, strict=True):
-        columns = choose_edge_columns(table, two, options.weight, options, known)
+        columns = options.aggregated(table.columns, (*two[:2], options.weight), known)
         note_unused_columns(table, two, options.weight, columns)
-    parts = read_nodes(nodes, options, known, features)
+    names = endpoint_names(edges, ends) if options.unknown_edges == "add" else None
+    parts = read_nodes(nodes, options, known, features, names)
     return add_edges(parts, edges, ends, options.weight, options, known)
+
+
+def endpoint_names(edges: Sequence[Table], ends: Sequence[EndpointColumns]) -> pandas.Index:
+    """Return the different names of nodes in tables of edges, as texts."""
+    names = pandas.Index([], dtype=object)
+    for table, two in zip(edges, ends, strict=True):
+        for block in read_blocks(table, two[:2]):
+            cells = np.concatenate([table.texts(name, block[name]) for name in two[:2]])
+            names = names.append(pandas.Index(cells, dtype=object)).dropna().unique()
+    return names
 
 
 def add_edges(
@@ -384,7 +389,7 @@ def add_edges(
     known: Encoder | None,
 ) -> dict[str, Any]:
     """Return the parts of a graph with its edges, and the aggregates of their columns as features."""
-    columns = choose_edge_columns(tables[0], ends[0], weight, options, known)
+    columns = options.aggregated(tables[0].columns, (*ends[0][:2], weight), known)
     text = [] if known is None else [one.name for one in known.edge_columns if one.kind == "category"]
     drop, names = options.unknown_edges == "drop", parts["node_names"]
     read = (
@@ -400,8 +405,7 @@ def add_edges(
     }
     if not columns:
         return parts
-    frame = pandas.concat(frames, ignore_index=True)
-    first = tables[0]
+    frame, first = pandas.concat(frames, ignore_index=True), tables[0]
     rows = Table(first.name, first.columns, frame, first.text, decimal=first.decimal)
     return _add_edge_features(parts, rows, frame, options, known)
 
@@ -419,9 +423,8 @@ def _add_edge_features(
         one = read_column(table, name, frame[name], expected.get(name), options)
         (column,) = one.columns
         if known is None and len(column.categories) > MAX_EDGE_CATEGORIES:
-            table.add_column_note(
-                f"left out, because it holds {len(column.categories):,} different texts", name
-            )
+            note = f"left out, because it holds {len(column.categories):,} different texts"
+            table.add_column_note(note, name)
         elif column.kind != "ignored":
             used.append(one)
     names, values = aggregate_edges(used, parts["edge_index"], parts["num_nodes"])
