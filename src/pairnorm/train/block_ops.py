@@ -237,12 +237,7 @@ class BlockOps:
             torch.where(self._known[rows, None], source[rows], result[rows], out=result[rows])
 
     def scale_up(self, state: Tensor, mean_square: float) -> float:
-        """Multiply a state of small numbers by a power of two, in place, and return the factor, else 1.
-
-        Args:
-            state: the state.
-            mean_square: of its numbers.
-        """
+        """Multiply a state by a power of two, in place, if its mean square is small; return the factor."""
         is_half = state.dtype != torch.float32
         if not 0 < mean_square < (MIN_MEAN_SQUARE_HALF if is_half else MIN_MEAN_SQUARE):
             return 1.0

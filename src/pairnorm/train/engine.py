@@ -29,7 +29,6 @@ MODEL_MEASURES = ("relative_energy", "gradient_first", "gradient_last", "paramet
 
 Pair = tuple[Spec, int]
 """A spec and a seed: one trial."""
-Results = Iterator[dict[Pair, Trial]]
 Tick = Callable[[int], None]
 
 # Kernels process one trial after the other: the states of a few trials make the overhead of Python small.
@@ -100,7 +99,12 @@ def plan(
         groups[_architecture(spec, cuda)].append((spec, check_seed(seed)))
     jobs = []
     for shared, group in groups.items():
-        for variants, some in _by_number_of_variants(group).items() if cuda else [(1, group)]:
+        variants_by_trial = _variants_by_trial(group) if cuda else {}
+        # On CUDA, trials of a job have equally many variants, so that none has to be repeated.
+        parts: dict[int, list[Pair]] = defaultdict(list)
+        for pair in group:
+            parts[len(variants_by_trial[_trial(pair)]) if cuda else 1].append(pair)
+        for variants, some in parts.items():
             size = len(some) if device is None else _trials_per_job(graph, shared, device, variants)
             if not cuda:  # no core should be idle while another has all trials
                 size = min(size, -(-len(Job(tuple(some)).trials) // (cores or os.cpu_count() or 1)))
@@ -153,12 +157,6 @@ def train(
 def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.device = "auto") -> Model | SGC:
     """Train as ``train`` does and return the models themselves, each at its best epoch.
 
-    Args:
-        graph: with a split.
-        spec: what to train.
-        seeds: one for each trial.
-        device: ``"auto"`` for CUDA where there is one, else the CPU.
-
     Returns:
         One module in evaluation mode, with a trial for each seed; logits are ``[nodes, trials, classes]``.
     """
@@ -178,7 +176,6 @@ def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.devi
 
 
 def _check(graph: object, spec: object) -> None:
-    """Raise an error unless the arguments are a graph and a spec."""
     check_graph(graph)
     if not isinstance(spec, Spec):
         problem, expected = f"spec is {quoted(spec)}", "a pairnorm.train.Spec, such as Spec('cora', 'GCN', 2)"
@@ -217,7 +214,7 @@ def train_job(
     *,
     measures: Sequence[str] = (),
     curves: bool = False,
-    tick: Callable[[int], None] = lambda epochs: None,
+    tick: Tick = lambda epochs: None,
     emit: Callable[[dict[Pair, Trial]], None] = lambda trials: None,
 ) -> dict[Pair, Trial]:
     """Train a job; if CUDA memory is exhausted, train its halves one after the other.
@@ -226,7 +223,7 @@ def train_job(
         graph: with a split.
         job: the pairs to train.
         device: on which to train.
-        measures: names of measures to compute.
+        measures: see ``train``, as ``curves``.
         curves: keep curves.
         tick: called with the part of ``job.cost`` that was done since its last call.
         emit: called with trials as they finish: those of a depth of SGC, or all.
@@ -252,15 +249,14 @@ def train_job(
 
 def _train_gnn(
     graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
-) -> Results:
+) -> Iterator[dict[Pair, Trial]]:
     trainer = GNNTrainer(graph, job.pairs, device, curves)
     layers = len(job.pairs) * job.pairs[0][0].depth
     values: dict[str, Tensor] = {}
     if {"gradient_first", "gradient_last"} & {*measures}:
         with CAPTURE:
-            values["gradient_first"], values["gradient_last"] = _gradient_norms(
-                trainer.model, trainer.problem
-            )
+            norms = _gradient_norms(trainer.model, trainer.problem)
+            values["gradient_first"], values["gradient_last"] = norms
     trainer.fit(lambda epochs: tick(epochs * layers))
     hidden, logits = trainer.evaluate()
     with CAPTURE:  # decompositions and their allocations would end the capture of another thread
@@ -279,7 +275,7 @@ def _train_gnn(
 
 def _train_sgc(
     graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
-) -> Results:
+) -> Iterator[dict[Pair, Trial]]:
     variants, requested = job.variants, set(job.pairs)
     trainer = SGCTrainer(graph, variants, job.depths, device, curves)
     factors = torch.tensor(trainer.factors, device=device)
@@ -374,15 +370,6 @@ def _variants_by_trial(pairs: Iterable[Pair]) -> dict[Pair, dict[tuple[float, ..
     for pair in pairs:
         variants[_trial(pair)][_variant(pair)] = pair
     return variants
-
-
-def _by_number_of_variants(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
-    """Group pairs by the number of variants of their trial, so that none has to be repeated."""
-    variants = _variants_by_trial(pairs)
-    parts: dict[int, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        parts[len(variants[_trial(pair)])].append(pair)
-    return parts
 
 
 @lru_cache(2**16)  # a grid asks for the same with every seed

@@ -86,12 +86,7 @@ class Problem:
         )
 
     def losses(self, logits: Tensor, part: str) -> Tensor:
-        """Return the mean cross-entropy of every trial over the nodes of a part.
-
-        Args:
-            logits: ``[nodes, trials, classes]``; the result is ``[trials]``.
-            part: ``"train"``, ``"validation"`` or ``"test"``.
-        """
+        """Return the mean cross-entropy of ``[nodes, trials, classes]`` logits in a part: ``[trials]``."""
         nodes = self.parts[part]
         return self._mean(node_losses(logits[nodes], self.labels[nodes]))
 
@@ -175,11 +170,10 @@ def _features(
     Sparse features stay sparse, unless missing values are imputed.
     """
     masks = [_missing(graph, spec, seed) for spec, seed in trials]
-    if len({mask.kind == "entries" for mask in masks}) > 1:
+    kinds = {mask.kind for mask in masks}
+    if len(kinds) > 1 and "entries" in kinds:
         problem = "trials with missing entries and trials with missing vectors cannot train together"
-        raise PairNormError(
-            problem, code="mixed-kinds", value=sorted({mask.kind for mask in masks}), expected="one kind"
-        )
+        raise PairNormError(problem, code="mixed-kinds", value=sorted(kinds), expected="one kind")
     mask = torch.cat([mask.mask for mask in masks], 1)
     is_shared = torch.equal(mask, mask[:, :1].expand_as(mask))
     missing = Missing(masks[0].kind, masks[0].rate, None, mask[:, :1] if is_shared else mask)

@@ -240,9 +240,6 @@ class Spec:
         ``run`` stores the trials of the graphs it is given under such names, so that the store never returns
         trials of another graph of the same name. A named graph of the package keeps its plain name, if it is
         that graph with the split that ``load`` gives it.
-
-        Args:
-            graph: the graph that is called ``dataset``.
         """
         name, at, known = self.dataset.partition("@")
         if not at and graph.fingerprint == _package_fingerprint(name):

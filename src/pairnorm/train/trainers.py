@@ -33,15 +33,7 @@ from pairnorm.train.spec import Spec
 def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
 ) -> Model:
-    """Build the model of a spec with one trial per seed; the seed alone decides the initial weights.
-
-    Args:
-        spec: of a GCN or GAT, or of a method with its own model.
-        num_features: features per node.
-        num_classes: logits per node.
-        seeds: one for each trial.
-        device: where the model goes.
-    """
+    """Build the GCN, GAT or own model of a spec; the seed of a trial alone decides its initial weights."""
     method = find_method(spec.method)
     shared = {
         "num_layers": spec.depth,
@@ -57,14 +49,8 @@ def build(
     else:
         kinds: dict[str, Any] = {"GCN": GCN, "GAT": partial(GAT, heads=spec.heads)}
         kind = kinds[one_of("model", spec.model, tuple(kinds))]
-        own = {
-            "norm": spec.mode,
-            "scale": spec.scale,
-            "skip": spec.skip,
-            "order": spec.order,
-            "precision": spec.precision,
-        }
-        own |= method.arguments(spec, len(seeds))
+        own = {name: getattr(spec, name) for name in ("scale", "skip", "order", "precision")}
+        own |= {"norm": spec.mode, **method.arguments(spec, len(seeds))}
         model = kind(num_features, num_classes, **shared, **own)
     model.reset_parameters(seeds)
     return model.to(device)
@@ -93,12 +79,7 @@ def bind_graph(module: nn.Module, graph: Graph) -> nn.Module:
 class GNNTrainer:
     """Trains (spec, seed) pairs of one GCN or GAT that differ in seed, optimizer and missing features.
 
-    Args:
-        graph: the graph.
-        trials: (spec, seed) pairs.
-        device: where to run.
-        curves: record loss and accuracy of every epoch.
-        shards: division of the nodes among ranks that train together.
+    With ``curves``, the loop records loss and accuracy of every epoch; with ``shards``, ranks train together.
     """
 
     def __init__(
@@ -209,7 +190,7 @@ class SGCTrainer:
             learning rate and weight decay; their depths are ignored.
         depths: at which to train a regression.
         device: where to run.
-        curves: record loss and accuracy of every epoch.
+        curves: as in ``GNNTrainer``.
     """
 
     def __init__(
