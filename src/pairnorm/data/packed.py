@@ -249,12 +249,6 @@ class PackedGraph:
             parts.append(self._array(name)[rows, low - held.start : high - held.start].astype(np.float32))
         return np.concatenate(parts, 1) if len(parts) > 2 else parts[-1]
 
-    def files(self, columns: range) -> dict[str, NDArray[Any]]:
-        """Return the arrays that propagation of some columns reads, by the names of the files."""
-        names = ["crow", "column", "missing", *(["weight"] if self.facts.weighted else [])]
-        arrays = {name: getattr(self, name) for name in names}
-        return arrays | {name: self._array(name) for _, name in self._blocks(columns)}
-
     def _blocks(self, columns: range) -> list[tuple[int, str]]:
         """Return the number and the file of each block of features that some columns lie in."""
         numbers = range(columns.start // self.facts.block, -(-columns.stop // self.facts.block))
