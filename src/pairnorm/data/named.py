@@ -298,7 +298,7 @@ def csbm(
     exponent: float = 3.0,
     seed: int = 0,
 ) -> Graph:
-    """Generate a graph of classes whose nodes share words and edges.
+    """Generate a graph in time and memory linear in its nodes and edges.
 
     Classes are equally large. Nodes have weights that follow a power law. An edge joins a node drawn by
     weight to one of its own class, or of another, drawn by weight too, until there are exactly n * degree / 2
@@ -362,7 +362,7 @@ def csbm(
 
 
 class _WeightedDraw:
-    """Draws nodes by weight; classes weigh the same."""
+    """Draws nodes by weight in constant time: a table of quantiles says where the search starts."""
 
     def __init__(
         self, stream: Stream, members: NDArray[np.int64], sizes: NDArray[np.int64], exponent: float
@@ -374,7 +374,10 @@ class _WeightedDraw:
         # A hub that wants more neighbors than there are would make the search for new edges endless.
         np.minimum(weights, math.sqrt(count), out=weights)
         weights /= np.bincount(self.classes, weights)[self.classes]
-        self.ends, self.last = np.cumsum(weights), np.cumsum(sizes) - 1
+        self.ends = np.cumsum(weights)
+        self.starts = np.searchsorted(self.ends, np.arange(count) * (len(sizes) / count), side="right")
+        self.step = count / len(sizes)
+        self.last = np.cumsum(sizes) - 1
         self.first = self.last - sizes + 1
 
     def any(self, count: int) -> NDArray[np.int64]:
@@ -389,7 +392,14 @@ class _WeightedDraw:
 
     def _at(self, levels: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the first position whose cumulative weight exceeds each level."""
-        return np.minimum(np.searchsorted(self.ends, levels, side="right"), len(self.ends) - 1)
+        place = self.starts[np.minimum((levels * self.step).astype(np.int64), len(self.starts) - 1)]
+        np.minimum(place, len(self.ends) - 1, out=place)
+        behind = np.flatnonzero(self.ends[place] <= levels)
+        while len(behind):
+            place[behind] += 1
+            behind = behind[place[behind] < len(self.ends) - 1]
+            behind = behind[self.ends[place[behind]] <= levels[behind]]
+        return place
 
 
 def _distinct(draw: _WeightedDraw, nodes: int, count: int, *, within: bool) -> NDArray[np.int64]:
