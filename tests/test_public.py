@@ -97,6 +97,32 @@ row_diff(PairNorm()(x))
     run(script)
 
 
+def test_what_needs_an_extra_names_it():
+    script = """
+import sys
+for name in ("pandas", "sklearn"):
+    sys.modules[name] = None
+import pairnorm, torch
+model = pairnorm.nn.GCN(4, 3, num_layers=2)
+with pairnorm.Probe(model) as probe:
+    model(torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]]))
+read = lambda: pairnorm.Graph.from_files("n.csv", "e.csv")
+for use in (probe.frame, lambda: pairnorm.NodeClassifier, read):
+    try:
+        use()
+    except pairnorm.PairNormError as error:
+        print(error.code, error.value)
+"""
+    assert run(script).split() == [
+        "library-missing",
+        "pandas",
+        "library-missing",
+        "sklearn",
+        "library-missing",
+        "pandas",
+    ]
+
+
 @pytest.mark.parametrize("path", PLAIN, ids=names)
 def test_nn_and_measure_import_torch_only(path):
     others = {name.split(".")[0] for name in imported_at_once(path)} - sys.stdlib_module_names

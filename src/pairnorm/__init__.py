@@ -41,7 +41,12 @@ def __getattr__(name: str) -> Any:
         return import_module(f"pairnorm.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'pairnorm' has no attribute {name!r}")
-    return getattr(import_module(f"pairnorm.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"pairnorm.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:  # of the core alone
+        from pairnorm.base.errors import missing_library
+
+        raise missing_library(f"pairnorm.{name}", str(error.name).partition(".")[0]) from error
 
 
 def __dir__() -> list[str]:

@@ -573,8 +573,8 @@ def test_edges_to_nobody_are_dropped_the_second_time_too(write: Write) -> None:
 
 def test_nodes_that_only_edges_name_are_added_the_second_time_too(write: Write) -> None:
     nodes = write("labels.csv", "id,x,ok,risk\n1,1,True,low\n2,2,False,high\n")
-    edges = write("edges.txt", "1 2\n2 9\n9 07\n")
-    with pytest.warns(GraphWarning, match="2 nodes that only edges name were added, unlabeled"):
+    edges = write("edges.csv", "a,b\n1,2\n2,9\n9,07\n9,\n")
+    with pytest.warns(GraphWarning, match="2 nodes that only edges name were added, unlabeled; 1 of 4 edges"):
         graph = Graph.from_files(nodes, edges, label="risk", unknown_edges="add")
     assert graph.node_names.tolist() == ["1", "2", "9", "07"]
     assert graph.labels.tolist() == [1, 0, -1, -1]

@@ -163,7 +163,7 @@ def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raise
 
 def test_where_no_end_is_a_node_the_ids_are_shown(write: Write, raises: Callable) -> None:
     table = open_table(write("e.csv", "a,b\ncust 1,cust 2\ncust 2,cust 1\n"))
-    with raises("unknown-node", value="cust 1", options={"id": ...}) as caught:
+    with raises("unknown-node", value="cust 1", options={"id": ..., "source": ..., "target": ...}) as caught:
         read_edges(table, EndpointColumns("a", "b"), LETTERS, None)
     assert caught.value.problem.endswith("; nodes are called 'x', 'y', 'Zu\u0308rich'")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
 from math import inf
 from typing import Any, Self
 from urllib.parse import unquote
@@ -300,3 +301,17 @@ def spreadsheet(text: str) -> str:
     except ValueError:
         return f"'{text}"
     return text
+
+
+def load_library(name: str, what: str) -> Any:
+    """Import an optional library, or raise an error that says how to install it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise missing_library(what, name.partition(".")[0]) from error
+
+
+def missing_library(what: str, library: str | None) -> PairNormError:
+    """Return the error about a library that is not installed."""
+    hint = "pip install 'pairnorm[all]'"
+    return PairNormError(f"{what} needs {library}", code="library-missing", value=library, hint=hint)

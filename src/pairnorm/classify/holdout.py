@@ -184,7 +184,7 @@ def _limitations(graph: Graph, split: Split) -> Iterator[str]:
     if graph.num_classes > MAX_NUMERIC_CLASSES and numeric:
         yield (
             f"the label has {graph.num_classes} different numbers, each of which is a class of its own. If "
-            "they measure something, cut them into ranges when you read the file (classes=5)."
+            "they measure something, cut them into ranges: --classes 5 (classes=5)."
         )
     held_out = int(split.test.sum())
     if not split.validation.any():

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, quoted, whole_number
+from pairnorm.base.errors import PairNormError, load_library, quoted, whole_number
 from pairnorm.base.memory import MemoryLimit
 from pairnorm.data import adjacency as matrices
 from pairnorm.data import exchange
@@ -254,6 +254,7 @@ def _read_files(
     memory: MemoryLimit,
 ) -> dict[str, Any]:
     """Return the parts of a graph in tables of nodes, edges and features, or in one file that holds it."""
+    load_library("pandas", "Graph.from_files")
     from pairnorm.data.readers import LINKS, TABLES, edges_missing, open_tables
     from pairnorm.data.tabular import read_tables
 

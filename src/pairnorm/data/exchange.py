@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, quoted, whole_number
+from pairnorm.base.errors import PairNormError, load_library, quoted, whole_number
 from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
 from pairnorm.data.adjacency import check_csr, csr_matrix
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import UNKNOWN, to_class_numbers, to_dense_or_csr
-from pairnorm.data.files import check_is_file, explain_read_errors, load_library
+from pairnorm.data.files import check_is_file, explain_read_errors
 
 if TYPE_CHECKING:
     import networkx
@@ -344,7 +344,7 @@ def read_graph_file(
 
 
 def _read_graphml(path: Path) -> networkx.Graph:
-    return load_library("networkx", "GraphML").read_graphml(path)
+    return load_library("networkx", "reading GraphML").read_graphml(path)
 
 
 def _read_gml(path: Path) -> networkx.Graph:
@@ -353,7 +353,7 @@ def _read_gml(path: Path) -> networkx.Graph:
     if not re.search(r"\bmultigraph\b", text):
         text = re.sub(r"\bgraph\s*\[", "graph [\n multigraph 1\n", text, count=1)
     label = "label" if re.search(r"\blabel\b", text) else "id"
-    return load_library("networkx", "GML").parse_gml(text, label=label)
+    return load_library("networkx", "reading GML").parse_gml(text, label=label)
 
 
 NETWORKX_READERS = {".graphml": _read_graphml, ".gml": _read_gml}

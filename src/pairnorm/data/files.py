@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import glob
-from importlib import import_module
 from io import BytesIO, TextIOWrapper
 from itertools import islice
 from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import IO, Any
 
-from pairnorm.base.errors import PairNormError, quoted
+from pairnorm.base.errors import PairNormError, load_library, quoted
 from pairnorm.base.files import check_path
 from pairnorm.base.memory import MemoryLimit, as_file
 
@@ -110,20 +109,6 @@ def name_of_files(given: PathOrPaths) -> tuple[str, str]:
     return path.name, PurePath(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
 
 
-def load_library(name: str, what: str) -> Any:
-    """Import an optional library, or raise an error that says how to install it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise missing_library(f"reading {what}", name.partition(".")[0]) from error
-
-
-def missing_library(what: str, library: str | None) -> PairNormError:
-    """Return the error about a library that is not installed."""
-    hint = "pip install 'pairnorm[all]'"
-    return PairNormError(f"{what} needs {library}", code="library-missing", value=library, hint=hint)
-
-
 def empty_file(name: str) -> PairNormError:
     """Return the error about a file without contents."""
     return PairNormError(f"{name}: the file is empty", code="file-empty", expected="a header line and rows")
@@ -178,7 +163,7 @@ def _member(path: Path) -> str:
 
 
 def _unzstd(path: Path | IO[bytes]) -> IO[bytes]:
-    opened: IO[bytes] = load_library("zstandard", "zstd").open(path, "rb")
+    opened: IO[bytes] = load_library("zstandard", "reading zstd").open(path, "rb")
     return opened
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pandas
 
-from pairnorm.base.errors import PairNormError, closest, quoted
+from pairnorm.base.errors import PairNormError, closest, load_library, missing_library, quoted
 from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, BYTES_PER_XML_BYTE, NO_LIMIT, MemoryLimit
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import (
@@ -36,8 +36,6 @@ from pairnorm.data.files import (
     find_comments_and_spaces,
     find_encoding,
     find_files,
-    load_library,
-    missing_library,
     open_converted,
     open_plain,
     quote_names,
@@ -96,7 +94,7 @@ def read_frame(
 
 
 def _read_parquet(given: _Reading) -> pandas.DataFrame:
-    parquet = load_library("pyarrow.parquet", "Parquet")
+    parquet = load_library("pyarrow.parquet", "reading Parquet")
     with parquet.ParquetFile(as_seekable(given.name, given.file, given.memory)) as table:
         given.memory.check_cells(given.name, table.metadata.num_rows, table.metadata.num_columns)
         return arrow_frame(table.read())
@@ -124,7 +122,7 @@ def arrow_frame(table: Any) -> pandas.DataFrame:
 
 def _read_excel(given: _Reading) -> pandas.DataFrame:
     """Read the sheet named after ``#``, else the one named after the role, else the first."""
-    openpyxl, role = load_library("openpyxl", "Excel"), given.role
+    openpyxl, role = load_library("openpyxl", "reading Excel"), given.role
     file = as_seekable(given.name, given.file, given.memory)
     with zipfile.ZipFile(file) as archive:
         xml = sum(member.file_size for member in archive.infolist())
@@ -252,7 +250,7 @@ def connect_arguments(url: Any) -> dict[str, Any]:
 
 def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pandas.DataFrame:
     """Return the rows of a query, or of a table that is named; the database is not changed."""
-    sqlalchemy = load_library("sqlalchemy", "a database")
+    sqlalchemy = load_library("sqlalchemy", "reading a database")
     try:
         url = sqlalchemy.make_url(database)
     except (ValueError, sqlalchemy.exc.SQLAlchemyError) as error:  # such as a port that is no number
@@ -353,7 +351,7 @@ def _open(
     decimal = options.decimal
     if kind == ".parquet":  # may be large, and names its columns first
         with explain_read_errors(name), opened() as file:
-            parquet = load_library("pyarrow.parquet", "Parquet")
+            parquet = load_library("pyarrow.parquet", "reading Parquet")
             columns = check_column_names(name, parquet.read_schema(as_seekable(name, file, memory)).names)
         load = partial(read_frame, name, kind, opened, role, memory)
         return Table(name, columns, load=lambda: load()[0], decimal=decimal)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import numpy as np
 import pandas
@@ -413,8 +413,7 @@ class NodeIndex:
 
     def places(self, table: Table, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.int64]:
         """Return the number of each named node. ``first`` is the number of the block's first row."""
-        cells: Any = column
-        index = self._index
+        cells, index = cast("Any", column), self._index
         if not self.is_whole:
             cells = table.texts(name, column, first)
         elif not pandas.api.types.is_integer_dtype(column.dtype):
@@ -433,13 +432,14 @@ class NodeIndex:
     def _refuse(self, table: Table, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:
         if cell is None:
             problem = f"column {quoted(name)} is empty; an edge needs two ends"
-            table.reject(row, problem, "empty-cell", hint="Fill it in or drop the edge.")
+            hint = "Fill it in, or pass {unknown_edges} to drop such rows."
+            table.reject(row, problem, "empty-cell", hint=hint, unknown_edges="drop")
         more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
         problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
         if 1 < unknown == cells:
             problem += f"; nodes are called {quote_names([str(node) for node in self._index[:3]])}"
-            hint = "Pass {id} if their ids are in another column, or name another column of the edges."
-            table.reject(row, problem, code="unknown-node", value=cell, hint=hint, id=...)
+            hint = "Pass {id} if their ids are in another column, or {source} and {target} for the edges'."
+            table.reject(row, problem, "unknown-node", value=cell, hint=hint, id=..., source=..., target=...)
         hint = "Name another column, or pass {unknown_edges} to add such nodes (drop: to drop such rows)."
         table.reject(row, problem, code="unknown-node", value=cell, hint=hint, unknown_edges="add")
 

@@ -391,7 +391,7 @@ def add_edges(
     """Return the parts of a graph with its edges, and the aggregates of their columns as features."""
     columns = options.aggregated(tables[0].columns, (*ends[0][:2], weight), known)
     text = [] if known is None else [one.name for one in known.edge_columns if one.kind == "category"]
-    drop, names = options.unknown_edges == "drop", parts["node_names"]
+    drop, names = options.unknown_edges in ("drop", "add"), parts["node_names"]
     read = (
         read_edges(table, two, names, weight, drop, columns, text)
         for table, two in zip(tables, ends, strict=True)

@@ -276,7 +276,8 @@ def form_verdict(
     responses = [_response(records, layer) for layer in layers]
     several = [record for record in records if record.nodes > 1]
     states = "the states keep apart" if several else "fewer than two nodes show nothing"
-    gradients = "no gradient came back" if math.isnan(responses[0]) else "gradients reach the first layer"
+    is_recorded = not math.isnan(responses[0])
+    gradients = "gradients reach the first layer" if is_recorded else "gradients were not recorded"
     return (
         _not_finite(records)
         or _collapse(several, layers[:-1] or layers)

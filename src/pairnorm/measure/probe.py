@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.base import plotting
-from pairnorm.base.errors import PairNormError
+from pairnorm.base.errors import PairNormError, load_library
 from pairnorm.base.plotting import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILLION
 from pairnorm.measure.collapse import Measures, OwnMeasure
 from pairnorm.measure.diagnosis import (
@@ -161,6 +161,7 @@ class Probe:
         Columns: ``forward`` (counted from 0), ``layer`` (the call within it, from 1), ``name``, ``node_type``
         (where there are several), ``trial`` (always 0 without a trial axis), and the measures.
         """
+        load_library("pandas", "Probe.frame")
         import pandas
 
         last_forward(self.records)  # raises an error where there is none
