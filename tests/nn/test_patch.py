@@ -653,9 +653,16 @@ def test_a_decoder_that_takes_a_graph_is_no_convolution(name, x, edges):
 
 
 def test_a_patch_without_effect_says_so(x, edges):
-    model = pyg.GCN(5, 8, 1, 3)
-    with pytest.warns(UserWarning, match="no effect on GCN.*convs.0.*SGConv"), add_pair_norm(model):
-        model(x, edges)
+    for model in (pyg.GCN(5, 8, 1, 3), nn.ModuleDict({"conv": pyg.SGConv(5, 3, K=4)})):
+        if isinstance(model, nn.ModuleDict):
+            type(model).forward = lambda self, x, edges: self["conv"](x, edges)
+        try:
+            with pytest.warns(UserWarning, match="no effect") as caught, add_pair_norm(model):
+                model(x, edges)
+        finally:
+            if isinstance(model, nn.ModuleDict):
+                del nn.ModuleDict.forward
+    assert "conv with K=4" in str(caught[0].message)
 
 
 def test_copies_carry_a_patch_of_their_own(x, edges):
@@ -774,11 +781,14 @@ def test_a_full_graph_is_compiled_once_the_places_are_known(x, edges):
     model = pyg.GraphSAGE(5, 8, 3, 3)
     reference = basic_gnn_with_pair_norm(model, x, edges)
     with add_pair_norm(model, SCALE):
-        compiled = torch.compile(Outer(model), backend="eager", fullgraph=True)
+        compiled, alone = (
+            torch.compile(one, backend="eager", fullgraph=True) for one in (Outer(model), model)
+        )
         with pytest.raises(torch._dynamo.exc.Unsupported, match="pass example_inputs"):
             compiled(x, edges)
         model(x, edges)
         torch.testing.assert_close(compiled(x, edges), reference)
+        torch.testing.assert_close(alone(x, edges), reference)
 
 
 def test_the_patch_shows_in_print(x, edges):

@@ -29,7 +29,7 @@ from pairnorm.measure.distances import Adjacency, connected_pairs, pair_distance
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.calibrate import evaluating
 from pairnorm.nn.find_convolutions import convolves, graph_convolutions, node_states
-from pairnorm.nn.patch import is_observing
+from pairnorm.nn.patch_hooks import is_observing
 from pairnorm.nn.propagate import is_edge_index
 
 if TYPE_CHECKING:

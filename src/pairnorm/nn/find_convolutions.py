@@ -122,14 +122,3 @@ def node_states(output: Any) -> dict[str, Tensor]:
         return {str(kind): x for kind, x in output.items() if is_node_states(x)}
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     return {"": first} if is_node_states(first) else {}
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside a compiled or distributed one."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner

@@ -1,6 +1,5 @@
 """Find the places between graph convolutions where a norm belongs, in one observed forward pass."""
 
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.nn.find_convolutions import GRAPH_ARGUMENTS, convolves, is_node_states, node_states
+from pairnorm.base.errors import PairNormError
+from pairnorm.nn.find_convolutions import convolves, node_states
 
 # Sigmoid and softmax are left out: they are gates and attention more often than activations.
 _ACTIVATION_NAMES = """relu relu_ relu6 leaky_relu elu selu celu rrelu prelu gelu silu mish softplus softsign
@@ -51,24 +50,6 @@ class Place(NamedTuple):
     where: str
     name: str
     inputs: tuple[InputPath, ...] = ()
-
-    @classmethod
-    def parse(cls, model: nn.Module, text: str) -> "Place":
-        """Return the place that a text such as ``"after convs.0"`` names."""
-        where, _, name = str(text).partition(" ")
-        names = [name for name, _ in model.named_modules() if name and not name.endswith("add_pair_norm")]
-        if where not in ("before", "after") or not name:
-            expected = f"'before' or 'after' and the name of a module, such as 'after {names[0]}'"
-            raise PairNormError(f"at has {text!r}", code="unknown-choice", value=text, expected=expected)
-        one_of("a module in at", name, names)
-        module = model.get_submodule(name)
-        if type(module).__name__ == "Sequential":
-            inside = list(module._modules)[0 if where == "before" else -1]
-            problem = f"{name} is a {type(module).__name__}, which would run PairNorm inside it"
-            raise PairNormError(
-                problem, code="unknown-choice", value=text, expected=f"{where} {name}.{inside}"
-            )
-        return cls(where, name)
 
     def __str__(self) -> str:
         return f"{self.where} {self.name}"
@@ -384,16 +365,3 @@ def tensor_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tup
         elif isinstance(value, (Mapping, tuple, list)):
             inner: Any = value.items() if isinstance(value, Mapping) else enumerate(value)
             yield from (((key, place), x) for place, x in inner if isinstance(x, Tensor))
-
-
-def state_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[InputPath]:
-    """Return the paths of the first argument that holds states and is not named like a graph."""
-    names = list(inspect.signature(module.forward).parameters)
-
-    def is_graph(key: int | str) -> bool:
-        name = names[min(key, len(names) - 1)] if isinstance(key, int) else key
-        return name.lower() in GRAPH_ARGUMENTS
-
-    inputs = tensor_inputs(args, kwargs)
-    paths = [path for path, x in inputs if is_node_states(x) and not is_graph(path[0])]
-    return [path for path in paths if path[0] == paths[0][0]]

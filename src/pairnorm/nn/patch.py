@@ -1,55 +1,36 @@
-"""Put PairNorm into any GNN from outside: no change to its code or its parameters.
+"""Put PairNorm into any GNN from outside: no change to its code or its parameters."""
 
-A patched model has PairNorm modules as children, and hooks that run them. While its ``forward`` runs,
-``ACTIVE`` holds the batch vector of the call.
-"""
-
+import functools
 import inspect
 import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from pairnorm.base.errors import PairNormError
-from pairnorm.nn.find_convolutions import graph_convolutions, unwrap
-from pairnorm.nn.find_places import InputPath, Place, find_places, state_inputs
+from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.nn.find_convolutions import graph_convolutions
+from pairnorm.nn.find_places import Place, find_places
 from pairnorm.nn.pair_norm import Mode, PairNorm
+from pairnorm.nn.patch_hooks import (
+    ACTIVE,
+    PlacedPairNorm,
+    normalize_inputs,
+    normalize_output,
+    refuse_call,
+    remove_hooks,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 CHILD = "add_pair_norm"
 """The name of the patch among the children of a model: an error about weights then says what is missing."""
+_OWN_FORWARD = "_forward_without_pair_norm"
 _RESOLVING = threading.Lock()
-
-
-class _Call(NamedTuple):
-    """A call of a patched model: batch vector, or one per node type, batch size, and the call around it."""
-
-    model: nn.Module
-    batch: Any
-    size: Any
-    outer: "_Call | None"
-
-
-class _Active(threading.local):
-    """What each thread is doing; ``torch.compile`` can trace it."""
-
-    def __init__(self) -> None:
-        self.call: _Call | None = None
-        self.is_observing = False
-
-
-ACTIVE = _Active()
-
-
-def is_observing() -> bool:
-    """Return whether this thread runs a model only to find the places for PairNorm."""
-    return ACTIVE.is_observing
 
 
 def add_pair_norm(
@@ -122,26 +103,28 @@ def add_pair_norm(
       first: after act (relu)
       second: left alone, the last
     """
-    model = unwrap(model)
+    model = _unwrap(model)
     norm = PairNorm(scale, mode, process_group=process_group, track_running_stats=track_running_stats)
-    convolutions = {} if at is not None else graph_convolutions(model, layers)
+    if at is None:
+        convolutions = graph_convolutions(model, layers)
     _check_unnormalized(model, mode)
     patch = PairNormPatch(model, norm, batch, layers)
     model.add_module(CHILD, patch)
-    model.register_forward_pre_hook(_enter, prepend=True, with_kwargs=True)
-    model.register_forward_hook(_leave, always_call=True)
-    model.register_load_state_dict_pre_hook(_install_from)
+    if "forward" in model.__dict__:  # as in PyG's Sequential; it would hide that of the class
+        model.__dict__[_OWN_FORWARD] = model.__dict__.pop("forward")
+    base: Any = type(model)  # mypy takes no class of modules for hashable
+    model.__class__ = _patched_class(base)
     _forget_compiled()
     try:
         if at is not None:
-            patch._install([Place.parse(model, text) for text in at], dict.fromkeys(at, "named"))
+            patch._install([_named_place(model, text) for text in at], dict.fromkeys(at, "named"))
         elif isinstance(example_inputs, Mapping):
             patch._resolve(model, (), example_inputs)
         elif example_inputs is not None:
             patch._resolve(model, tuple(example_inputs), {})
         else:
             for convolution in convolutions.values():
-                convolution.register_forward_pre_hook(_refuse_call, prepend=True)
+                convolution.register_forward_pre_hook(refuse_call, prepend=True)
     except BaseException:
         patch.remove()
         raise
@@ -176,6 +159,7 @@ class PairNormPatch(nn.Module):
         self._batch, self._layers = batch, layers
         self._installed: list[Place] = []
         parameters = inspect.signature(model.forward).parameters.values()
+        self._takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
         self._arguments = [one.name for one in parameters if one.kind in (0, 1, one.KEYWORD_ONLY)]
 
     def remove(self) -> None:
@@ -184,10 +168,13 @@ class PairNormPatch(nn.Module):
         if CHILD not in model._modules:
             return
         del model._modules[CHILD]
+        model.__class__ = type(model).__mro__[1]
+        if _OWN_FORWARD in model.__dict__:
+            model.__dict__["forward"] = model.__dict__.pop(_OWN_FORWARD)
         for module in model.modules():
             module._modules.pop("pair_norm_before", None)
             module._modules.pop("pair_norm_after", None)
-            _remove_hooks(module, (*_MODEL_HOOKS, *_PLACE_HOOKS))
+            remove_hooks(module)
         _forget_compiled()
 
     def __enter__(self) -> Self:
@@ -221,18 +208,18 @@ class PairNormPatch(nn.Module):
     def _install(self, places: list[Place], reasons: dict[str, str]) -> None:
         (model,), (norm,) = self._owner, self._norm
         for module in model.modules():
-            _remove_hooks(module, _PLACE_HOOKS)
+            remove_hooks(module)
         settings = (norm.scale, norm.mode, norm.eps, norm.process_group, norm.track_running_stats)
         for place in places:
-            module, own = model.get_submodule(place.name), _PlacedPairNorm(*settings)
+            module, own = model.get_submodule(place.name), PlacedPairNorm(*settings)
             own.is_one_graph, own.inputs = self._batch is None, place.inputs
             own.train(module.training)
             device = next((x.device for x in (*module.parameters(), *model.parameters())), None)
             module.add_module(f"pair_norm_{place.where}", own.to(device))
             if place.where == "before":
-                module.register_forward_pre_hook(_normalize_inputs, prepend=True, with_kwargs=True)
+                module.register_forward_pre_hook(normalize_inputs, prepend=True, with_kwargs=True)
             else:
-                module.register_forward_hook(_normalize_output, prepend=True)
+                module.register_forward_hook(normalize_output, prepend=True)
         self._installed, self.places, self.is_resolved = places, reasons, True
 
     def _resolve(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -259,43 +246,39 @@ class PairNormPatch(nn.Module):
         ACTIVE.is_observing = True
         try:
             places, reasons, num_nodes = find_places(
-                model, convolutions, lambda: model.forward(*args, **kwargs), is_shared_allowed
+                model, convolutions, lambda: _run_original(model, args, kwargs), is_shared_allowed
             )
         finally:
             ACTIVE.is_observing = False
-        if self._batch == "batch" and self._find_batch(args, kwargs)[0] is None:
-            for name, value in self._name_arguments(args, kwargs).items():
-                if _is_batch_vector(value, num_nodes):
-                    problem = f"argument {name!r} has an integer for each node; are these graphs?"
-                    hint = "If so, pass {batch} to add_pair_norm, else batch=None for one graph."
-                    raise PairNormError(problem, code="unnamed-batch", value=name, hint=hint, batch=name)
+        if self._batch == "batch" and self._call(args, kwargs)[0] is None:
+            for name, value in {**dict(zip(self._arguments, args, strict=False)), **kwargs}.items():
+                is_index = _is_index(value) and len(value) == num_nodes
+                if is_index and 1 < len(value.unique()) < num_nodes:  # a batch vector under another name
+                    raise _unnamed_batch(name, f"{name!r} has an integer for each node")
         if not places:
-            warnings.warn(
-                f"add_pair_norm has no effect on {type(model).__name__}: PairNorm goes between graph "
-                f"convolutions, and none depends on another ({', '.join(reasons) or 'none ran'}). It does "
-                "not go between the steps of one convolution, as SGConv with K > 1 has; see pairnorm.nn.SGC.",
-                stacklevel=2,
-            )
+            _warn_without_effect(type(model).__name__, list(reasons), model)
         self._install(places, reasons)
 
-    def _name_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str | int, Any]:
-        """Return the arguments of a call by name, those of ``*args`` by position."""
-        names = [*self._arguments, *range(len(self._arguments), len(args))]
-        return {**dict(zip(names, args, strict=False)), **kwargs}
-
-    def _find_batch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the batch vector of a call, or one for each node type, and the batch size."""
-        given, name = self._name_arguments(args, kwargs), self._batch
-        size = given.get("batch_size")
-        if name is None or isinstance(name, int):
-            return args[name] if name is not None and name < len(args) else None, size
+        given = dict(zip(self._arguments, args, strict=False))
+        given.update(kwargs)
+        name, size = self._batch, given.get("batch_size")
+        if name is None:
+            return None, size
+        if isinstance(name, int):
+            return args[name] if name < len(args) else None, size
         first, keys = next(iter(given.values()), None), (name, f"{name}_dict")
         for key in keys:
-            batch = given.get(key)
-            if batch is None and not isinstance(first, (Tensor, Mapping)):
-                batch = getattr(first, key, None)
-            if batch is not None:
+            if given.get(key) is not None:
+                return given[key], size
+            if not isinstance(first, (Tensor, Mapping)) and getattr(first, key, None) is not None:
+                batch = getattr(first, key)
                 return (None if isinstance(batch, Mapping) and not batch else batch), size
+        for position in range(len(self._arguments), len(args) if self._takes_any else 0):
+            if _is_index(args[position]):
+                problem = f"argument {position} has no name and is a vector of integers"
+                raise _unnamed_batch(position, problem)
         if name != "batch" and not any(key in self._arguments or key in given for key in keys):
             problem = f"{type(self._owner[0]).__name__} was given no {name!r}"
             expected = f"one of its arguments {self._arguments}, or an attribute of the first"
@@ -303,140 +286,121 @@ class PairNormPatch(nn.Module):
         return None, size
 
 
-def _enter(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Find the places if they are not known yet, and set the batch vector of the call: a forward pre-hook."""
-    patch: Any = model._modules[CHILD]
-    if not patch.is_resolved:
-        patch._resolve(model, args, kwargs)
-    batch, size = patch._find_batch(args, kwargs)
-    ACTIVE.call = _Call(model, batch, size, ACTIVE.call)
+@functools.cache
+def _patched_class(base: Any) -> type[nn.Module]:
+    """Return a subclass whose ``forward`` makes the facts of a call known to the places inside."""
+
+    @functools.wraps(base.forward, assigned=("__doc__",))  # torch.compile imports the module it names
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        patch: Any = self._modules[CHILD]
+        if not patch.is_resolved:
+            patch._resolve(self, args, kwargs)
+        call, before = patch._call(args, kwargs), ACTIVE.call
+        ACTIVE.call = call
+        try:
+            return _run_original(self, args, kwargs)
+        finally:
+            ACTIVE.call = before
+
+    def load(self: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        patch: Any = self._modules[CHILD]
+        known = state.get(f"{prefix}{CHILD}._extra_state")
+        if known and known["places"] and not patch.is_resolved:  # weights know the places before it has run
+            places = [Place(where, name, tuple(map(tuple, paths))) for where, name, paths in known["places"]]
+            patch._install(places, known["reasons"])
+        base._load_from_state_dict(self, state, prefix, *args)
+
+    members = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__reduce_ex__": lambda self, protocol: (_new_patched, (base,), self.__getstate__()),
+        "forward": forward,
+        "_load_from_state_dict": load,
+        "_unpatched_class": base,
+    }
+    return type(base.__name__, (base,), members)
 
 
-def _leave(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Forget the batch vector, also after an error: a forward hook."""
-    if ACTIVE.call is not None and ACTIVE.call.model is model:
-        ACTIVE.call = ACTIVE.call.outer
+def _run_original(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    own: Any = model.__dict__.get(_OWN_FORWARD)
+    if own is not None:
+        return own(*args, **kwargs)
+    # torch.export traces modules through subclasses of their own, so that the bases of a type say nothing.
+    original: Any = model._unpatched_class
+    return original.forward(model, *args, **kwargs)
 
 
-def _install_from(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Put PairNorm where weights had it, in a model that has not run yet: a hook of ``load_state_dict``."""
-    patch: Any = model._modules[CHILD]
-    known = state.get(f"{prefix}{CHILD}._extra_state")
-    if known and known["places"] and not patch.is_resolved:
-        places = [Place(where, name, tuple(map(tuple, paths))) for where, name, paths in known["places"]]
-        patch._install(places, known["reasons"])
-
-
-class _PlacedPairNorm(PairNorm):
-    """PairNorm in a patched model, which takes the batch vector from the forward pass that runs."""
-
-    is_one_graph = has_seen_batch = False
-    inputs: tuple[InputPath, ...] = ()
-
-    def normalize(self, x: Tensor, kind: str = "") -> Tensor:
-        """Normalize the states of a node type."""
-        if ACTIVE.call is None:
-            self._check_without_call()
-            return self(x)
-        batch, size = ACTIVE.call.batch, ACTIVE.call.size
-        if batch is not None and not self.has_seen_batch:
-            self.has_seen_batch = True
-        if isinstance(batch, Mapping):
-            if not kind:
-                problem = "there is a batch vector for each node type, and PairNorm at a place without types"
-                hint = "Name places where the states are a dictionary: {at}."
-                raise PairNormError(problem, code="no-node-type", hint=hint, at=["before ..."])
-            batch = batch.get(kind)
-        return self(x, batch, size.get(kind) if isinstance(size, Mapping) else size)
-
-    def _check_without_call(self) -> None:
-        """Raise an error where the batch vector would be needed and is not known."""
-        if self.is_one_graph or (self.track_running_stats and not self.training):
-            return
-        if torch._C._current_graph_task_id() == -1:
-            raise _outside_forward("a module with PairNorm")
-        # Activation checkpointing runs modules again during the backward pass.
-        if self.has_seen_batch:
-            problem = "activation checkpointing recomputes PairNorm, and the batch vector is not known then"
-            hint = "Checkpoint the whole model, or write PairNorm into the checkpointed function."
-            raise PairNormError(problem, code="batch-in-checkpoint", hint=hint)
-
-
-def _normalize_output(module: Any, args: tuple[Any, ...], output: Any) -> Any:
-    """Normalize what a module returns: a forward hook."""
-    norm: _PlacedPairNorm = module.pair_norm_after
-    if isinstance(output, Mapping):
-        return {kind: norm.normalize(x, kind) for kind, x in output.items()}
-    if isinstance(output, tuple):
-        return (norm.normalize(output[0]), *output[1:])
-    return norm.normalize(output)
-
-
-def _normalize_inputs(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Normalize some inputs of a module, or all its states if none are named: a forward pre-hook."""
-    norm: _PlacedPairNorm = module.pair_norm_before
-    values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-    for key, *inside in norm.inputs or state_inputs(module, args, kwargs):
-        value = values.get(key)
-        if not inside:
-            values[key] = norm.normalize(values[key])
-        elif isinstance(value, Mapping):
-            kind: Any = inside[0]
-            if value.get(kind) is not None:
-                values[key] = {**value, kind: norm.normalize(value[kind], kind)}
-        elif value is not None:
-            items, index = list(value), int(inside[0])
-            items[index] = norm.normalize(items[index])
-            values[key] = tuple(items)
-    return tuple(values[i] for i in range(len(args))), {key: values[key] for key in kwargs}
-
-
-def _refuse_call(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Raise an error where a convolution runs before the places are found: a forward pre-hook."""
-    if not ACTIVE.is_observing:
-        raise _outside_forward(type(module).__name__)
-
-
-_MODEL_HOOKS = (_enter, _leave, _install_from)
-_PLACE_HOOKS = (_normalize_output, _normalize_inputs, _refuse_call)
-
-
-def _remove_hooks(module: nn.Module, functions: tuple[Any, ...]) -> None:
-    """Remove hooks from a module, which may be a copy of the one that they were registered for."""
-    for hooks in (module._forward_hooks, module._forward_pre_hooks, module._load_state_dict_pre_hooks):
-        for key, hook in list(hooks.items()):
-            if getattr(hook, "hook", hook) in functions:
-                del hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
-                module._forward_hooks_always_called.pop(key, None)
-
-
-def _outside_forward(what: str) -> PairNormError:
-    problem = f"{what} ran outside the forward of the patched model, so that the batch vector is not known"
-    hint = "Call the patched model, patch the module that you call, or pass {batch} for one graph."
-    return PairNormError(problem, code="outside-forward", hint=hint, batch=None)
+def _new_patched(base: Any) -> nn.Module:
+    """Return an empty patched module of a class, for ``copy.deepcopy`` and ``pickle``."""
+    patched = _patched_class(base)
+    return patched.__new__(patched)
 
 
 def _check_unnormalized(model: nn.Module, mode: str) -> None:
     for name, module in model.named_modules():
-        owner = name.removesuffix(CHILD).removesuffix(".")
+        owner = name.removesuffix(CHILD).removesuffix(".") if isinstance(module, PairNormPatch) else name
+        where = f"{owner!r} of {type(model).__name__}" if owner else type(model).__name__
         if type(module).__module__ == "pairnorm.nn.models":
-            problem, hint = "a model of this package", "Build it with {norm} instead."
+            problem, hint = f"{where} is a model of this package", "Build it with {norm} instead."
         elif isinstance(module, PairNormPatch):
-            problem, hint = "patched already", "Call remove() of its handle."
+            problem, hint = f"{where} is patched already", "Call remove() of its handle."
         elif any(base.__name__ == "PairNorm" for base in type(module).__mro__):
-            problem, hint = "PairNorm already", "Build the model without it, or leave it as it is."
+            problem = f"{where} is PairNorm already"
+            hint = "Build the model without it, or leave it as it is."
         else:
             continue
-        where = f"{owner!r} of {type(model).__name__}" if owner else type(model).__name__
-        problem = f"{where} is {problem}"
         raise PairNormError(problem, code="already-normalized", value=owner, hint=hint, norm=mode)
 
 
-def _is_batch_vector(value: Any, num_nodes: int) -> bool:
-    """Return whether ``value`` has an integer for each node, neither all the same nor all different."""
-    is_index = isinstance(value, Tensor) and value.dim() == 1 and value.dtype in (torch.int32, torch.int64)
-    return is_index and len(value) == num_nodes and 1 < len(value.unique()) < num_nodes
+def _named_place(model: nn.Module, text: str) -> Place:
+    where, _, name = str(text).partition(" ")
+    names = [name for name, _ in model.named_modules() if name and name != CHILD]
+    if where not in ("before", "after") or not name:
+        expected = f"'before' or 'after' and the name of a module, such as 'after {names[0]}'"
+        raise PairNormError(f"at has {text!r}", code="unknown-choice", value=text, expected=expected)
+    one_of("a module in at", name, names)
+    module = model.get_submodule(name)
+    if type(module).__name__ == "Sequential":
+        inside = list(module._modules)[0 if where == "before" else -1]
+        problem = f"{name} is a {type(module).__name__}, which would run PairNorm inside it"
+        raise PairNormError(problem, code="unknown-choice", value=text, expected=f"{where} {name}.{inside}")
+    return Place(where, name)
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype in (torch.int32, torch.int64)
+
+
+def _unnamed_batch(which: str | int, problem: str) -> PairNormError:
+    problem = f"{problem}, and PairNorm would take all nodes for one graph"
+    hint = "If it says which graph a node belongs to, pass {batch} to add_pair_norm, else batch=None."
+    return PairNormError(problem, code="unnamed-batch", value=which, hint=hint, batch=which)
+
+
+def _warn_without_effect(name: str, convolutions: list[str], model: nn.Module) -> None:
+    steps = []
+    for label in convolutions:
+        k = getattr(model.get_submodule(label.partition(" ")[0]), "K", 1)
+        if isinstance(k, int) and k > 1:
+            steps.append(f"{label} with K={k}")
+    inside = f" Inside {', '.join(steps)} it cannot go; see pairnorm.nn.SGC." if steps else ""
+    warnings.warn(
+        f"add_pair_norm has no effect on {name}: PairNorm goes between graph convolutions, and none depends "
+        f"on another ({', '.join(convolutions) or 'none ran'}).{inside}",
+        stacklevel=2,
+    )
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside a compiled or distributed one."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def _forget_compiled() -> None:
