@@ -381,8 +381,10 @@ def test_residual_networks_continue_where_they_compete(
     ("limit", "expected"),
     [
         (100.0, ["slow", "quick", "quick", "quick", "slow", "quick", "slow", "slow"]),
-        # At 14 s, a slow step would end after half of the time limit; quick ones still fit.
-        (17.0, ["slow", "quick", "quick", "quick", "quick"]),
+        # At 6 s, a quarter of the first slow step still fits; at 9 s, half of the time limit is used.
+        (17.0, ["slow", "quick", "quick", "quick", "slow"]),
+        # At 10 s, a slow step would end after half of the time limit; a quick one still fits.
+        (23.0, ["slow", "quick", "quick", "quick", "slow", "quick"]),
         (5.0, ["slow"]),
     ],
 )

@@ -17,6 +17,7 @@ from sklearn.exceptions import NotFittedError
 
 from pairnorm.base.errors import PairNormError, real_number, whole_number
 from pairnorm.classify.candidates.ensemble import Average
+from pairnorm.classify.candidates.sgc import compile_kernels
 from pairnorm.classify.candidates.task import Candidate, Task
 from pairnorm.classify.evaluation import Scores, decide, fit_temperature, mean_probabilities, tilted
 from pairnorm.classify.explanation import Explanation, explain_predictions
@@ -206,6 +207,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.graph_ = graph = graph.with_split(self.split_)
         warn_label_predictors(graph, graph.train | graph.validation)
         scaling = Scaling.of(graph, self.scaling)
+        compile_kernels(graph)
         task = evaluation_task(self, graph, given, self.target_, scaling)
 
         families = plan(self, hide(task.graph, task.hidden))

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 SELF_TRAINING_MODELS = ("SGC", "logistic regression")
 # Share of the time limit after which networks start, even if other candidates are not finished.
 NETWORK_SHARE = 0.2
+# Later steps of a family are expected to take this share of its first one, until they are measured.
+FIRST_STEP_SHARE = 0.25
 # Residual GCNs whose first candidate has a larger loss than this factor of the best are not trained further.
 MAX_LOSS_RATIO = 1.15
 # Share of the time limit within which the ensemble is fitted twice more: for evaluation, and to all labels.
@@ -223,9 +225,9 @@ def _evaluate(
     """Evaluate candidates until there are no more, or time is up.
 
     The next candidate is of the family that has used the least time, so that a short search is not spent on
-    one of them. A family ends where its longest step so far would take too long; for the first step, the
-    longest of any family is expected. Networks start when a part of the time has passed or the others are
-    finished.
+    one of them. A family ends where a step as long as its longest one would take too long. The first step is
+    not counted in full, because it prepares what later ones share; before it, the longest step of any family
+    is expected. Networks start when a part of the time has passed or the others are finished.
     Ctrl-C ends the search; the best candidates so far are delivered.
     """
     ticks = [0] * len(families)
@@ -242,7 +244,10 @@ def _evaluate(
 
     def advance(number: int) -> bool:
         """Evaluate the next candidate of a family; return whether there was one, in time."""
-        expected = max(seconds[number] or chain(*seconds), default=0.0)
+        if own := seconds[number]:
+            expected = max([FIRST_STEP_SHARE * own[0], *own[1:]])
+        else:
+            expected = max(chain(*seconds), default=0.0)
         if any(results) and not task.allows(SEARCH_SHARE, expected):
             return False
         began = time.perf_counter()

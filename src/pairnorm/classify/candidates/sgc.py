@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from math import inf
 from typing import Any, NamedTuple, Self
@@ -39,8 +39,9 @@ from pairnorm.classify.regression import (
     span,
 )
 from pairnorm.classify.scaling import PreparedGraph, check_size, has_many_nodes
-from pairnorm.nn import Mode, Normalization
-from pairnorm.nn.ops.pair_norm import normalize_and_measure, normalize_by
+from pairnorm.data import Graph
+from pairnorm.nn import Mode, Normalization, normalized_adjacency
+from pairnorm.nn.ops.pair_norm import MAX_FUSED_ELEMENTS, normalize_and_measure, normalize_by
 from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.spec import Norm
 
@@ -51,6 +52,22 @@ Path = Iterator[tuple[float, Tensor, Tensor]]
 EPS = 1e-6
 MIN_SHARE_PRESENT = 0.9
 """Share of the fitted nodes that a graph must hold for their statistics to be measured in it."""
+
+
+def compile_kernels(graph: Graph) -> None:
+    """Compile the CPU kernels that SGCs of a graph need, or load them, before the time limit starts.
+
+    Compiling takes seconds, once per machine, and a search would expect as much of its other steps.
+    """
+    rank = min(graph.num_features, int((~graph.missing_vectors).sum()))
+    _compile(graph.num_nodes * rank > MAX_FUSED_ELEMENTS)
+
+
+@cache
+def _compile(is_large: bool) -> None:
+    normalized_adjacency(torch.eye(2).to_sparse_csr()) @ torch.ones(2, 1)
+    if is_large:
+        normalize_and_measure(torch.ones(MAX_FUSED_ELEMENTS + 1, 1), 1.0, EPS, "PN")
 
 
 def measure(x: Tensor) -> tuple[Tensor, Tensor]:

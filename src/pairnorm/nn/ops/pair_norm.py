@@ -312,7 +312,9 @@ def normalize_and_measure(
     x: Tensor, scale: float, eps: float, mode: str
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return PairNorm of one graph, ``[nodes, features]``, without gradients, its mean and mean square."""
-    kernels = None if mode == "PN-SCS" else find_kernels("pair_norm", x)
+    # Torch takes a millisecond for small inputs, and compiling the kernel for them many seconds.
+    is_small = x.device.type == "cpu" and x.numel() <= MAX_FUSED_ELEMENTS
+    kernels = None if mode == "PN-SCS" or is_small else find_kernels("pair_norm", x)
     forward = _torch_forward if kernels is None else kernels.forward
     y, (norm, mean) = forward(x, Groups(x.size(0)), scale, eps, mode, False)
     mean_square = (norm.double().square().mean() - eps).clamp(min=0)
