@@ -144,7 +144,7 @@ def test_unreached_papers_of_cora_are_taken_for_the_largest_class(blanked_cora: 
 
 def test_the_time_left_is_bounded_by_the_time_limit(task: Task) -> None:
     seen: list[FitProgress] = []
-    limited = replace(task, time_limit=60.0, began=perf_counter() - 10)
+    limited = replace(task, time_limit=60.0, started=perf_counter() - 10)
     tracker = ProgressTracker(limited, 1000, 0, True, seen.append)
     tracker.tick("first")  # 1 of 1,000 steps in 10 s
     assert 60 * SEARCH_SHARE - 11 < seen[0].seconds_left <= 60 - 10

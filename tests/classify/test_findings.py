@@ -272,7 +272,7 @@ def test_a_gcn_without_features_gets_one_hot_ids() -> None:
 @pytest.mark.usefixtures("brief")
 def test_baselines_are_tuned_also_after_a_search_that_used_up_its_time(small: Graph) -> None:
     classifier = NodeClassifier("most frequent class", refit=False).fit(small)
-    classifier.task_ = replace(classifier.task_, began=classifier.task_.began - 1000, time_limit=900.0)
+    classifier.task_ = replace(classifier.task_, started=classifier.task_.started - 1000, time_limit=900.0)
     counts = {one.name: one.num_candidates for one in Findings.of(classifier, small).baselines}
     assert counts == {
         "most frequent class": 1, "label propagation": 3, "logistic regression": 8, "GCN, 2 layers": 4

@@ -357,7 +357,7 @@ class Interrupted:
 
 @pytest.mark.parametrize("family", [LogisticRegression(), SGCFamily(["PN"], [2])], ids=lambda one: one.name)
 def test_a_search_out_of_time_has_the_best_scale_of_each_family(task: Task, family: Family) -> None:
-    late = replace(task, began=time.perf_counter() - 100, time_limit=1.0)
+    late = replace(task, started=time.perf_counter() - 100, time_limit=1.0)
     (only,), every = search(late, [family]).results, search(task, [family]).results
     assert only.validation_loss == pytest.approx(min(one.validation_loss for one in every), rel=1e-3)
     assert only.validation_loss < max(one.validation_loss for one in every)
@@ -410,7 +410,7 @@ def test_the_family_that_has_used_the_least_time_goes_next_if_its_step_ends_in_t
     monkeypatch.setattr("pairnorm.classify.search.time.perf_counter", lambda: clock[0])
     families: Any = [Steps("slow", 3.0), Steps("quick", 1.0)]
     ticks: list[str] = []
-    search(replace(task, began=0.0, time_limit=limit), families, ticks.append)
+    search(replace(task, started=0.0, time_limit=limit), families, ticks.append)
     assert order == expected
     assert len(ticks) == 8  # those left out are counted, too
 
@@ -443,7 +443,7 @@ def test_members_that_time_does_not_allow_to_fit_again_are_left_out(task: Task, 
     for limit, members, count in ((40.0, 1, 1), (90.0, 2, 2), (inf, 3, 3)):
         clock[0] = 0.0
         fits.clear()
-        choice = search(replace(task, began=0.0, time_limit=limit), [Slow(), MostFrequent()], simple=False)
+        choice = search(replace(task, started=0.0, time_limit=limit), [Slow(), MostFrequent()], simple=False)
         assert [weight for weight, _ in choice.parts] == [3, 2, 1][:members]
         assert len(fits) == count if limit < inf else len(fits) > count  # self-training fits them again
 

@@ -200,7 +200,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         graph = graph.with_structure()
         check_features(graph)
         check_num_classes(graph)
-        given = graph.split
+        user_split = graph.split
         self.split_ = complete_split(graph, self.random_state, self.time)
         graph = without_column(graph, self.time)
         self.target_ = Target.estimate(graph, self.target)
@@ -208,22 +208,22 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         warn_label_predictors(graph, graph.train | graph.validation)
         scaling = Scaling.of(graph, self.scaling)
         compile_kernels(graph)
-        task = evaluation_task(self, graph, given, self.target_, scaling)
+        task = evaluation_task(self, graph, user_split, self.target_, scaling)
 
         families = plan(self, hide(task.graph, task.hidden))
-        cross_fitted = self.time is None and needs_cross_fitting(graph, given, self.metric)
+        cross_fitted = self.time is None and needs_cross_fitting(graph, user_split, self.metric)
         folds = task.fold_masks if cross_fitted else ()
         steps = sum(family.steps for family in families)
         tracker = ProgressTracker(task, steps, len(folds), self.refit, progress)
         choice = search(task, families, tracker.tick, simple=self.simple, on_result=tracker.record)
-        began = perf_counter()
+        start = perf_counter()
         self.model_ = choice.fit(task.with_all_folds)
-        self.fit_seconds_ = perf_counter() - began
+        self.fit_seconds_ = perf_counter() - start
         if task.shards is not None:  # the remaining work is small, and a rank does it faster by itself
             task = replace(task, shards=None)
         self.choice_, self.task_ = choice, replace(task, prepared=task.prepared.without_cache())
-        self.best_, self.search_ = choice.best, [one.candidate for one in choice.results]
-        self.parts_ = [(weight, one.candidate) for weight, one in choice.parts]
+        self.best_, self.search_ = choice.best, [result.candidate for result in choice.results]
+        self.parts_ = [(weight, result.candidate) for weight, result in choice.parts]
         self.classes_, self.prior_ = graph.classes, task.prior.numpy()
         self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
         tracker.tick("averaged")
@@ -236,9 +236,9 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tracker.tick("evaluated")
         training = graph.train | graph.validation
         if self.refit:  # without masks, and to all labels except those of given test nodes
-            training, self.scaling_ = graph.labeled & ~given.test, scaling
-            every = graph.replace(train=training, validation=torch.zeros_like(training), test=given.test)
-            task = replace(task, graph=every, prepared=unmasked, fold_masks=(), hidden=None)
+            training, self.scaling_ = graph.labeled & ~user_split.test, scaling
+            final = graph.replace(train=training, validation=torch.zeros_like(training), test=user_split.test)
+            task = replace(task, graph=final, prepared=unmasked, fold_masks=(), hidden=None)
             self.model_ = choice.fit(task)
             self.probabilities_ = self._probabilities(unmasked)
             tracker.tick("fitted to all labels")
@@ -285,7 +285,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             graph: the one fitted on, or one that has changed since; features are matched by name.
         """
         graph = self._aligned(graph)
-        if graph.directed is None and any(one.directed for _, one in self.parts_):
+        if graph.directed is None and any(member.directed for _, member in self.parts_):
             text = f"the model distinguishes in- from out-neighbors; graph {graph.name!r} has no directions."
             warnings.warn(text, ClassifierWarning, stacklevel=2)
         return self._probabilities(PreparedGraph(graph, self.scaling_(graph), find_device(self.device)))

@@ -168,8 +168,8 @@ class Scores:
         return min(low, value), max(high, value)
 
 
-def _shares(part: NDArray[Any], whole: NDArray[Any]) -> Floats:
-    shares: Floats = np.divide(part, whole, out=np.full(whole.shape, nan), where=whole > 0)
+def _shares(part: NDArray[Any], total: NDArray[Any]) -> Floats:
+    shares: Floats = np.divide(part, total, out=np.full(total.shape, nan), where=total > 0)
     return shares
 
 
@@ -207,7 +207,7 @@ def weighted_rankings(positive: Booleans, scores: NDArray[Any], weights: Floats)
     hits, misses = (
         np.cumsum(weights[:, order] * kind, axis=1)[:, last] for kind in (positive[order], ~positive[order])
     )
-    before = [np.pad(one[:, :-1], ((0, 0), (1, 0))) for one in (hits, misses)]
+    before = [np.pad(sums[:, :-1], ((0, 0), (1, 0))) for sums in (hits, misses)]
     with np.errstate(invalid="ignore", divide="ignore"):
         precision = np.nan_to_num(hits / (hits + misses))
         auc = ((hits + before[0]) / 2 * (misses - before[1])).sum(1) / (hits[:, -1] * misses[:, -1])
@@ -280,7 +280,7 @@ def metric_difference(
             values.append(rankings(labels, probabilities, weights)[int(metric != "auc")])
         else:
             true, decided = (np.eye(probabilities.shape[1])[classes] for classes in (labels, predicted))
-            counts = (weights @ one for one in (true * decided, true, decided))
+            counts = (weights @ counted for counted in (true * decided, true, decided))
             values.append(_class_metric(metric, *counts))
     first, *others = values[0] - values[1]
     half = NORMAL_95 * float(np.nanstd(others)) if np.isfinite(others).any() else nan
@@ -365,7 +365,7 @@ def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) ->
     for tilt in TILTS[:1] if metric == "accuracy" else TILTS:
         predicted = tilted(p, prior.numpy(), tilt).argmax(1)
         values.append((Scores.of(truth, predicted, p.shape[1]).value(metric), tilt))
-    return max(values, key=lambda one: one[0])
+    return max(values, key=lambda pair: pair[0])
 
 
 def tilted(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:

@@ -150,8 +150,8 @@ def _trees(fitted: Trees, prepared: PreparedGraph) -> Explainer:
         parts = torch.from_numpy(raw).float()
         parts = torch.cat([-parts / 2, parts / 2], 1) if parts.shape[1] == 1 else parts
         margins = _margins(parts[:, : len(known)].transpose(1, 2))
-        own = margins[torch.arange(len(rows)), :, numbers[classes]].numpy()
-        return own[:, :-1], own[:, -1]
+        contributions = margins[torch.arange(len(rows)), :, numbers[classes]].numpy()
+        return contributions[:, :-1], contributions[:, -1]
 
     return explain
 
@@ -190,23 +190,26 @@ def _feature_rows(
     from scipy.sparse import csr_array
 
     keys = {
-        key: number for number, key in enumerate(dict.fromkeys(key for _, one in members for key in one.keys))
+        key: number
+        for number, key in enumerate(dict.fromkeys(key for _, member in members for key in member.keys))
     }
     if not keys:
         return
-    explained = [(weight, one.keys, one.explain) for weight, one in members if one.explain is not None]
+    explained = [
+        (weight, member.keys, member.explain) for weight, member in members if member.explain is not None
+    ]
     total, top = sum(weight for weight, _, _ in explained), min(top, len(keys))
     sources, names = (np.array(part, dtype=object) for part in zip(*keys, strict=True))
     # Several columns may have one name: the means after one and after three steps, for instance.
     sums = []
-    for weight, own, _ in explained:
-        entries, shape = ([keys[key] for key in own], range(len(own))), (len(keys), len(own))
-        sums.append(csr_array((np.full(len(own), weight / total, dtype=np.float32), entries), shape=shape))
+    for weight, pairs, _ in explained:
+        entries, shape = ([keys[key] for key in pairs], range(len(pairs))), (len(keys), len(pairs))
+        sums.append(csr_array((np.full(len(pairs), weight / total, dtype=np.float32), entries), shape=shape))
     length = max(1, BLOCK_ENTRIES // (len(keys) * classes))
     for start in range(0, len(nodes), length):
-        some = nodes[start : start + length]
+        block = nodes[start : start + length]
         values = sum(
-            (matrix @ explain(some, predicted[some])[0].T).T
+            (matrix @ explain(block, predicted[block])[0].T).T
             for matrix, (_, _, explain) in zip(sums, explained, strict=True)
         )
         order = np.argpartition(-np.abs(values), top - 1, axis=1)[:, :top]
@@ -215,7 +218,7 @@ def _feature_rows(
         values = np.take_along_axis(values, order, 1)
         shown = values.ravel() != 0
         yield (
-            some.repeat(top)[shown],
+            block.repeat(top)[shown],
             sources[order.ravel()][shown].astype(str),
             names[order.ravel()][shown],
             values.ravel()[shown],
@@ -309,7 +312,7 @@ def smoothing(
         if depth not in depths:
             continue
         for norm in ("none", "PN"):
-            drawn, many = (state[some] if norm == "PN" else length * state[some] + row for some in samples)
+            drawn, many = (state[nodes] if norm == "PN" else length * state[nodes] + row for nodes in samples)
             # A column of zeros stays one: rounding would count as a difference.
             between = col_diff(used * (many[:, columns] if basis is None else many @ basis[columns].T))
             measures = float(row_diff(drawn)), float(between), float(effective_rank(drawn))

@@ -120,7 +120,7 @@ class Findings:
             if applies:
                 warnings.warn(text, ClassifierWarning, stacklevel=2)
         # The search took time from the limit. The findings have a share of their own.
-        task = replace(task, began=time.perf_counter())
+        task = replace(task, started=time.perf_counter())
         timed = replace(task, time_limit=BASELINE_SHARE * task.time_limit / SEARCH_SHARE)
         families = baselines(graph, classifier.random_state, large, task.time_limit) if compare else []
         others = [evaluate_baseline(classifier, timed, family, tick) for family in families]
@@ -158,7 +158,7 @@ class Findings:
     def deep(self) -> Candidate | None:
         """The candidate with layers of the smallest validation loss; None without one."""
         networks = [candidate for candidate in self.classifier.search_ if candidate.depth]
-        return min(networks, key=lambda one: one.validation_loss, default=None)
+        return min(networks, key=lambda candidate: candidate.validation_loss, default=None)
 
     @property
     def chosen(self) -> bool:
@@ -196,7 +196,7 @@ class Findings:
 
     def comparison(self) -> dict[str, Scores]:
         """Evaluate the model and its baselines on the held-out nodes, the model first."""
-        others = {one.name: self._scores(one, self.test) for one in self.baselines}
+        others = {baseline.name: self._scores(baseline, self.test) for baseline in self.baselines}
         return {self.classifier.best_.name: self.test_scores} | others
 
     def prediction_sets(self) -> list[PredictionSets]:
@@ -231,7 +231,7 @@ def _score_later_nodes(classifier: NodeClassifier) -> Scores | None:
     """
     task, choice, graph = classifier.task_, classifier.choice_, classifier.task_.graph
     structural = graph.encoder is not None and graph.encoder.named("structure")
-    networks = any(one.candidate.model in NETWORKS for _, one in choice.parts)
+    networks = any(member.candidate.model in NETWORKS for _, member in choice.parts)
     if not graph.test.any() or networks or structural:
         return None
     test = graph.test.nonzero().squeeze(1)
@@ -269,8 +269,8 @@ def headline(findings: Findings) -> str:
         return f"**Not compared with baselines.** {accuracy}."
     metric = "accuracy" if findings.classifier.metric == "loss" else findings.classifier.metric
     compared = findings.comparison()
-    values = {one.name: compared[one.name].value(metric) for one in findings.baselines}
-    baseline = max(findings.baselines, key=lambda one: np.nan_to_num(values[one.name], nan=-1.0))
+    values = {baseline.name: compared[baseline.name].value(metric) for baseline in findings.baselines}
+    baseline = max(findings.baselines, key=lambda baseline: np.nan_to_num(values[baseline.name], nan=-1.0))
     if ours.count < MIN_HELD_OUT:
         nodes = f"{ours.right} of {ours.count} held-out {'node' if ours.count == 1 else 'nodes'}"
         return (
@@ -278,8 +278,8 @@ def headline(findings: Findings) -> str:
             f"on {compared[baseline.name].right}. Label more nodes."
         )
     labels = findings.graph.labels.cpu().numpy()[test]
-    own, other = ((one.predicted[test], one.probabilities[test]) for one in (findings, baseline))
-    gain, low, high = (100 * value for value in metric_difference(metric, labels, own, other))
+    compared_models = ((model.predicted[test], model.probabilities[test]) for model in (findings, baseline))
+    gain, low, high = (100 * value for value in metric_difference(metric, labels, *compared_models))
     interval = f"(95% interval {low:+.1f} to {high:+.1f})"
     opening, reached = accuracy, f"{100 * values[baseline.name]:.1f}%"
     if metric != "accuracy":
@@ -288,7 +288,9 @@ def headline(findings: Findings) -> str:
         opening = f"{name} reaches {article} {metric.replace('-', ' ')} of {value}"
         reached = f"{values[baseline.name]:.3f}"
     more, less = (f"{opening}, {abs(gain):.1f} points {word} than" for word in ("more", "less"))
-    twin = next((one.name for one in findings.baselines if _predicts_the_same(findings, one, metric)), "")
+    twin = next(
+        (other.name for other in findings.baselines if _predicts_the_same(findings, other, metric)), ""
+    )
     cases = (
         (twin, f"**{_capitalize(twin)} does as well.** Its predictions are the same. {opening}."),
         (low > 0, f"**It beats the baselines.** {more} the best of them, {baseline.name} {interval}."),
@@ -396,8 +398,8 @@ def node_columns(findings: Findings, sets: Sequence[PredictionSets]) -> dict[str
     likeliest = np.argsort(-probabilities[rows], axis=1, kind="stable")[:, :MAX_CLASSES_PER_NODE]
     shares = thousandths(np.take_along_axis(probabilities[rows], likeliest, 1))
     parts = np.select([train, graph.validation.cpu().numpy(), findings.test], [1, 2, 3], 0)
-    most = min(MAX_EXPLAINED, max(1, MAX_EXPLAINED_ENTRIES // graph.num_classes))
-    reason_names, reasons = _reasons(findings, np.sort(order[:most]))
+    max_explained = min(MAX_EXPLAINED, max(1, MAX_EXPLAINED_ENTRIES // graph.num_classes))
+    reason_names, reasons = _reasons(findings, np.sort(order[:max_explained]))
     return {
         "classes": [_cut(name) for name in graph.class_names],
         "id": [_cut(str(name)) for name in graph.node_names[rows].tolist()],
@@ -414,9 +416,9 @@ def node_columns(findings: Findings, sets: Sequence[PredictionSets]) -> dict[str
         "featureHops": hops(graph.adjacency, has_features)[rows].tolist(),
         "labelHops": hops(graph.adjacency, train)[rows].tolist(),
         # Classes and their numbers among the neighbors, the most frequent class first.
-        "neighbors": [_flat(Counter(map(int, sorted(some))).most_common()) for some in known_around],
+        "neighbors": [_flat(Counter(map(int, sorted(known))).most_common()) for known in known_around],
         "degree": np.diff(starts)[rows].tolist(),
-        "sets": [one.sizes[rows].tolist() for one in sets],
+        "sets": [at_rate.sizes[rows].tolist() for at_rate in sets],
         "reasonNames": reason_names,
         "reasons": [reasons.get(row, []) for row in rows.tolist()],
     }

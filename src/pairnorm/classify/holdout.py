@@ -227,9 +227,9 @@ def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
             continue
         x, y, half = values[known, None], labels[known], np.arange(int(known.sum())) % 2 == 0
         right = 0
-        for some in (half, ~half):
+        for fold in (half, ~half):
             tree = DecisionTreeClassifier(max_leaf_nodes=2 * graph.num_classes, random_state=0)
-            right += int((tree.fit(x[some], y[some]).predict(x[~some]) == y[~some]).sum())
+            right += int((tree.fit(x[fold], y[fold]).predict(x[~fold]) == y[~fold]).sum())
         if right >= MIN_LEAK * len(y):
             text = (
                 f"column {quoted(name)} alone predicts the label of {right / len(y):.1%} of the labeled "
@@ -304,19 +304,19 @@ class Target:
     missing: Tensor
 
     @classmethod
-    def estimate(cls, graph: Graph, given: str | float = "auto") -> Target | None:
+    def estimate(cls, graph: Graph, target: str | float = "auto") -> Target | None:
         """Estimate the target population of a graph. Returns None where held-out nodes need no mask."""
-        if isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given <= 1:
-            missing = torch.arange(1000, device=graph.device) < round(1000 * given)
+        if isinstance(target, int | float) and not isinstance(target, bool) and 0 <= target <= 1:
+            missing = torch.arange(1000, device=graph.device) < round(1000 * target)
             return cls("nodes as given by target", torch.zeros_like(graph.labeled), missing)
-        if given not in ("auto", "labeled"):
-            problem = f"target is {quoted(given)}"
+        if target not in ("auto", "labeled"):
+            problem = f"target is {quoted(target)}"
             expected = "'auto', 'labeled', or a share between 0 and 1"
-            raise PairNormError(problem, code="unknown-choice", value=given, expected=expected)
+            raise PairNormError(problem, code="unknown-choice", value=target, expected=expected)
         nodes, source = ~graph.labeled, "unlabeled nodes"
         if not nodes.any():
             nodes, source = graph.test, "test nodes"
-        if given == "labeled" or not nodes.any():
+        if target == "labeled" or not nodes.any():
             return None
         return cls(source, nodes, graph.missing[nodes])
 
@@ -360,9 +360,9 @@ class Target:
         rows = nodes.nonzero().squeeze(1)
         if not len(patterns) or not len(rows):
             return mask
-        target, own = patterns.double().mean(0), graph.missing[rows].double().mean(0)
-        keep = ((target - own) / (target * (1 - own)).clamp(min=1e-12)).clamp(0, 1)
-        keep = keep.where(target - own >= MIN_DIFFERENCE, 0)
+        target_rates, rates = patterns.double().mean(0), graph.missing[rows].double().mean(0)
+        keep = ((target_rates - rates) / (target_rates * (1 - rates)).clamp(min=1e-12)).clamp(0, 1)
+        keep = keep.where(target_rates - rates >= MIN_DIFFERENCE, 0)
         stream = Stream(seed, "classify target columns")
         donors = torch.from_numpy(np.resize(stream.order(len(patterns)), len(rows))).to(graph.device)
         # One number per node: columns that are always missing together are masked together.
@@ -377,7 +377,7 @@ def hide(graph: Graph, mask: Tensor | None) -> Graph:
         return graph
     missing, cells = graph.missing, mask
     if missing.dim() != cells.dim():
-        missing, cells = (one if one.dim() == 2 else one[:, None] for one in (missing, cells))
+        missing, cells = (tensor if tensor.dim() == 2 else tensor[:, None] for tensor in (missing, cells))
     return graph.replace(features=hide_features(graph.features, mask), missing=missing | cells)
 
 

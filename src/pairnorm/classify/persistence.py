@@ -68,8 +68,8 @@ def _check_candidate(value: Any) -> Any:
         raise ValueError("depth or scale is out of range")
     if value["imputation"] not in IMPUTATIONS:
         raise ValueError(f"the imputation {quoted(value['imputation'])} is not known")
-    given = {name: part for name, part in value.items() if part is not None or name == "norm"}
-    return given | {"parts": tuple(value["parts"])}
+    known = {name: part for name, part in value.items() if part is not None or name == "norm"}
+    return known | {"parts": tuple(value["parts"])}
 
 
 SavedCandidate = Annotated[
@@ -255,8 +255,8 @@ def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[st
         classifier, members = cls(**parameters), []
         for number, part in enumerate(facts.parts):
             kind: Any = FittedEstimator if "estimator" in part.settings else KINDS[part.candidate.model]
-            own = _tensors_of(f"model.{number}", tensors)
-            saved = SavedState(part.candidate, part.settings, own, facts.features, len(facts.classes))
+            weights = _tensors_of(f"model.{number}", tensors)
+            saved = SavedState(part.candidate, part.settings, weights, facts.features, len(facts.classes))
             members.append((part.weight, part.candidate, kind.restore(saved)))
         known = KnownLabels.restore(tensors, len(facts.classes), "known.")
         smooth = None if facts.smooth is None else Smoothing(*facts.smooth)
@@ -264,7 +264,7 @@ def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[st
         classifier.held_out_ = _restore_scores(facts)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise _damaged(folder / FACTS, error) from error
-    calibration = {name: one.numpy() for name, one in _tensors_of("calibration", tensors).items()}
+    calibration = {name: tensor.numpy() for name, tensor in _tensors_of("calibration", tensors).items()}
     classifier.calibration_ = Calibration(**calibration) if calibration else None
     classifier._seen, classifier._tested = tensors["seen"].numpy(), tensors["tested"].numpy()
     classifier.best_ = facts.average or facts.parts[0].candidate
@@ -280,7 +280,7 @@ def _restore(cls: type[Classifier], folder: Path, facts: Facts, tensors: dict[st
 
 def _tensors_of(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     prefix += "."
-    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _restore_scores(facts: Facts) -> Scores | None:
@@ -289,8 +289,8 @@ def _restore_scores(facts: Facts) -> Scores | None:
     confusion = np.array(facts.held_out.confusion, dtype=np.int64)
     if confusion.shape != (len(facts.classes),) * 2:
         raise ValueError(f"the confusion matrix is not that of {len(facts.classes)} classes")
-    rest = {name: value for name, value in facts.held_out if name != "confusion" and value is not None}
-    return Scores(confusion, **rest)
+    metrics = {name: value for name, value in facts.held_out if name != "confusion" and value is not None}
+    return Scores(confusion, **metrics)
 
 
 def holds_model(folder: Path) -> bool:

@@ -122,8 +122,8 @@ class Calibration(NamedTuple):
         splits = max(2, min(MAX_SPLITS, MAX_SPLIT_DRAWS // count))
         covered = {name: np.full((splits, len(rates)), nan) for name in groups}
         for split in range(splits):
-            some, others = np.split(random.permutation(count), [count // 2])
-            limits = Calibration(self.scores[some], self.incomplete[some]).thresholds(rates, self.by_group)
+            half, others = np.split(random.permutation(count), [count // 2])
+            limits = Calibration(self.scores[half], self.incomplete[half]).thresholds(rates, self.by_group)
             inside = self.scores[others] <= limits[:, self.incomplete[others].astype(int)]
             for name, group in groups.items():
                 if (members := group[others]).any():
@@ -264,7 +264,7 @@ def _lists_as_text(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Write prediction sets as JSON, for formats without lists."""
     if "set" not in frame:
         return frame
-    return frame.assign(set=[json.dumps(one, ensure_ascii=False) for one in frame["set"]])
+    return frame.assign(set=[json.dumps(names, ensure_ascii=False) for names in frame["set"]])
 
 
 def typed_classes(names: pandas.Series[Any]) -> pandas.Series[Any]:

@@ -216,7 +216,7 @@ def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows.T @ (vectors / values.sqrt()), vectors * values.sqrt()
 
 
-def leading_axes(rows: Tensor, most: int = MAX_AXES) -> Tensor:
+def leading_axes(rows: Tensor, max_axes: int = MAX_AXES) -> Tensor:
     """Return the leading principal axes of the rows, [d, r], which explain most of their variance.
 
     Args:
@@ -224,14 +224,14 @@ def leading_axes(rows: Tensor, most: int = MAX_AXES) -> Tensor:
         most: r at most. Where rows and columns are many more, a randomized decomposition finds the axes.
     """
     rows = rows.float()
-    if min(rows.shape) > 2 * most:
+    if min(rows.shape) > 2 * max_axes:
         with torch.random.fork_rng([] if rows.device.type == "cpu" else [rows.device]):
             torch.manual_seed(0)
-            _, values, axes = torch.svd_lowrank(rows, q=most, niter=2)
+            _, values, axes = torch.svd_lowrank(rows, q=max_axes, niter=2)
         squares = values.square()
     else:
         axes, coordinates = principal(rows)
-        axes, squares = axes.flip(1)[:, :most], coordinates.square().sum(0).flip(0)[:most]
+        axes, squares = axes.flip(1)[:, :max_axes], coordinates.square().sum(0).flip(0)[:max_axes]
     explained = squares.cumsum(0) / rows.square().sum()
     return axes[:, : int((explained < EXPLAINED).sum()) + 1].contiguous()
 
@@ -304,14 +304,14 @@ class SearchLimits:
         The less a regression is regularized, the longer it takes.
         """
         best, worse = inf, 0
-        for one in results:
-            yield one
-            worse = worse + 1 if one.validation_loss > best else 0
+        for result in results:
+            yield result
+            worse = worse + 1 if result.validation_loss > best else 0
             if worse == (1 if self.is_expensive else SCALE_PATIENCE) and not self.exhaustive:
                 break
-            if self.is_expensive and self.metric == "loss" and one.validation_loss > MAX_LOSS_RATIO * best:
+            if self.is_expensive and self.metric == "loss" and result.validation_loss > MAX_LOSS_RATIO * best:
                 break
-            best = min(best, one.validation_loss)
+            best = min(best, result.validation_loss)
 
     def depths(
         self,
@@ -332,12 +332,12 @@ class SearchLimits:
         for number, (depth, by_scale) in enumerate(zip(depths, results, strict=False), 1):
             evaluated = list(self.scales(by_scale))
             tick(f"{name}, depth {depth}")
-            loss = min(one.validation_loss for one in evaluated)
+            loss = min(result.validation_loss for result in evaluated)
             best, waited = (loss, 0) if loss < best else (best, waited + 1)
             yield depth, evaluated
             if waited == PATIENCE and (self.many_nodes or self.is_expensive):
-                for left in depths[number:]:
-                    tick(f"{name}, depth {left}: left out")
+                for skipped in depths[number:]:
+                    tick(f"{name}, depth {skipped}: left out")
                 break
 
 
@@ -351,19 +351,19 @@ def default_norms(adjacency: Normalization, many_nodes: bool) -> list[Norm]:
     return norms if many_nodes else [*norms, "PN-SI"]
 
 
-def subsample(labels: Tensor, most: int) -> Tensor:
+def subsample(labels: Tensor, count: int) -> Tensor:
     """Return the indices of some labels, ascending: evenly spaced within a class, and the first of each.
 
     Args:
         labels: int64 [m].
         most: how many, where there are more; the first of each class come in addition.
     """
-    if len(labels) <= most:
+    if len(labels) <= count:
         return torch.arange(len(labels), device=labels.device)
     order = labels.argsort(stable=True)
     by_class = labels[order]
     first = torch.cat([by_class.new_ones(1, dtype=torch.bool), by_class[1:] != by_class[:-1]])
-    spaced = torch.linspace(0, len(labels) - 1, most, device=labels.device).long()
+    spaced = torch.linspace(0, len(labels) - 1, count, device=labels.device).long()
     chosen = torch.zeros_like(labels, dtype=torch.bool)
     chosen[order[spaced.clamp(max=len(labels) - 1)]] = True
     chosen[order[first]] = True

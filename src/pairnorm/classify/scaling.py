@@ -271,7 +271,7 @@ class PreparedGraph:
         key = self._edges if edges_only else self._own, key
         value: Value = self._cache.pop(key) if key in self._cache else compute()
         self._cache[key] = value
-        sizes = {key: size for key, one in self._cache.items() if (size := _num_bytes(one)) > SMALL_BYTES}
+        sizes = {key: size for key, x in self._cache.items() if (size := _num_bytes(x)) > SMALL_BYTES}
         excess = sum(sizes.values()) - MAX_CACHE_BYTES
         for oldest, size in sizes.items():
             if excess <= 0 or oldest == key:
@@ -298,14 +298,14 @@ class PreparedGraph:
             return None, self.dense
         return self.cached("span", lambda: span(self.dense))
 
-    def principal_axes(self, most: int) -> Tensor:
+    def principal_axes(self, max_axes: int) -> Tensor:
         """Return the leading principal axes of the known vectors, [d, at most this many], on the CPU."""
 
         def compute() -> Tensor:
             known = ~self.graph.missing_vectors.to(self.device)
-            return leading_axes(self.dense[known], most).cpu()
+            return leading_axes(self.dense[known], max_axes).cpu()
 
-        return self.cached(("axes", most), compute)
+        return self.cached(("axes", max_axes), compute)
 
     @property
     def node_fingerprints(self) -> NDArray[np.int64]:
@@ -338,7 +338,7 @@ class PreparedGraph:
             return self.cached(("imputed", method), lambda: self.imputed(method, self.reduced[1]))
         if method == "zero" or not self.graph.missing.any():
             return features
-        missing, adjacency = (one.to(self.device) for one in (self.graph.missing, self.graph.adjacency))
+        missing, adjacency = (tensor.to(self.device) for tensor in (self.graph.missing, self.graph.adjacency))
         return impute(features, missing, adjacency, method=method)
 
 

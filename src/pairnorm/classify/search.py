@@ -119,14 +119,14 @@ class ProgressTracker:
         if self.best is not None:
             by_accuracy = self.task.metric in ("loss", "accuracy")
             score = self.best.candidate.validation_accuracy if by_accuracy else self.best.score
-        elapsed, search_left = time.perf_counter() - self.task.began, 0.0
+        elapsed, search_left = time.perf_counter() - self.task.started, 0.0
         if self.done <= self.steps:
             extrapolated = elapsed * (self.steps - self.done) / self.done
             search_left = max(0.0, min(extrapolated, SEARCH_SHARE * self.task.time_limit - elapsed))
             self.search_seconds = elapsed + search_left
         final_share = (self.total - max(self.done, self.steps)) / len(self.final_steps)
-        left = search_left + final_share * FINAL_RATIO * self.search_seconds
-        self.notify(FitProgress(self.done, self.total, step, score, left))
+        seconds_left = search_left + final_share * FINAL_RATIO * self.search_seconds
+        self.notify(FitProgress(self.done, self.total, step, score, seconds_left))
 
 
 class Choice(NamedTuple):
@@ -152,15 +152,15 @@ class Choice(NamedTuple):
         """Return the best candidate of one family as a choice of its own; None if it was not evaluated."""
         for other, results in self.by_family:
             if other == family:
-                best = max(results, key=lambda one: one.rank)
+                best = max(results, key=lambda result: result.rank)
                 return Choice(results, [(1, best)], best.candidate, best.probabilities)
         return None
 
     def fit(self, task: Task, fitted: Sequence[Fitted] = ()) -> Average:
         """Fit the ensemble to a task's training nodes, or combine members that are fitted already."""
-        fitted = fitted or [one.fit(task) for _, one in self.parts]
+        fitted = fitted or [result.fit(task) for _, result in self.parts]
         members = zip(self.parts, fitted, strict=True)
-        parts = [(weight, one.candidate, model) for (weight, one), model in members]
+        parts = [(weight, result.candidate, model) for (weight, result), model in members]
         average = Average(parts, KnownLabels.of(task), task.prior, self.smooths[0])
         for smooth in self.smooths[1:]:
             average = replace(self.self_train(task, average), smooth=smooth)
@@ -171,8 +171,8 @@ class Choice(NamedTuple):
         pseudo_labels = PseudoLabels.of(task, mean_probabilities(ensemble.logits(task.prepared)))
         augmented = replace(task, pseudo_labels=pseudo_labels)
         parts = [
-            (weight, candidate, one.fit(augmented) if candidate.model in SELF_TRAINING_MODELS else fitted)
-            for (weight, candidate, fitted), (_, one) in zip(ensemble.parts, self.parts, strict=True)
+            (weight, candidate, result.fit(augmented) if candidate.model in SELF_TRAINING_MODELS else fitted)
+            for (weight, candidate, fitted), (_, result) in zip(ensemble.parts, self.parts, strict=True)
         ]
         return replace(ensemble, parts=parts, smooth=None)
 
@@ -198,7 +198,7 @@ def search(
         on_result: called with every evaluated candidate.
     """
     by_family = _evaluate(task, families, tick, on_result)
-    results = [one for _, some in by_family for one in some]
+    results = [result for _, done in by_family for result in done]
     if simple or not len(task.held_out_labels):
         best = max(range(len(results)), key=lambda index: results[index].rank)
         return _combine(by_family, Counter([best]))
@@ -210,7 +210,7 @@ def search(
         return choice
     ensemble = Candidate(
         "average",
-        parts=tuple(one.candidate.name for _, one in choice.parts),
+        parts=tuple(result.candidate.name for _, result in choice.parts),
         smoothed=any(choice.smooths),
         self_trained=len(choice.smooths) > 1,
         one_per_model=one_of_each,
@@ -244,31 +244,31 @@ def _evaluate(
 
     def advance(number: int) -> bool:
         """Evaluate the next candidate of a family; return whether there was one, in time."""
-        if own := seconds[number]:
-            expected = max([FIRST_STEP_SHARE * own[0], *own[1:]])
+        if durations := seconds[number]:
+            expected = max([FIRST_STEP_SHARE * durations[0], *durations[1:]])
         else:
             expected = max(chain(*seconds), default=0.0)
         if any(results) and not task.allows(SEARCH_SHARE, expected):
             return False
-        began = time.perf_counter()
-        one = next(running[number], None)
-        seconds[number].append(time.perf_counter() - began)
-        if one is not None:
-            results[number].append(one)
-            on_result(one)
-        return one is not None
+        start = time.perf_counter()
+        result = next(running[number], None)
+        seconds[number].append(time.perf_counter() - start)
+        if result is not None:
+            results[number].append(result)
+            on_result(result)
+        return result is not None
 
     try:
         networks = [
-            number for number, one in enumerate(families) if isinstance(one, GNNFamily | ResidualGCNs)
+            number for number, family in enumerate(families) if isinstance(family, GNNFamily | ResidualGCNs)
         ]
         pending = [number for number in range(len(families)) if number not in networks]
         while pending or networks:
             if networks and (not pending or not task.allows(NETWORK_SHARE)):
                 pending.append(networks.pop(0))
             number = min(pending, key=lambda number: sum(seconds[number]))
-            family, own = families[number], results[number]
-            if not advance(number) or (isinstance(family, ResidualGCNs) and not _competes(own, results)):
+            family, done = families[number], results[number]
+            if not advance(number) or (isinstance(family, ResidualGCNs) and not _competes(done, results)):
                 pending.remove(number)
                 for _ in range(family.steps - ticks[number]):
                     tick(f"{family.name}: finished")
@@ -278,25 +278,25 @@ def _evaluate(
         text = f"interrupted: the best of {sum(map(len, results))} candidates are used. Press Ctrl-C again "
         text += "to stop at once."
         warnings.warn(text, ClassifierWarning, stacklevel=4)
-    return [(family, some) for family, some in zip(families, results, strict=True) if some]
+    return [(family, done) for family, done in zip(families, results, strict=True) if done]
 
 
-def _competes(own: Sequence[CandidateResult], results: Sequence[Sequence[CandidateResult]]) -> bool:
+def _competes(done: Sequence[CandidateResult], results: Sequence[Sequence[CandidateResult]]) -> bool:
     """Return whether the best held-out loss of a family is near the best of all."""
-    least = min(one.validation_loss for some in results for one in some)
-    return min(one.validation_loss for one in own) <= MAX_LOSS_RATIO * least
+    lowest = min(result.validation_loss for others in results for result in others)
+    return min(result.validation_loss for result in done) <= MAX_LOSS_RATIO * lowest
 
 
 def _combine(by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], weights: Counter[int]) -> Choice:
     """Return the weighted mean of some results as a choice; its name is that of the first."""
-    results = [one for _, some in by_family for one in some]
+    results = [result for _, done in by_family for result in done]
     parts = [(weight, results[index]) for index, weight in weights.items()]
     return Choice(results, parts, parts[0][1].candidate, _mean(parts), by_family=by_family)
 
 
 def _mean(parts: Sequence[tuple[int, CandidateResult]]) -> Tensor:
     """Return the weighted mean of the probabilities of held-out nodes."""
-    total = torch.stack([weight * one.probabilities for weight, one in parts]).sum(0)
+    total = torch.stack([weight * result.probabilities for weight, result in parts]).sum(0)
     return total / sum(weight for weight, _ in parts)
 
 
@@ -307,32 +307,32 @@ def _refine(task: Task, choice: Choice, tick: Tick) -> Choice:
     later steps; members that time does not allow to fit to all labels are left out.
     Further rounds of self-training gained nothing on Cora and Citeseer.
     """
-    began, (first, *others) = time.perf_counter(), task.folds
+    start, (first, *others) = time.perf_counter(), task.folds
     members: list[Fitted] = []
 
     def allows(fits: float, folds: int = 1) -> bool:
         """Return whether time allows to fit the ensemble some more times, given how long some folds took."""
-        return task.allows(FIT_SHARE, fits * (time.perf_counter() - began) / folds)
+        return task.allows(FIT_SHARE, fits * (time.perf_counter() - start) / folds)
 
     parts = []
-    for weight, one in sorted(choice.parts, key=lambda part: -part[0]):
+    for weight, result in sorted(choice.parts, key=lambda part: -part[0]):
         if members and not allows(FINAL_FITS + 1):
             break
-        parts.append((weight, one))
-        members.append(one.fit(first))
+        parts.append((weight, result))
+        members.append(result.fit(first))
     choice = choice._replace(parts=parts, probabilities=_mean(parts))
     if not allows(len(others) + FINAL_FITS):
         return choice
     fitted = [choice.fit(first, members), *(choice.fit(fold) for fold in others)]
     smooth, probabilities = select_smoothing(task, fitted)
-    fitted = [replace(one, smooth=smooth) for one in fitted]
+    fitted = [replace(ensemble, smooth=smooth) for ensemble in fitted]
     choice = choice._replace(smooths=(smooth,), probabilities=probabilities)
     tick("smoothed")
-    models = {one.candidate.model for _, one in choice.parts}
+    models = {result.candidate.model for _, result in choice.parts}
     in_time = allows(SELF_TRAINING_FACTOR * (len(task.folds) + FINAL_FITS), len(task.folds))
     if has_many_nodes(task.graph) or not in_time or not models.intersection(SELF_TRAINING_MODELS):
         return choice
-    retrained = [choice.self_train(fold, one) for fold, one in zip(task.folds, fitted, strict=True)]
+    retrained = [choice.self_train(fold, ensemble) for fold, ensemble in zip(task.folds, fitted, strict=True)]
     later, probabilities = select_smoothing(task, retrained)
     tick("self-trained")
     if not improves(task, probabilities, choice.probabilities):
@@ -388,7 +388,7 @@ def _with_one_hot_ids(task: Task) -> Task:
     return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), hidden=None)
 
 
-def needs_cross_fitting(graph: Graph, given: Split, metric: str) -> bool:
+def needs_cross_fitting(graph: Graph, user_split: Split, metric: str) -> bool:
     """Return whether too few test nodes of a rare class were drawn to state how well it is ranked.
 
     Average precision on a few positive nodes is too high on average: with 6 of 60, a random ranking has 0.16
@@ -396,7 +396,7 @@ def needs_cross_fitting(graph: Graph, given: Split, metric: str) -> bool:
     """
     counts = count_classes(graph, graph.labeled)
     ranked = metric in RANKING_METRICS or (len(counts) == 2 and counts.min() <= MAX_RARE_SHARE * counts.sum())
-    if any(mask.any() for mask in given) or not ranked or not graph.test.any():
+    if any(mask.any() for mask in user_split) or not ranked or not graph.test.any():
         return False
     return int(count_classes(graph, graph.test)[counts > 0].min()) < MIN_POSITIVES
 
@@ -408,7 +408,7 @@ def cross_fit(classifier: NodeClassifier, graph: Graph, folds: Sequence[Tensor],
     own within a share of the time limit. Returns None after Ctrl-C.
     """
     limit = resolve_time_limit(classifier.time_limit, graph.num_nodes)
-    models = sorted({one.model for one in classifier.search_})
+    models = sorted({candidate.model for candidate in classifier.search_})
     other = clone(classifier).set_params(refit=False, model=models)
     other.set_params(time_limit=0 if isinf(limit) else limit / len(folds))
     empty = torch.zeros_like(graph.test)

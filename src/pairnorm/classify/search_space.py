@@ -119,7 +119,7 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
     on_gpu = find_device(classifier.device).type == "cuda"
     if models is None:
         # A depth, norm, scale or imputation is one of SGC; networks need a time limit.
-        only_sgc = any(given is not None for given in (norms, depths, scales, imputations))
+        only_sgc = any(values is not None for values in (norms, depths, scales, imputations))
         too_short = seconds is not None and seconds < MIN_NETWORK_SECONDS
         models = ["SGC", *(() if only_sgc else SIMPLE), *(() if seconds is None or too_short else NETWORKS)]
         # On a CPU, an epoch over many nodes takes longer than all other candidates.
@@ -171,7 +171,7 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
 
 
 def evaluation_task(
-    classifier: NodeClassifier, graph: Graph, given: Split, target: Target | None, scaling: Scaling
+    classifier: NodeClassifier, graph: Graph, user_split: Split, target: Target | None, scaling: Scaling
 ) -> Task:
     """Return the task on which candidates are compared: every held-out node is masked like the target.
 
@@ -181,7 +181,7 @@ def evaluation_task(
     shards = shards_of(graph.num_nodes)
     # With a time column, folds would train on later nodes. One split is enough for many nodes.
     if classifier.time is None and not has_many_nodes(graph):
-        fold_masks = folds(graph.with_split(given), graph.split, classifier.random_state)
+        fold_masks = folds(graph.with_split(user_split), graph.split, classifier.random_state)
     hidden = None
     if target is not None:
         selection = torch.stack(fold_masks).any(0) if fold_masks else graph.validation
@@ -227,14 +227,14 @@ def _network_specs(
     for model in models:
         for depth in depths or NETWORKS[model]:
             if model not in METHODS:
-                own = shared | {"adjacency": classifier.adjacency}
+                base = shared | {"adjacency": classifier.adjacency}
                 settings = product(norms or ("none", GNN_NORM), scales or (1.0,))
                 specs += [
-                    Spec("own", model, depth, norm=norm, scale=scale, **own) for norm, scale in settings
+                    Spec("own", model, depth, norm=norm, scale=scale, **base) for norm, scale in settings
                 ]
             elif norms is None or "none" in norms:
-                own, shares = {**shared, **METHODS[model].settings}, METHODS[model].grid
-                specs += [Spec("own", "GCN", depth, method=model, strength=one, **own) for one in shares]
+                base, shares = {**shared, **METHODS[model].settings}, METHODS[model].grid
+                specs += [Spec("own", "GCN", depth, method=model, strength=share, **base) for share in shares]
     if not specs:
         problem = f"{' and '.join(models)} have no norm"
         raise PairNormError(problem, code="nothing-to-try", value=norms, expected="norm 'none'")
@@ -309,4 +309,4 @@ def _parse_several(name: str, value: Any, parse: Callable[[str, Any], Any]) -> l
     """Validate one value or a sequence of values. Returns None for ``"auto"``."""
     if isinstance(value, str) and value == "auto":
         return None
-    return [parse(name, one) for one in np.array(value, dtype=object).ravel().tolist()]
+    return [parse(name, item) for item in np.array(value, dtype=object).ravel().tolist()]

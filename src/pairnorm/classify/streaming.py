@@ -88,8 +88,8 @@ class Rows:
         train_labels = np.full(graph.facts.nodes, -1, np.int32)
         train_labels[labeled[parts[0]]] = labels[parts[0]]
         train_rows, validation_rows = (
-            labeled[part][subsample(torch.from_numpy(labels[part]), most).numpy()]
-            for part, most in zip(parts, (MAX_TRAINING_ROWS, MAX_VALIDATION_ROWS), strict=False)
+            labeled[part][subsample(torch.from_numpy(labels[part]), count).numpy()]
+            for part, count in zip(parts, (MAX_TRAINING_ROWS, MAX_VALIDATION_ROWS), strict=False)
         )
         counts = np.bincount(labels[parts[0]], minlength=len(graph.facts.classes)).clip(min=1)
         return cls(train_rows, validation_rows, labeled[parts[2]], train_labels, counts / counts.sum())
@@ -141,8 +141,8 @@ class Outcome:
         """The scores on the test nodes."""
         rows, graph = self.search.rows.test, self.search.graph
         labels = graph.labels[rows].astype(np.int64)
-        batches = (rows[some] for some in _batches(len(rows), len(graph.facts.classes)))
-        predicted = [labels[:0], *(self._predict(some)[1] for some in batches)]
+        batches = (rows[batch] for batch in _batches(len(rows), len(graph.facts.classes)))
+        predicted = [labels[:0], *(self._predict(batch)[1] for batch in batches)]
         return Scores.of(labels, np.concatenate(predicted), len(graph.facts.classes))
 
     def _predict(self, nodes: Any) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -173,11 +173,11 @@ class Outcome:
         graph, first = self.search.graph, 0
         classes = np.array(graph.facts.classes)
         for names in graph.ids():
-            for some in _batches(len(names), len(classes)):
-                rows = slice(first + some.start, first + some.stop)
+            for batch in _batches(len(names), len(classes)):
+                rows = slice(first + batch.start, first + batch.stop)
                 missing, labeled = graph.missing[rows] == 2, graph.labels[rows] >= 0
                 probabilities, predicted = self._predict(rows)
-                yield prediction_rows(names[some], predicted, classes, probabilities, missing, labeled)
+                yield prediction_rows(names[batch], predicted, classes, probabilities, missing, labeled)
             first += len(names)
 
     @property
@@ -186,12 +186,12 @@ class Outcome:
         missing, unlabeled = self.search.graph.missing == 2, self.search.graph.labels < 0
         if not unlabeled.any() or not len(self.search.rows.test):
             return ""
-        target, own = float(missing[unlabeled].mean()), float(missing[self.search.rows.test].mean())
-        if target - own < MIN_DIFFERENCE:
+        target, test = float(missing[unlabeled].mean()), float(missing[self.search.rows.test].mean())
+        if target - test < MIN_DIFFERENCE:
             return ""
         return (
             f"The accuracy is optimistic: {target:.0%} of the unlabeled nodes have no features, and "
-            f"{own:.0%} of the test nodes. A packed graph is not masked. Name several models (--model "
+            f"{test:.0%} of the test nodes. A packed graph is not masked. Name several models (--model "
             "SGC,label-propagation) to fit it in memory, where held-out nodes are masked like unlabeled ones."
         )
 
@@ -199,8 +199,8 @@ class Outcome:
     def best_by_method(self) -> list[Streamed]:
         """The best candidate of each model, norm and imputation, the best first."""
         best: dict[tuple[str, ...], Streamed] = {}
-        for one in self.results:
-            best.setdefault((one.candidate.model, one.candidate.norm, one.candidate.setting), one)
+        for result in self.results:
+            best.setdefault((result.candidate.model, result.candidate.norm, result.candidate.setting), result)
         return list(best.values())
 
 
@@ -236,7 +236,7 @@ def _choose_methods(
             raise PairNormError(problem, code="not-together", value=name, hint=hint, **options)
     if not vectors or single:
         return [("zero", norm) for norm in usual]
-    return [(name, norm) for name, some in possible.items() if name in names for norm in some]
+    return [(name, norm) for name, modes in possible.items() if name in names for norm in modes]
 
 
 class Streaming:
@@ -329,9 +329,9 @@ class Streaming:
         logits: Any = None
         if self._with_label_propagation or not results:
             with self.timed("propagating labels"):
-                logits, one = self._propagate_labels(ops)
-            results.append(one)
-        results.sort(key=lambda one: one.rank, reverse=True)
+                logits, result = self._propagate_labels(ops)
+            results.append(result)
+        results.sort(key=lambda result: result.rank, reverse=True)
         with self.timed("predicting"):
             if results[0].propagation is not None:
                 logits = self._logits(results[0].propagation, results[0].candidate)
@@ -370,10 +370,10 @@ class Streaming:
         """Yield one SGC per scale, from small to large, fitted to a sample of the training nodes."""
         state, labels = torch.from_numpy(propagation.state(depth)), self._labels(self.rows.train)
         _check_finite(self.graph, state)
-        some, held_out = subsample(labels, MAX_SELECTION_ROWS), state[len(labels) :]
+        sample, held_out = subsample(labels, MAX_SELECTION_ROWS), state[len(labels) :]
         setting = "" if propagation.imputation == "zero" else f"imputed by {propagation.imputation}"
         solutions = regressions(
-            state[some], labels[some], len(self.graph.facts.classes), self.scales, LOOSE_TOLERANCE
+            state[sample], labels[sample], len(self.graph.facts.classes), self.scales, LOOSE_TOLERANCE
         )
         for scale, weight, bias in solutions:
             candidate = Candidate("SGC", propagation.norm, depth, scale, setting=setting)  # type: ignore[arg-type]

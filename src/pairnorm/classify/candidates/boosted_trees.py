@@ -309,9 +309,9 @@ def _validate(text: str, columns: int, classes: int) -> str:
     widths = {len(fields[name].split()) for name in ("feature_names", "feature_infos")}
     _require(widths == {columns}, "the trees have other columns")
     for number, tree in enumerate(trees):
-        first, _, rest = tree.partition("\n")
+        first, _, body = tree.partition("\n")
         _require(first == str(number), "the trees are not in order")
-        _validate_tree(_parse_fields(rest, _TREE), columns)
+        _validate_tree(_parse_fields(body, _TREE), columns)
     return text
 
 
@@ -332,7 +332,7 @@ def _validate_tree(tree: dict[str, str], columns: int) -> None:
     splits: list[Any] = [np.array(tree[name].split(), dtype=kind) for name, kind in _SPLITS.items()]
     feature, threshold, kind, left, right, count = splits
     counts = [*count, *np.array(tree["leaf_count"].split(), dtype=int)]
-    _require({len(one) for one in splits} == {leaves - 1}, "a tree has a node too many or too few")
+    _require({len(column) for column in splits} == {leaves - 1}, "a tree has a node too many or too few")
     nodes, children = np.arange(leaves - 1), np.concatenate([left, right])
     # Every inner node except the root, and every leaf, is the child of one node, which comes before it.
     inner, outer = sorted(children[children >= 0]), sorted(~children[children < 0])

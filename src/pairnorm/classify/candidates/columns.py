@@ -119,9 +119,9 @@ class NodeColumns(NamedTuple):
         for block, (names, values) in self.stored.items():
             tensors |= {f"{block}.names": names, f"{block}.values": values}
         if self.sgc is not None:
-            own, weights = self.sgc.state()
-            settings["sgc"] = own | {"depth": self.sgc.depth}
-            tensors |= {f"sgc.{name}": one for name, one in weights.items()}
+            sgc_settings, weights = self.sgc.state()
+            settings["sgc"] = sgc_settings | {"depth": self.sgc.depth}
+            tensors |= {f"sgc.{name}": tensor for name, tensor in weights.items()}
         return settings, tensors
 
     @classmethod
@@ -145,11 +145,11 @@ class NodeColumns(NamedTuple):
                     raise ValueError("names are not fingerprints")
                 stored[block] = NodeValues(names, saved.tensor(f"{block}.values", len(names), width))
         if "SGC" in extras:
-            own = saved.settings["sgc"]
-            depth = whole_number("depth", own["depth"], least=1, most=max(SGC_DEPTHS))
-            tensors = {name[4:]: one for name, one in saved.tensors.items() if name.startswith("sgc.")}
+            options = saved.settings["sgc"]
+            depth = whole_number("depth", options["depth"], least=1, most=max(SGC_DEPTHS))
+            tensors = {name[4:]: tensor for name, tensor in saved.tensors.items() if name.startswith("sgc.")}
             candidate = Candidate("SGC", "PN", depth)
-            sgc = FittedSGC.restore(saved._replace(candidate=candidate, settings=own, tensors=tensors))
+            sgc = FittedSGC.restore(saved._replace(candidate=candidate, settings=options, tensors=tensors))
         return cls(hops, known, saved.classes, features, axes, directed is True, extras, stored, sgc)
 
     @property
@@ -164,7 +164,7 @@ class NodeColumns(NamedTuple):
 
     def table(self, prepared: PreparedGraph) -> NodeTable:
         """Return the rows of all nodes of a graph."""
-        labels, whole = label_columns(prepared, self.known, self.classes), prepared
+        labels, unprojected = label_columns(prepared, self.known, self.classes), prepared
         if self.axes is not None:
             prepared = prepared.projected(self.axes)
         columns = [*feature_columns(prepared, self.hops), labels]
@@ -172,12 +172,12 @@ class NodeColumns(NamedTuple):
             columns.append(direction_columns(prepared, self.known, self.classes))
         for name in self.extras:
             if name in EXTRA_COLUMNS:
-                one = prepared.cached(("extra columns", name), partial(EXTRA_COLUMNS[name], prepared))
+                block = prepared.cached(("extra columns", name), partial(EXTRA_COLUMNS[name], prepared))
             else:
-                one = self.stored[name].in_graph(whole)
+                block = self.stored[name].in_graph(unprojected)
             if name == "SGC" and self.sgc is not None:
-                one = one.where(~one.isnan(), self.sgc.logits(whole).softmax(-1)[:, 0])
-            columns.append(one)
+                block = block.where(~block.isnan(), self.sgc.logits(unprojected).softmax(-1)[:, 0])
+            columns.append(block)
         return NodeTable(dict(zip(self.blocks, columns, strict=True)))
 
     def keys(self, features: Sequence[str], classes: Sequence[str]) -> list[tuple[str, str]]:
@@ -185,7 +185,7 @@ class NodeColumns(NamedTuple):
         if self.axes is not None:
             leading = self.axes.abs().topk(min(2, len(features)), 0).indices.T.tolist()
             features = [
-                f"principal component {number} ({', '.join(features[one] for one in pair)}, …)"
+                f"principal component {number} ({', '.join(features[feature] for feature in pair)}, …)"
                 for number, pair in enumerate(leading)
             ]
         keys = [("node", name) for name in features]
@@ -320,14 +320,14 @@ def _structure(prepared: PreparedGraph) -> Tensor:
     for _ in range(PAGERANK_STEPS):
         rank = 0.85 * (walk.T @ rank) + 0.15 / nodes
     pattern, core, active, level = adjacency > 0, np.zeros(nodes), np.ones(nodes, bool), 0.0
-    left = np.asarray(pattern.sum(1)).ravel().astype(float)
+    degrees = np.asarray(pattern.sum(1)).ravel().astype(float)
     for _ in range(MAX_CORE_ROUNDS):  # each removes the nodes of least degree
         if not active.any():
             break
-        level = max(level, left[active].min())
-        removed = active & (left <= level)
+        level = max(level, degrees[active].min())
+        removed = active & (degrees <= level)
         core[removed], active = level, active & ~removed
-        left -= pattern @ removed.astype(float)
+        degrees -= pattern @ removed.astype(float)
     core[active] = level
     returns = np.full((nodes, len(RETURN_STEPS)), np.nan)
     if int((np.diff(adjacency.indptr).astype(float) ** 2).sum()) <= MAX_PRODUCT_ENTRIES:
@@ -383,7 +383,7 @@ def _stack_sgc(task: Task) -> tuple[FittedSGC, NodeValues]:
     graph = task.graph.replace(validation=train & False)
     inner = replace(task, graph=graph, fold_masks=masks, hidden=None, pseudo_labels=None, time_limit=inf)
     results = SGCFamily(["PN"], SGC_DEPTHS, SGC_SCALES).fit(inner, lambda step: None)
-    best = min(results, key=lambda one: one.validation_loss)
+    best = min(results, key=lambda result: result.validation_loss)
     fitted = best.fit(inner.with_all_folds)
     assert isinstance(fitted, FittedSGC)
     nodes = torch.cat([mask.nonzero().squeeze(1) for mask in masks]).cpu()

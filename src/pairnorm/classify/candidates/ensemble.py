@@ -175,7 +175,9 @@ def select_members(task: Task, results: Sequence[CandidateResult]) -> Counter[in
         results: to select from.
     """
     order = sorted(range(len(results)), key=lambda number: results[number].rank, reverse=True)
-    kinds = [(one.candidate.model, one.candidate.norm, one.candidate.imputation) for one in results]
+    kinds = [
+        (result.candidate.model, result.candidate.norm, result.candidate.imputation) for result in results
+    ]
     # The best of all, and the best of each kind: an average gains by members that differ.
     best_of_kind = {kinds[number]: number for number in order[::-1]}.values()
     shortlist = dict.fromkeys([*order[:SHORTLIST], *best_of_kind])
@@ -237,11 +239,11 @@ def improves(task: Task, probabilities: Tensor, before: Tensor) -> bool:
     """
     labels = task.held_out_labels
     if task.metric == "loss":
-        logs = [one.double().clamp(min=1e-30).log() for one in (probabilities, before)]
-        new, old = (one.gather(1, labels.unsqueeze(1)).squeeze(1).numpy() for one in logs)
+        logs = [tensor.double().clamp(min=1e-30).log() for tensor in (probabilities, before)]
+        new, old = (log.gather(1, labels.unsqueeze(1)).squeeze(1).numpy() for log in logs)
         gain, low, _ = paired_difference(new, old)
     else:
-        decided = [_decided(task, one.double()) for one in (probabilities, before)]
+        decided = [_decided(task, tensor.double()) for tensor in (probabilities, before)]
         gain, low, _ = metric_difference(task.metric, labels.numpy(), *decided)
     return gain > (gain - low) / NORMAL_95
 
@@ -395,7 +397,7 @@ class PseudoLabels(NamedTuple):
         labels = torch.nn.functional.one_hot(task.graph.labels.cpu()[known], task.classes)
         sharpened = probabilities.cpu()[others] ** PSEUDO_LABEL_POWER
         target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
-        counts = torch.cat([torch.full((len(one),), 1 / len(one)) for one in (known, others)])
+        counts = torch.cat([torch.full((len(nodes),), 1 / len(nodes)) for nodes in (known, others)])
         return cls(torch.cat([known, others]), target, counts, len(known))
 
     def training_rows(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:

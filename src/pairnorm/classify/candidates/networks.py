@@ -136,12 +136,12 @@ def _fit(task: Task, spec: Spec, trained: Sequence[_Trained]) -> Network:
     They are not trained again: with all labels there would be none left for early stopping.
     """
     train = task.graph.train.cpu()
-    clean = [one for one in trained if len(one[1]) == len(train) and not (one[1] & ~train).any()] or trained
-    seeds = [seed for own, *_ in clean for seed in own]
+    clean = [run for run in trained if len(run[1]) == len(train) and not (run[1] & ~train).any()] or trained
+    seeds = [seed for run_seeds, *_ in clean for seed in run_seeds]
     spec = spec.replace(scaling="none")
-    whole = build(spec, task.graph.num_features, task.classes, seeds, task.device)
-    _merge(whole, [model.state_dict() for *_, model in clean])
-    return Network(whole.eval()).fitted_to(task.prepared)
+    merged = build(spec, task.graph.num_features, task.classes, seeds, task.device)
+    _merge(merged, [model.state_dict() for *_, model in clean])
+    return Network(merged.eval()).fitted_to(task.prepared)
 
 
 def _candidate(spec: Spec) -> Candidate:
@@ -189,8 +189,8 @@ def _train(
 
     # Ranks share trials where possible, which needs no communication; some models cannot share nodes.
     if shards is not None and (len(seeds) >= shards.process_group.size() or spec.method != "none"):
-        whole = build(spec, graph.num_features, task.classes, seeds, torch.device("cpu"))
-        model, logits = _train_per_rank(shards, seeds, fit, whole)
+        merged = build(spec, graph.num_features, task.classes, seeds, torch.device("cpu"))
+        model, logits = _train_per_rank(shards, seeds, fit, merged)
         model, logits = model.to(task.device), logits.to(task.device)
     else:
         model, logits = fit(seeds, shards)
@@ -203,20 +203,20 @@ def _train_per_rank(
     shards: Shards,
     seeds: Sequence[int],
     fit: Callable[[Sequence[int], None], tuple[Model, Tensor]],
-    whole: Model,
+    merged: Model,
 ) -> tuple[Model, Tensor]:
     """Let every rank train its share of the trials; return the model of all, and its logits."""
-    own, trained, late = shards.among(seeds), None, False
+    rank_seeds, trained, late = shards.among(seeds), None, False
     try:
-        if own:
-            model, logits = fit(own, None)
+        if rank_seeds:
+            model, logits = fit(rank_seeds, None)
             trained = dict(model.cpu().state_dict()), logits.cpu()
     except OutOfTime:
         late = True
     if shards.any(late):
         raise OutOfTime
     parts = [part for part in shards.of_all(trained) if part is not None]
-    return _merge(whole, [state for state, _ in parts]), torch.cat([logits for _, logits in parts], 1)
+    return _merge(merged, [state for state, _ in parts]), torch.cat([logits for _, logits in parts], 1)
 
 
 def residual_gcn(
@@ -290,7 +290,7 @@ class Network:
         settings = {"adjacency": self.module.adjacency}
         if isinstance(self.module, GCNII | APPNP):
             settings["alpha"] = self.module.alpha
-        tensors = {f"module.{name}": one for name, one in self.module.state_dict().items()}
+        tensors = {f"module.{name}": tensor for name, tensor in self.module.state_dict().items()}
         for part in (self.statistics, self.known):
             tensors |= {} if part is None else part._asdict()
         return settings, tensors if self.axes is None else {**tensors, "axes": self.axes}
@@ -300,7 +300,7 @@ class Network:
         """Build networks whose sizes follow from their weights, not from the settings."""
         candidate, prefix = saved.candidate, "module."
         kind, axes = cls.KINDS[candidate.model], saved.tensors.get("axes")
-        state = {name[len(prefix) :]: one for name, one in saved.tensors.items() if name.startswith(prefix)}
+        state = {name[len(prefix) :]: x for name, x in saved.tensors.items() if name.startswith(prefix)}
         has_initial_share, is_residual = kind in (GCNII, APPNP), kind is residual_gcn
         models, width, hidden = state["first.weight" if has_initial_share else "convolutions.0.weight"].shape
         depth = candidate.depth

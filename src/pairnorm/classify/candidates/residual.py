@@ -88,8 +88,8 @@ class ResidualGCNs:
         networks, logits, parts = training.best(), training.held_out_logits(), []
         for fold in task.folds:
             nodes = fold.graph.validation.to(task.device)
-            own = ~(nodes[:, None] & ~training.held_out).any(0)
-            parts.append(logits[nodes][:, own])
+            unseen_by = ~(nodes[:, None] & ~training.held_out).any(0)
+            parts.append(logits[nodes][:, unseen_by])
         epochs = max(training.best_epochs)
         setting = f"{training.hidden} channels, {epochs} epochs"
         candidate = Candidate(self.name, depth=training.depth, setting=setting)
@@ -121,7 +121,7 @@ class _Training:
         self.adam = torch.optim.Adam(self.model.parameters(), LEARNING_RATE, fused=True)
         self.keys, self.generator = keys_from_seeds(seeds, device), torch.Generator(device).manual_seed(seed)
         self.epoch, self.best_epochs, self.best_losses = 0, [0] * count, [inf] * count
-        self.best_state = {name: one.clone() for name, one in self.model.state_dict().items()}
+        self.best_state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def _features(self) -> Tensor:
         """Return features of each network, [n, 1 or networks, d]; nodes that it holds out are masked."""
@@ -131,7 +131,7 @@ class _Training:
         masks = (self.held_out | self.stopping).to(task.graph.device).unbind(1)
         graphs = [task.graph.replace(train=~mask & False, validation=mask) for mask in masks]
         masked = [replace(task, graph=graph, fold_masks=()).masked.prepared for graph in graphs]
-        return torch.stack([projected(one, self.axes) for one in masked], 1)
+        return torch.stack([projected(prepared, self.axes) for prepared in masked], 1)
 
     def _logits(self, visible: Tensor, keys: Tensor | None = None) -> Tensor:
         """Return logits given the labels of visible nodes, bool [n, networks]."""
@@ -170,18 +170,18 @@ class _Training:
         for number, loss in enumerate(losses):
             if loss < self.best_losses[number] or not self.stopping.any():
                 self.best_losses[number], self.best_epochs[number] = loss, self.epoch
-                for name, one in self.model.state_dict().items():
-                    self.best_state[name][number] = one[number]
+                for name, tensor in self.model.state_dict().items():
+                    self.best_state[name][number] = tensor[number]
 
     def best(self) -> Network:
         """Return the best networks so far."""
-        state = {name: one.cpu().clone() for name, one in self.best_state.items()}
+        state = {name: tensor.cpu().clone() for name, tensor in self.best_state.items()}
         return _load(state, self.depth, self.hidden, self.task, self.axes)
 
     @torch.no_grad()
     def held_out_logits(self) -> Tensor:
         """Return the logits of all nodes by the best networks, each without the labels it holds out."""
-        current = {name: one.clone() for name, one in self.model.state_dict().items()}
+        current = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.model.load_state_dict(self.best_state)
         self.model.eval()
         logits = self._logits(self.train)
@@ -196,7 +196,7 @@ def _fit(task: Task, networks: Network, train: Tensor, epochs: int, seed: int) -
     if len(train) == task.graph.num_nodes:
         unseen = ~(train & ~task.graph.train.cpu()[:, None]).any(0)
         if unseen.any():
-            state = {name: one[unseen.to(one.device)] for name, one in state.items()}
+            state = {name: tensor[unseen.to(tensor.device)] for name, tensor in state.items()}
             return _load(state, depth, hidden, task, networks.axes)
     nothing = torch.zeros(task.graph.num_nodes, 1, dtype=torch.bool)
     training = _Training(task, nothing, depth, hidden, seed)

@@ -260,7 +260,7 @@ class SGCFamily:
         for scales in [[scale] for scale in self.scales] if norm == "PN-SCS" else [self.scales]:
             by_depth = _evaluate(task, candidate, depths, scales)
             for depth, results in task.limits.depths(depths, by_depth, tick, name):
-                ranked = sorted(results, key=lambda one: one.validation_loss)
+                ranked = sorted(results, key=lambda result: result.validation_loss)
                 losses[depth] = min(losses[depth], ranked[0].validation_loss)
                 yield from ranked  # the best first: the search may take no more than one when time is up
 
@@ -299,7 +299,7 @@ class LogisticRegression:
         """Yield one candidate per scale, the best first."""
         check_size(task.graph)
         (by_scale,) = _evaluate(task, Candidate(self.name), [0], self.scales)
-        yield from sorted(task.limits.scales(by_scale), key=lambda one: one.validation_loss)
+        yield from sorted(task.limits.scales(by_scale), key=lambda result: result.validation_loss)
         tick(self.name)
 
 
@@ -307,15 +307,15 @@ def _evaluate(
     task: Task, candidate: Candidate, depths: Sequence[int], scales: Sequence[float]
 ) -> Iterator[Results]:
     """Yield the candidates of each depth, evaluated with a sample of many training nodes."""
-    tasks = [limit_training_nodes(one, MAX_SELECTION_ROWS) for one in task.tasks_by_features]
+    tasks = [limit_training_nodes(part, MAX_SELECTION_ROWS) for part in task.tasks_by_features]
     for depth in depths:
         settings = replace(candidate, depth=depth, scale=scales[0])
         propagation = _propagation(task, settings)
         factors = [scale / propagation.scale for scale in scales]
-        states = [propagation.state(one.prepared, depth) for one in tasks]
+        states = [propagation.state(part.prepared, depth) for part in tasks]
         paths = [
-            _fold_weights(one, state, factors, (propagation, depth))
-            for one, state in zip(tasks, states, strict=True)
+            _fold_weights(part, state, factors, (propagation, depth))
+            for part, state in zip(tasks, states, strict=True)
         ]
         yield _evaluate_scales(task, settings, propagation.scale, states, paths)
 
@@ -326,13 +326,13 @@ def _evaluate_scales(
     for solutions in zip(*paths, strict=True):
         factor = solutions[0][0]
         logits = [
-            factor * state[fold.graph.validation.to(state.device)] @ own + constant
-            for one, state, (_, weight, bias) in zip(task.tasks_by_features, states, solutions, strict=True)
-            for fold, own, constant in zip(one.folds, weight, bias, strict=True)
+            factor * state[fold.graph.validation.to(state.device)] @ fold_weight + constant
+            for part, state, (_, weight, bias) in zip(task.tasks_by_features, states, solutions, strict=True)
+            for fold, fold_weight, constant in zip(part.folds, weight, bias, strict=True)
         ]
         scale = own_scale * factor
-        one = replace(candidate, scale=scale, setting="" if candidate.depth else f"scale {scale:g}")
-        yield task.evaluate(one, torch.cat(logits).unsqueeze(1), partial(_fit, candidate=one))
+        scaled = replace(candidate, scale=scale, setting="" if candidate.depth else f"scale {scale:g}")
+        yield task.evaluate(scaled, torch.cat(logits).unsqueeze(1), partial(_fit, candidate=scaled))
 
 
 def _propagation(task: Task, candidate: Candidate) -> Propagation:

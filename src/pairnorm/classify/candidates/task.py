@@ -108,9 +108,10 @@ class Candidate:
 def best_by_depth(candidates: Sequence[Candidate]) -> dict[tuple[str, Norm], dict[int, float]]:
     """Return the best validation accuracy of every depth, by model and norm."""
     best: dict[tuple[str, Norm], dict[int, float]] = {}
-    for one in (one for one in candidates if one.depth):
-        depths = best.setdefault((one.model, one.norm), {})
-        depths[one.depth] = max(depths.get(one.depth, 0.0), one.validation_accuracy)
+    for candidate in candidates:
+        if candidate.depth:
+            depths = best.setdefault((candidate.model, candidate.norm), {})
+            depths[candidate.depth] = max(depths.get(candidate.depth, 0.0), candidate.validation_accuracy)
     return best
 
 
@@ -171,7 +172,7 @@ class CandidateResult(NamedTuple):
     @property
     def rank(self) -> tuple[float, float, int]:
         """Sort key, larger for better: score; then a small loss; then few layers."""
-        score, loss = (-inf if isnan(one) else one for one in (self.score, -self.validation_loss))
+        score, loss = (-inf if isnan(value) else value for value in (self.score, -self.validation_loss))
         return score, loss, -self.candidate.depth
 
 
@@ -206,7 +207,7 @@ class Task:
         graph: with its split.
         prepared: the same graph with its scaled features.
         adjacency: ``"rw"`` or ``"sym"``.
-        began: start of the search, from which the time limit counts.
+        started: start of the search, from which the time limit counts.
         time_limit: seconds for the whole fit; infinite for an exhaustive search.
         metric: compares candidates, one of ``METRICS``.
         fold_masks: bool [n] for every fold, the training and validation nodes that it holds out; without any,
@@ -220,7 +221,7 @@ class Task:
     graph: Graph
     prepared: PreparedGraph
     adjacency: Normalization = "rw"
-    began: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=time.perf_counter)
     time_limit: float = inf
     metric: str = "loss"
     fold_masks: Sequence[Tensor] = ()
@@ -233,7 +234,7 @@ class Task:
         return self  # it never changes, and torch cannot copy sparse tensors
 
     def __getstate__(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # without cached properties
+        return {item.name: getattr(self, item.name) for item in fields(self)}  # without cached properties
 
     @property
     def features(self) -> Tensor:
@@ -264,7 +265,7 @@ class Task:
 
     def allows(self, share: float, seconds: float = 0.0) -> bool:
         """Return whether a step of some seconds ends within this share of the time limit."""
-        return time.perf_counter() - self.began + seconds <= share * self.time_limit
+        return time.perf_counter() - self.started + seconds <= share * self.time_limit
 
     @cached_property
     def with_all_folds(self) -> Task:
@@ -279,10 +280,10 @@ class Task:
     @cached_property
     def folds(self) -> Sequence[Task]:
         """A task for every fold, whose validation nodes are those held out."""
-        draft, every = replace(self, is_draft=True), self.with_all_folds.graph.train
+        draft, train = replace(self, is_draft=True), self.with_all_folds.graph.train
         return [
             replace(
-                draft, graph=self.graph.replace(train=every & ~held_out, validation=held_out), fold_masks=()
+                draft, graph=self.graph.replace(train=train & ~held_out, validation=held_out), fold_masks=()
             ).masked
             for held_out in self.fold_masks
         ] or [draft.masked]
@@ -310,7 +311,7 @@ class Task:
     def held_out_unreachable(self) -> Tensor:
         """Which held-out nodes are ``unreachable``."""
         return torch.cat(
-            [unreachable(one.graph, one.graph.train)[one.graph.validation.cpu()] for one in self.folds]
+            [unreachable(fold.graph, fold.graph.train)[fold.graph.validation.cpu()] for fold in self.folds]
         )
 
     @cached_property
@@ -323,7 +324,7 @@ class Task:
         """Fit a candidate in every fold, and return the logits of the nodes that each holds out."""
         logits = [fit(fold).logits(fold.prepared) for fold in self.folds]
         held_out = (fold.graph.validation for fold in self.folds)
-        return torch.cat([one[mask.to(one.device)] for one, mask in zip(logits, held_out, strict=True)])
+        return torch.cat([x[mask.to(x.device)] for x, mask in zip(logits, held_out, strict=True)])
 
     def evaluate(self, candidate: Candidate, logits: Tensor, fit: FitTask) -> CandidateResult:
         """Evaluate a candidate on held-out nodes: accuracy and mean cross-entropy are means over models.
@@ -345,8 +346,8 @@ def evaluate_logits(
     candidate: Candidate, logits: Tensor, labels: Tensor, metric: str, prior: Tensor
 ) -> tuple[Candidate, Tensor, float]:
     """Return a candidate with its accuracy and loss, its probabilities and its score."""
-    own = labels.to(logits.device)
-    accuracy, loss = (float(part(logits, own).mean()) for part in (part_accuracies, part_losses))
+    true = labels.to(logits.device)
+    accuracy, loss = (float(part(logits, true).mean()) for part in (part_accuracies, part_losses))
     probabilities = mean_probabilities(logits).cpu()
     evaluated = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
     return evaluated, probabilities, decide(metric, labels, probabilities, prior)[0]
@@ -393,13 +394,13 @@ class KnownLabels(NamedTuple):
         return torch.nn.functional.one_hot(labels.clamp(min=0), classes).float() * (labels >= 0)[:, None]
 
 
-def limit_training_nodes(task: Task, most: int) -> Task:
+def limit_training_nodes(task: Task, max_nodes: int) -> Task:
     """Return the task with at most this many training nodes, a ``subsample`` of them."""
     nodes = task.graph.train.nonzero().squeeze(1)
-    if len(nodes) <= most:
+    if len(nodes) <= max_nodes:
         return task
     train = torch.zeros_like(task.graph.train)
-    train[nodes[subsample(task.graph.labels[nodes], most)]] = True
+    train[nodes[subsample(task.graph.labels[nodes], max_nodes)]] = True
     return replace(task, graph=task.graph.replace(train=train))
 
 
