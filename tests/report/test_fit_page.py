@@ -12,7 +12,7 @@ import torch
 
 from pairnorm.classify import Candidate, suggest_depth
 from pairnorm.classify import findings as module
-from pairnorm.classify.explanation import Explanation, Smoothing
+from pairnorm.classify.explanation import Explanation, SmoothingMeasures
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.holdout import lacks_most
 from pairnorm.classify.predictions import Calibration
@@ -50,7 +50,9 @@ def findings() -> Findings:
         for depth in (1, 2, 4)
     ]
     smoothing = [
-        Smoothing(norm, depth, 4 / (depth + 1), 2.0, 5.0) for norm in ("none", "PN") for depth in (0, 2)
+        SmoothingMeasures(norm, depth, 4 / (depth + 1), 2.0, 5.0)
+        for norm in ("none", "PN")
+        for depth in (0, 2)
     ]
     scaling = SimpleNamespace(sentence="as they are")
     classifier: Any = SimpleNamespace(best_=tried[3], search_=tried, adjacency="rw", scaling_=scaling)

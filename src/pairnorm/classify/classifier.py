@@ -275,7 +275,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def feature_names_in_(self) -> tuple[str, ...] | None:
-        """The names of the features, in order, where they have names."""
+        """The names of the features, in order; None where they have none."""
         return None if self.encoder_ is None else self.encoder_.feature_names
 
     def predict_proba(self, graph: Graph) -> Floats:
@@ -312,7 +312,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.prediction_sets(graph, self.predict_proba(graph), coverage)
 
     def prediction_sets(self, graph: Graph, probabilities: Floats, coverage: float) -> Booleans:
-        """Return the prediction sets that belong to some probabilities; see ``predict_set``."""
+        """Return the prediction set of every node, given the class probabilities; see ``predict_set``."""
         real_number("coverage", coverage, least=0, below=1)
         if self.calibration_ is None:
             problem = "prediction sets need held-out nodes, and the model was fitted without any"
@@ -358,7 +358,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(tilted(probabilities, self.prior_, self.tilt_).argmax(1))
 
     def threshold(self, number: int) -> float:
-        """Return the probability from which a class is predicted, of two."""
+        """Return the smallest probability at which one of two classes is predicted, given its number."""
         weights = self.prior_**self.tilt_
         return float(weights[number] / weights.sum())
 
@@ -398,7 +398,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.evaluate(graph, evaluated, self.predict_proba(graph)).accuracy
 
     def evaluate(self, graph: Graph, nodes: Booleans, probabilities: Floats) -> Scores:
-        """Return the scores of probabilities of all nodes, [n, classes], on some labeled nodes, bool [n]."""
+        """Score the class probabilities of all nodes, [n, classes], on labeled nodes in a mask, bool [n]."""
         labels = graph.labels_among(self.classes_.tolist()).cpu().numpy()
         probabilities = probabilities[nodes]
         return Scores.of(labels[nodes], self.decide(probabilities), len(self.classes_), probabilities)

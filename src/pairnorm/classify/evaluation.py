@@ -288,7 +288,7 @@ def metric_difference(
 
 
 class Standardized(NamedTuple):
-    """The accuracy that held-out nodes suggest for the target, after weighting by stratum.
+    """The estimated accuracy on the target population, from held-out nodes weighted by stratum.
 
     Args:
         accuracy: over the strata that have enough held-out nodes.
@@ -348,7 +348,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) -> tuple[float, float]:
-    """Return the value of a metric, larger being better, and the tilt t of the decision rule that reaches it.
+    """Choose the tilt t of the decision rule by a metric; return the metric's value (larger is better) and t.
 
     The rule predicts the class with the largest p / prior^t: t = 0 is right most often, t = 1 weighs all
     classes equally. With two classes, any t is a threshold. It is chosen for the two metrics that weigh

@@ -228,7 +228,7 @@ def _feature_rows(
 def _evidence(
     model: Average, members: Sequence[tuple[int, Member]], prepared: PreparedGraph
 ) -> Iterator[tuple[float, Normalization, Tensor]]:
-    """Yield a weight, the normalization of a propagation step, and what nodes send in it, [n, classes]."""
+    """Yield the weight, adjacency normalization and sent logits, [n, classes], of each propagation step."""
     smoothing = 0.0 if model.smooth is None else model.smooth.alpha
     total = sum(weight for weight, _, _ in model.parts)
     for weight, member in members:
@@ -271,8 +271,8 @@ def _neighbor_rows(
 
 
 @dataclass(frozen=True)
-class Smoothing:
-    """The measures of one state: those of depth 0 are of the features themselves."""
+class SmoothingMeasures:
+    """Measures of features after ``depth`` propagation steps, with a norm or without."""
 
     norm: str
     depth: int
@@ -286,8 +286,8 @@ def smoothing(
     features: Tensor,
     in_time: Callable[[], bool] = lambda: True,
     tick: Callable[[str], None] = lambda done: None,
-) -> list[Smoothing]:
-    """Propagate features with D̃⁻¹Ã and measure, without PairNorm and with it (PN). No model is trained.
+) -> list[SmoothingMeasures]:
+    """Measure oversmoothing by depth: propagate features with D̃⁻¹Ã, without PairNorm and with it (PN).
 
     Measured on at most 400 nodes (row-diff, effective rank), and 300 columns of at most 50,000 nodes
     (col-diff), drawn at random; of a graph with many nodes, at the first depths only.
@@ -316,7 +316,7 @@ def smoothing(
             # A column of zeros stays one: rounding would count as a difference.
             between = col_diff(used * (many[:, columns] if basis is None else many @ basis[columns].T))
             measures = float(row_diff(drawn)), float(between), float(effective_rank(drawn))
-            rows.append(Smoothing(norm, depth, *measures))
+            rows.append(SmoothingMeasures(norm, depth, *measures))
         tick(f"propagation, depth {depth}")
     return rows
 
@@ -337,11 +337,11 @@ def _states(matrix: SparseMatrix, state: Tensor) -> Iterator[tuple[Tensor, float
         state = matrix @ state
 
 
-def smoothing_table(rows: Sequence[Smoothing]) -> list[list[str]]:
+def smoothing_table(rows: Sequence[SmoothingMeasures]) -> list[list[str]]:
     """Format smoothing by depth as table rows with the columns ``HEADINGS``; differences as % of depth 0."""
     plain, normed = ([row for row in rows if row.norm == norm] for norm in ("none", "PN"))
 
-    def share(lines: list[Smoothing], number: int, measure: str) -> str:
+    def share(lines: list[SmoothingMeasures], number: int, measure: str) -> str:
         start = getattr(lines[0], measure)
         return f"{getattr(lines[number], measure) / start:.0%}" if start else "–"
 

@@ -31,7 +31,7 @@ from pairnorm.classify.explanation import (
     DEPTHS,
     MAX_DEPTH_MANY_NODES,
     Explanation,
-    Smoothing,
+    SmoothingMeasures,
     Suggestion,
     smoothing,
     suggest_depth,
@@ -91,14 +91,14 @@ class Findings:
     probabilities: Floats
     baselines: list[Baseline]
     checks: dict[str, Scores]
-    smoothing: list[Smoothing]
+    smoothing: list[SmoothingMeasures]
     suggestion: Suggestion
 
     @classmethod
     def of(
         cls, classifier: NodeClassifier, graph: Graph, tick: Tick = lambda done: None, compare: bool = True
     ) -> Findings:
-        """Evaluate a classifier, and its baselines."""
+        """Evaluate a fitted classifier and its baselines on the held-out nodes."""
         if len(getattr(classifier, "probabilities_", ())) != graph.num_nodes:
             problem = f"the classifier was not fitted on graph {graph.name!r}"
             raise PairNormError(problem, code="not-fitted", value=graph.name, hint="Call fit(graph).")
@@ -139,7 +139,7 @@ class Findings:
 
     @property
     def selection_nodes(self) -> str:
-        """Which nodes selected the model, in words."""
+        """The nodes that selected the model, in words."""
         if folds := len(self.classifier.task_.fold_masks):
             return f"labeled nodes that were held out in turn, in {folds} folds"
         return "validation nodes"
@@ -155,14 +155,14 @@ class Findings:
         return self.classifier.decide(self.classifier.probabilities_)
 
     @property
-    def deep(self) -> Candidate | None:
-        """The candidate with layers of the smallest validation loss; None without one."""
+    def best_deep(self) -> Candidate | None:
+        """The candidate of depth 1 or more with the smallest validation loss; None without one."""
         networks = [candidate for candidate in self.classifier.search_ if candidate.depth]
         return min(networks, key=lambda candidate: candidate.validation_loss, default=None)
 
     @property
-    def chosen(self) -> bool:
-        """Whether held-out nodes selected the model, and not a rule."""
+    def selected_by_validation(self) -> bool:
+        """Whether validation nodes selected the model. Without them, a rule sets its depth and scale."""
         return not isnan(self.classifier.best_.validation_accuracy)
 
     @property
@@ -186,7 +186,7 @@ class Findings:
         return self._scores(self, self.test)
 
     def groups(self) -> dict[str, Scores]:
-        """Evaluate the held-out nodes: all, those with and without features, and other ways to hold out."""
+        """Score groups of held-out nodes: all, with features, without, and nodes held out in other ways."""
         missing = lacks_most(self.classifier.task_.graph)
         groups = {ALL: self.test_scores}
         if (self.test & missing).any() and (self.test & ~missing).any():
@@ -212,7 +212,7 @@ class Findings:
 
     @cached_property
     def standardized(self) -> Standardized | None:
-        """The accuracy after weighting held-out nodes by how far the target is from labels and features."""
+        """The accuracy on held-out nodes, weighted to be as far from labels and features as the target."""
         target, test = self.classifier.target_, self.test
         if target is None or not target.nodes.any() or not test.any():
             return None
@@ -225,7 +225,7 @@ class Findings:
 
 
 def _score_later_nodes(classifier: NodeClassifier) -> Scores | None:
-    """Evaluate test nodes that a model was fitted without, edges included; None where that is not possible.
+    """Evaluate test nodes by a model fitted to the graph without them and their edges; None if impossible.
 
     Networks are trained on all nodes, once, and structural features are made of the edges.
     """
@@ -256,7 +256,7 @@ def verdict(findings: Findings) -> str:
 def headline(findings: Findings) -> str:
     """Compare the model with its baselines, by the metric that selected it, in a sentence or two."""
     best, test, ours = findings.classifier.best_, findings.test, findings.test_scores
-    if not test.any() and not findings.chosen:
+    if not test.any() and not findings.selected_by_validation:
         return "There are no held-out nodes: the accuracy of these predictions is not known."
     if not test.any():
         return (
@@ -329,7 +329,7 @@ def _predicts_the_same(findings: Findings, baseline: Baseline, metric: str) -> b
 
 
 def _target_remarks(findings: Findings) -> Iterator[str]:
-    """Yield how the masks changed the accuracy, and for which nodes no figure holds."""
+    """Yield remarks on the effect of the masks, and on target nodes that the figures do not cover."""
     ours, target = findings.classifier.held_out_, findings.classifier.target_
     if ours is None or target is None or ours.count < MIN_HELD_OUT:
         return
@@ -386,7 +386,7 @@ def thousandths(values: Floats) -> Integers:
 
 
 def node_columns(findings: Findings, sets: Sequence[PredictionSets]) -> dict[str, Any]:
-    """Return the columns of the page's table of nodes; of very many, those with the least confidence."""
+    """Return the columns of the page's node table, of at most ``MAX_ROWS`` nodes, the least confident."""
     graph, probabilities = findings.graph, findings.classifier.probabilities_
     order = np.argsort(probabilities.max(1), kind="stable")
     rows = np.sort(order[:MAX_ROWS])
@@ -425,7 +425,7 @@ def node_columns(findings: Findings, sets: Sequence[PredictionSets]) -> dict[str
 
 
 def _reasons(findings: Findings, nodes: Integers) -> tuple[list[tuple[str, str]], dict[int, list[int]]]:
-    """Return the contributions to the labels of some nodes: their names, and pairs of name and value by node.
+    """Return what contributes to the nodes' labels: names, and pairs of name number and value by node.
 
     Names are (source, name); values are in hundredths, of log-odds or of a share.
     """

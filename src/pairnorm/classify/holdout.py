@@ -43,7 +43,7 @@ class ClassifierWarning(UserWarning):
 
 
 def complete_split(graph: Graph, seed: int = 0, time: str | None = None) -> Split:
-    """Return the graph's split with the parts it lacks drawn from labeled nodes, class by class.
+    """Return the graph's split, and draw the parts it lacks from the labeled nodes, class by class.
 
     Without any split, 60 / 20 / 20 percent of every class; the first node of a class goes to train, the
     second to validation, the third to test. With a train part only, validation and test share the labeled
@@ -131,7 +131,7 @@ def _split_by_time(graph: Graph, time: str) -> Split:
 
 
 def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
-    """Return the nodes of each fold, bool [n], where validation nodes were drawn and not given by the user.
+    """Return the held-out nodes of each fold, bool [n]; no folds where the user chose validation nodes.
 
     Every node of train and validation is held out once, except the only one of its class.
     """
@@ -148,7 +148,7 @@ def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
 
 
 def count_classes(graph: Graph, mask: Tensor) -> NDArray[np.int64]:
-    """Return the number of nodes of each class among some nodes, int64 [classes]."""
+    """Count the nodes of each class within a mask, bool [n]: int64 [classes]."""
     counts: NDArray[np.int64] = torch.bincount(graph.labels[mask], minlength=graph.num_classes).cpu().numpy()
     return counts
 
@@ -165,7 +165,7 @@ def _check_labels(graph: Graph) -> None:
 
 
 def check_num_classes(graph: Graph) -> None:
-    """Refuse a graph whose probabilities of all classes, of all candidates, would not fit into memory."""
+    """Raise an error if the class probabilities of all candidates would not fit into memory."""
     entries = CLASS_COPIES * graph.num_nodes + CLASS_CANDIDATES * int(graph.labeled.sum())
     needed, free = 4 * graph.num_classes * (entries + graph.num_classes), free_memory()
     if needed > free:
@@ -179,7 +179,7 @@ def check_num_classes(graph: Graph) -> None:
 
 
 def _limitations(graph: Graph, split: Split) -> Iterator[str]:
-    """Yield what limits a model that is fitted and evaluated on a split."""
+    """Yield warnings about a split: too many classes, or too few nodes to select or to test on."""
     numeric = all(name.lstrip("+-").replace(".", "", 1).isdigit() for name in graph.class_names)
     if graph.num_classes > MAX_NUMERIC_CLASSES and numeric:
         yield (
@@ -250,7 +250,7 @@ def node_ids(graph: Graph) -> NDArray[Any]:
 
 
 def fingerprints(graph: Graph) -> NDArray[np.int64]:
-    """Return 64 bits per node, int64 [n], that identify it in any graph and on every machine.
+    """Return a 64-bit hash of each node's id, int64 [n], the same in any graph and on every machine.
 
     A name that is a number counts as its text. Nodes of graphs without names are the same only where the
     graphs have the same edges: row 7 of one graph is not row 7 of another.
@@ -265,7 +265,7 @@ def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def without_nodes(graph: Graph, nodes: Tensor) -> Graph:
-    """Return the graph without some nodes, their features, labels and edges."""
+    """Remove nodes in a mask, bool [n], from a graph, with their features, labels and edges."""
     others = (~nodes).cpu().numpy()
     features = graph.to_scipy()[1]
     adjacency = csr_matrix(along_and_against(graph.adjacency, graph.directed)[0])
@@ -275,7 +275,7 @@ def without_nodes(graph: Graph, nodes: Tensor) -> Graph:
 
 
 def without_column(graph: Graph, name: str | None) -> Graph:
-    """Return the graph without a feature, whose column the encoder then ignores."""
+    """Remove a feature from a graph and from its encoder, which then ignores the column in other tables."""
     if name is None or graph.encoder is None or name not in (graph.feature_names or ()):
         return graph
     others = [number for number, other in enumerate(graph.feature_names or ()) if other != name]
@@ -291,7 +291,7 @@ def without_column(graph: Graph, name: str | None) -> Graph:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The target population: the nodes that a model is fitted for, and what they lack.
+    """The target population: the nodes to predict, and which of their features are missing.
 
     Args:
         source: which nodes these are, in words.
@@ -326,7 +326,7 @@ class Target:
         return self.missing if self.missing.dim() == 1 else self.missing.all(1)
 
     def mask(self, graph: Graph, held_out: Tensor, seed: int = 0) -> Tensor | None:
-        r"""Draw the known features to mask in held-out nodes, so that these lack what the target lacks.
+        r"""Draw features of held-out nodes to mask, so that as many are missing as in the target population.
 
         Whole vectors come first, until the shares of nodes without any feature agree. Then every other node
         copies what a target node drawn at random lacks. With $q_j$ and $p_j$ the shares of target and of
@@ -372,7 +372,7 @@ class Target:
 
 
 def hide(graph: Graph, mask: Tensor | None) -> Graph:
-    """Return the graph without the features in a mask, bool [n] or [n, d]."""
+    """Set features in a mask, bool [n] or [n, d], to zero and mark them as missing."""
     if mask is None:
         return graph
     missing, cells = graph.missing, mask
@@ -382,7 +382,7 @@ def hide(graph: Graph, mask: Tensor | None) -> Graph:
 
 
 def hide_features(features: Tensor, mask: Tensor) -> Tensor:
-    """Return features that are zero where they are masked."""
+    """Set the features in a mask to zero."""
     visible = ~mask.to(features.device)
     if features.layout != torch.sparse_csr:
         return features * (visible[:, None] if visible.dim() == 1 else visible)
@@ -398,7 +398,7 @@ def lacks_most(graph: Graph) -> NDArray[np.bool_]:
 
 
 def strata(graph: Graph, labeled: Tensor) -> NDArray[np.int64]:
-    """Return int64 [n]: nodes of one stratum are as far from a known label and from a node with features.
+    """Group nodes by their distances to a known label and to known features: stratum numbers, int64 [n].
 
     Distances are hops; all beyond ``MAX_HOPS`` and all unreachable ones count as equal.
     """

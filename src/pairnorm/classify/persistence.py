@@ -122,7 +122,7 @@ class Facts(_Schema):
 
 
 def _check_tensors(facts: Facts, tensors: dict[str, Tensor]) -> None:
-    """Check numbers of all tensors, and types and lengths of those outside members, which check their own."""
+    """Check that tensors are finite; outside the members, which check their own, also types and lengths."""
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise ValueError(f"{name} is not finite")
@@ -358,7 +358,7 @@ def result_folder(folder: Path, names: Collection[str] = OUTPUT_FILES) -> Iterat
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is in use for something else."""
+    """Raise an error if a folder holds files other than those of an earlier run."""
     check_not_file(folder)
     with locked_folder(folder):
         pass

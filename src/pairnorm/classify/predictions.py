@@ -85,7 +85,7 @@ class Calibration(NamedTuple):
 
     @classmethod
     def of(cls, probabilities: NDArray[np.float32], labels: Integers, incomplete: Booleans) -> Self:
-        """Score held-out nodes that no choice has used: [m, classes], int64 [m] and bool [m]."""
+        """Score held-out nodes that selected nothing: [m, classes], int64 [m] and bool [m]."""
         scores = 1 - probabilities[np.arange(len(labels)), labels].astype(np.float64)
         scores[probabilities.argmax(1) == labels] = 0
         return cls(scores, incomplete)
@@ -105,7 +105,7 @@ class Calibration(NamedTuple):
         return np.stack(limits, 1)
 
     def contains(self, probabilities: NDArray[np.float32], incomplete: Booleans, rate: float) -> Booleans:
-        """Return which classes are in the prediction set of each node, [n, classes], at an error rate."""
+        """Return the prediction set of each node at an error rate, bool [n, classes]."""
         (limits,) = self.thresholds([rate], self.by_group)
         inside = 1 - probabilities.astype(np.float64) <= limits[incomplete.astype(int)][:, None]
         inside[np.arange(len(inside)), probabilities.argmax(1)] = True
@@ -114,7 +114,7 @@ class Calibration(NamedTuple):
     def prediction_sets(
         self, probabilities: NDArray[np.float32], incomplete: Booleans, rates: Sequence[float] = ERROR_RATES
     ) -> list[PredictionSets]:
-        """Return the sizes of the sets of some nodes, and their measured coverage, for each error rate."""
+        """Return the sizes of the nodes' prediction sets, and the measured coverage, for each error rate."""
         random, count = np.random.default_rng(0), len(self.scores)
         groups = {ALL: np.ones(count, dtype=bool)}
         if self.incomplete.any() and not self.incomplete.all():
@@ -167,7 +167,7 @@ def prediction_rows(
     missing: Booleans,
     labeled: Booleans,
 ) -> pandas.DataFrame:
-    """Return the rows of ``prediction_table`` for some nodes."""
+    """Return the rows of ``prediction_table`` for the given nodes."""
     import pandas
 
     columns = {f"p_{name}": probabilities[:, number] for number, name in enumerate(classes)}

@@ -352,7 +352,7 @@ def default_norms(adjacency: Normalization, many_nodes: bool) -> list[Norm]:
 
 
 def subsample(labels: Tensor, count: int) -> Tensor:
-    """Return the indices of some labels, ascending: evenly spaced within a class, and the first of each.
+    """Return ``count`` indices of labels, ascending: evenly spaced within each class, and the first of each.
 
     Args:
         labels: int64 [m].

@@ -107,7 +107,7 @@ class Scaling:
 
     @property
     def sentence(self) -> str:
-        """What was done, for people."""
+        """How features are scaled, as a sentence for reports."""
         if self.words is not None:
             return (
                 f"{int(self.words.sum()):,} columns of counts are divided by their sum in each node; the "
@@ -166,7 +166,7 @@ def word_columns(graph: Graph) -> Tensor:
 
 
 def check_features(graph: Graph) -> None:
-    """Refuse a graph that has nothing to propagate."""
+    """Raise an error if all features of a graph are missing or zero."""
     if graph.num_features == 0:
         problem = f"graph {graph.name!r} has no features"
         hint = "Give its nodes a feature column; some cells may be empty."
@@ -178,7 +178,7 @@ def check_features(graph: Graph) -> None:
 
 
 def is_large(graph: Graph) -> bool:
-    """Return whether a graph's features, dense, would not fit in the memory of a usual machine."""
+    """Return whether a graph's features, as a dense matrix, take more than ``MAX_DENSE_BYTES``."""
     return _dense_bytes(graph) > MAX_DENSE_BYTES
 
 
@@ -187,7 +187,7 @@ def _dense_bytes(graph: Graph) -> int:
 
 
 def check_size(graph: Graph) -> None:
-    """Refuse features that are too large to be dense, which propagating and standardizing make them."""
+    """Raise an error if features are too large for a dense matrix, which propagation needs."""
     if is_large(graph):
         raise PairNormError(
             f"{graph.num_features:,} features of {graph.num_nodes:,} nodes, propagated or standardized, take "
@@ -249,12 +249,12 @@ class PreparedGraph:
         return PreparedGraph(self.graph, self.features, self.device)
 
     def masked(self, mask: Tensor) -> PreparedGraph:
-        """Return the graph without the features in a mask, bool [n] or [n, d]."""
+        """Return the graph with the features in a mask, bool [n] or [n, d], missing."""
         features = hide_features(self.features, mask)
         return PreparedGraph(hide(self.graph, mask), features, self.device, self)
 
     def projected(self, axes: Tensor) -> PreparedGraph:
-        """Return the graph with its features projected on some axes, [d, r]; whole vectors are missing."""
+        """Return the graph with its features projected on axes, [d, r]; whole vectors are missing."""
         key = "projected", hash(axes.numpy().tobytes())
         features = self.cached(key, lambda: self.dense @ axes.to(self.device))
         missing = self.graph.missing_vectors
@@ -264,9 +264,10 @@ class PreparedGraph:
         return projected
 
     def cached(self, key: Any, compute: Callable[[], Value], edges_only: bool = False) -> Value:
-        """Return a value that depends on graph and features, or on the edges only; compute it once.
+        """Return the cached value of a key, or compute and cache it.
 
-        The least recently used values go once all take more than ``MAX_CACHE_BYTES``.
+        With ``edges_only``, graphs with the same edges share the value. The least recently used values are
+        removed once all take more than ``MAX_CACHE_BYTES``.
         """
         key = self._edges if edges_only else self._own, key
         value: Value = self._cache.pop(key) if key in self._cache else compute()
@@ -281,7 +282,7 @@ class PreparedGraph:
         return value
 
     def peek(self, key: Any) -> Any:
-        """Return a cached value of graph and features, or None."""
+        """Return the cached value of a key, or None."""
         return self._cache.get((self._own, key))
 
     @property
@@ -293,13 +294,13 @@ class PreparedGraph:
 
     @property
     def reduced(self) -> tuple[Tensor | None, Tensor]:
-        """A basis and the features in it, as of ``span``, where only whole vectors are missing."""
+        """A basis of the features (see ``span``) and the features in it; no basis if entries are missing."""
         if self.graph.missing.dim() == 2:
             return None, self.dense
         return self.cached("span", lambda: span(self.dense))
 
     def principal_axes(self, max_axes: int) -> Tensor:
-        """Return the leading principal axes of the known vectors, [d, at most this many], on the CPU."""
+        """Return the leading principal axes of the known vectors, [d, at most ``max_axes``], on the CPU."""
 
         def compute() -> Tensor:
             known = ~self.graph.missing_vectors.to(self.device)
@@ -309,7 +310,7 @@ class PreparedGraph:
 
     @property
     def node_fingerprints(self) -> NDArray[np.int64]:
-        """int64 [n], which identify nodes in any graph."""
+        """The ``fingerprints`` of the nodes, int64 [n], which identify them in any graph."""
         return self.cached("fingerprints", lambda: fingerprints(self.graph), edges_only=True)
 
     def adjacency(self, normalization: Normalization) -> SparseMatrix:

@@ -288,7 +288,7 @@ def _competes(done: Sequence[CandidateResult], results: Sequence[Sequence[Candid
 
 
 def _combine(by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], weights: Counter[int]) -> Choice:
-    """Return the weighted mean of some results as a choice; its name is that of the first."""
+    """Return the weighted mean of results as a choice; the first result names it."""
     results = [result for _, done in by_family for result in done]
     parts = [(weight, results[index]) for index, weight in weights.items()]
     return Choice(results, parts, parts[0][1].candidate, _mean(parts), by_family=by_family)
@@ -311,7 +311,7 @@ def _refine(task: Task, choice: Choice, tick: Tick) -> Choice:
     members: list[Fitted] = []
 
     def allows(fits: float, folds: int = 1) -> bool:
-        """Return whether time allows to fit the ensemble some more times, given how long some folds took."""
+        """Return whether there is time for a number of fits, given the time that the first folds took."""
         return task.allows(FIT_SHARE, fits * (time.perf_counter() - start) / folds)
 
     parts = []

@@ -115,7 +115,7 @@ class Streamed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of a search.
+    """The result of ``Streaming.run``: the candidates, and the probabilities of the best one.
 
     Args:
         search: that found it.
@@ -146,7 +146,7 @@ class Outcome:
         return Scores.of(labels, np.concatenate(predicted), len(graph.facts.classes))
 
     def _predict(self, nodes: Any) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return the probabilities and the predicted classes of some nodes."""
+        """Return the probabilities and the predicted classes of the given nodes."""
         logits = torch.from_numpy(np.array(self.logits[nodes]))[:, None]
         _check_finite(self.search.graph, logits)
         probabilities = mean_probabilities(logits, self.temperature).numpy()
@@ -205,7 +205,7 @@ class Outcome:
 
 
 def _batches(count: int, classes: int) -> Iterator[slice]:
-    """Yield ranges of nodes whose probabilities of all classes are in memory at a time."""
+    """Yield ranges of nodes small enough that their class probabilities fit into memory."""
     length = max(1, BATCH_ENTRIES // classes)
     return (slice(start, min(start + length, count)) for start in range(0, count, length))
 
@@ -310,7 +310,7 @@ class Streaming:
 
     @property
     def steps(self) -> int:
-        """The most calls of ``on_progress``, without the last steps of a prediction."""
+        """The maximum number of calls of ``on_progress``, without the last steps of a prediction."""
         return sum(propagation.steps + len(propagation.depths) for propagation in self.propagations) + 1
 
     def run(self) -> Outcome:

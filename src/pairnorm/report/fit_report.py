@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pairnorm.base.memory import size
 from pairnorm.classify.candidates.task import Candidate, best_by_depth
 from pairnorm.classify.evaluation import Scores, paired_difference, wilson
-from pairnorm.classify.explanation import HEADINGS, Smoothing, Suggestion, smoothing_table
+from pairnorm.classify.explanation import HEADINGS, SmoothingMeasures, Suggestion, smoothing_table
 from pairnorm.classify.findings import LATER, Findings, headline, node_columns, thousandths, verdict
 from pairnorm.classify.persistence import PAGE, REPORT
 from pairnorm.classify.predictions import ALL, PredictionSets
@@ -82,17 +82,17 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
         sections.append(Section("Accuracy", list(_accuracy(findings)), wide=True))
         if findings.baselines:
             sections.append(Section("Comparison with baselines", _comparison(findings)))
-    if findings.chosen:
+    if findings.selected_by_validation:
         sections += [Section("Ensemble", _ensemble(findings)), Section("Depth", _depth(findings))]
     if findings.smoothing:
-        depth = 0 if findings.deep is None else findings.deep.depth
+        depth = 0 if findings.best_deep is None else findings.best_deep.depth
         sections.append(smoothing_section(findings.smoothing, depth))
     sections.append(Section("Data and model", [_about(findings), *map(Text, notes)]))
     title, download = f"Labels for {findings.graph.name}", "Download the nodes to review (CSV)"
     return Document(title, _cards(findings), sections, GLOSSARY, lead=headline(findings), download=download)
 
 
-def diagnosis_page(graph: Graph, rows: Sequence[Smoothing], suggestion: Suggestion) -> Document:
+def diagnosis_page(graph: Graph, rows: Sequence[SmoothingMeasures], suggestion: Suggestion) -> Document:
     """Return the report of ``diagnose``: a suggested depth, and the measures behind it."""
     missing, reach = suggestion.missing, "Every node has features."
     if suggestion.unreachable:
@@ -111,7 +111,7 @@ def diagnosis_page(graph: Graph, rows: Sequence[Smoothing], suggestion: Suggesti
     return Document(f"Oversmoothing of {graph.name}", cards, sections, glossary)
 
 
-def smoothing_section(rows: Sequence[Smoothing], depth: int) -> Section:
+def smoothing_section(rows: Sequence[SmoothingMeasures], depth: int) -> Section:
     """Return the section on what depth does to the features; a ``depth`` above 0 is marked."""
     charts = []
     for measure, title, unit in (
@@ -340,7 +340,7 @@ def _comparison(findings: Findings) -> list[Markdown | Table | Chart | Text]:
 
 def _tuning(findings: Findings) -> str:
     """Describe how each method was tuned."""
-    if not findings.chosen:
+    if not findings.selected_by_validation:
         return "All methods were trained on the same nodes. Without validation nodes, settings are fixed."
     split, listed = (
         findings.graph.split,
@@ -389,7 +389,7 @@ def _validation(candidate: Candidate) -> list[str]:
 
 
 def _depth(findings: Findings) -> list[Text | Chart]:
-    best, candidates = findings.deep, [one for one in findings.classifier.search_ if one.depth]
+    best, candidates = findings.best_deep, [one for one in findings.classifier.search_ if one.depth]
     if best is None:
         return [Text("No model with a depth was tried.")]
     text = (

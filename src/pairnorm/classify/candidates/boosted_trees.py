@@ -74,7 +74,7 @@ class BoostedTrees:
 
     @property
     def steps(self) -> int:
-        """One for every setting and every extra block."""
+        """The number of steps: one per setting and per extra block."""
         return len(self.hops) * len(self.leaves) * len(self.directed) + len(self.extras)
 
     def fit(self, task: Task, tick: Tick) -> Results:
@@ -239,7 +239,7 @@ class _Ensemble(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """Fitted trees, and how the columns are computed that they were grown on."""
+    """Fitted trees, and the ``NodeColumns`` that they take."""
 
     columns: NodeColumns
     ensemble: _Ensemble
@@ -254,7 +254,7 @@ class Trees:
         return torch.cat(blocks).unsqueeze(1).to(prepared.device)
 
     def state(self) -> State:
-        """Return the trees as bytes, and the columns."""
+        """Return the trees as bytesand the state of the columns, for ``restore``."""
         text = torch.from_numpy(np.frombuffer(self.ensemble.text.encode(), dtype=np.uint8).copy())
         settings, tensors = self.columns.state()
         return settings, {"trees": text, "classes": self.ensemble.classes, **tensors}
@@ -297,7 +297,7 @@ def _require(valid: Any, problem: str) -> None:
 
 
 def _validate(text: str, columns: int, classes: int) -> str:
-    """Raise ValueError unless all is valid that LightGBM does not check: shapes, indices, finite leaves."""
+    """Check what LightGBM does not: shapes, indices and finite leaves. Raises ValueError."""
     header, *trees = text.removesuffix("\nend of trees\n").split("\nTree=")
     fields = _parse_fields(header.removeprefix("tree\n"), _HEADER)
     outputs = 1 if classes == 2 else max(2, classes)
@@ -394,7 +394,7 @@ class EstimatorFamily:
     steps: int = 1
 
     def fit(self, task: Task, tick: Tick) -> Results:
-        """Yield the only candidate."""
+        """Yield the fitted classifier, the only candidate."""
         fit = partial(_fit_estimator, name=self.name)
         yield task.evaluate(Candidate(self.name), task.held_out_logits(fit), fit)
         tick(self.name)
@@ -432,7 +432,7 @@ class FittedEstimator:
         return probabilities.log().unsqueeze(1).to(prepared.device)
 
     def state(self) -> State:
-        """Return training rows and labels, zero and a mask in place of missing values, and known labels."""
+        """Return the training rows (missing values as zero, and their mask) and labels, and known labels."""
         missing = self.rows.isnan()
         tensors = {"rows": self.rows.nan_to_num(), "missing": missing, "targets": self.labels}
         return {"estimator": True}, tensors | self.columns.state()[1]

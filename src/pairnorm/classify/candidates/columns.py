@@ -38,22 +38,22 @@ SGC_DEPTHS, SGC_SCALES, SGC_FOLDS = (1, 2, 4), (3.0, 10.0, 30.0, 100.0), 5
 
 
 class NodeTable(NamedTuple):
-    """Rows of nodes; their columns are in named blocks, [n, some] each."""
+    """A table with a row per node. Its columns are in named blocks: matrices with n rows."""
 
     blocks: Mapping[str, Tensor]
 
     def take(self, nodes: Tensor) -> NodeTable:
-        """Return the rows of some nodes, on the CPU."""
+        """Return the table of the given nodes, on the CPU."""
         return NodeTable({name: block[nodes.to(block.device)].cpu() for name, block in self.blocks.items()})
 
     def rows(self, nodes: slice = slice(None), names: Sequence[str] | None = None) -> NDArray[np.float32]:
-        """Return some rows, of all blocks or some of them, side by side."""
+        """Return the rows of a slice of nodes, with the named blocks side by side; default: all blocks."""
         blocks = self.blocks.values() if names is None else [self.blocks[name] for name in names]
         return torch.cat([block[nodes] for block in blocks], 1).cpu().numpy()
 
 
 class NodeValues(NamedTuple):
-    """Values of nodes, [m, columns], which are matched by name in any graph: names int64 [m]."""
+    """Values of nodes, [m, columns], matched in any graph by the nodes' ``fingerprints``, int64 [m]."""
 
     names: Tensor
     values: Tensor
@@ -66,7 +66,7 @@ class NodeValues(NamedTuple):
 
 
 class NodeColumns(NamedTuple):
-    """How the columns of a node are computed, in any graph.
+    """Settings and known labels, from which the columns of the nodes of any graph are computed.
 
     Args:
         hops: how many hops around a node its columns cover.
@@ -163,7 +163,7 @@ class NodeColumns(NamedTuple):
         return widths | {name: extra[name] for name in self.extras}
 
     def table(self, prepared: PreparedGraph) -> NodeTable:
-        """Return the rows of all nodes of a graph."""
+        """Compute the table of all nodes of a graph."""
         labels, unprojected = label_columns(prepared, self.known, self.classes), prepared
         if self.axes is not None:
             prepared = prepared.projected(self.axes)
@@ -296,7 +296,7 @@ def _neighbor_shares(matrix: SparseMatrix, degree: Tensor, one_hot: Tensor) -> t
 
 
 def _extremes(prepared: PreparedGraph) -> Tensor:
-    """Return the least and the largest known value of a node's neighbors, [n, 2 d]; NaN without any."""
+    """Return the smallest and the largest known value of a node's neighbors, [n, 2 d]; NaN without any."""
     features, known = prepared.dense, _known(prepared).expand_as(prepared.dense)
     adjacency = prepared.graph.adjacency.to(prepared.device)
     row, column = stored_rows(adjacency), adjacency.col_indices().long()

@@ -88,7 +88,7 @@ def _fit_labels(task: Task, alpha: float) -> PropagatedLabels:
 
 @dataclass(frozen=True, eq=False)
 class PropagatedLabels:
-    """Known labels, which are propagated from the nodes of the same names in any graph.
+    """Fitted label propagation: known labels, matched by node name in any graph and propagated there.
 
     Args:
         alpha: α.
@@ -130,19 +130,19 @@ def _propagate_labels(
 
 @dataclass(frozen=True)
 class MostFrequent:
-    """Gives every node the frequencies of the classes among the training nodes."""
+    """The simplest baseline: predict for every node the class frequencies of the training nodes."""
 
     name: str = "most frequent class"
     steps: int = 0
 
     def fit(self, task: Task, tick: Tick) -> Results:
-        """Yield the only candidate."""
+        """Yield the class frequencies, the only candidate."""
         yield task.evaluate(Candidate(self.name), task.held_out_logits(Frequencies.of), Frequencies.of)
 
 
 @dataclass(frozen=True, eq=False)
 class Frequencies:
-    """The share of every class."""
+    """A fitted ``MostFrequent``: the share of every class among the training nodes."""
 
     frequencies: Tensor
 
@@ -153,7 +153,7 @@ class Frequencies:
         return cls(counts.float() / counts.sum())
 
     def logits(self, prepared: PreparedGraph) -> Tensor:
-        """Return their logarithms for every node, [n, 1, classes]."""
+        """Return the logarithms of the shares for every node, [n, 1, classes]."""
         logarithms = (self.frequencies + 1e-30).log().to(prepared.device)
         return logarithms.expand(prepared.graph.num_nodes, 1, -1)
 
@@ -168,7 +168,7 @@ class Frequencies:
 
 
 def select_members(task: Task, results: Sequence[CandidateResult]) -> Counter[int]:
-    """Return the weights of the ensemble's members, by their number: each round adds the best candidate.
+    """Select the members of an ensemble, one per round: the weight of each, by its index in ``results``.
 
     Args:
         task: with validation nodes and the metric.
@@ -205,7 +205,7 @@ def best_per_model(results: Sequence[CandidateResult]) -> Counter[int]:
 
 
 def _score(task: Task, probabilities: Tensor) -> tuple[float, float]:
-    """Return the score by the task's metric, and by the loss, which decides between equals."""
+    """Score probabilities by the task's metric, and by the loss, which breaks ties."""
     score, loss = (
         decide(metric, task.held_out_labels, probabilities, task.prior)[0] for metric in (task.metric, "loss")
     )
@@ -353,7 +353,7 @@ class Average:
         return probabilities.clamp(min=1e-30).log().unsqueeze(1)
 
     def with_fallback(self, prepared: PreparedGraph) -> Average:
-        """Return the ensemble whose fallback is its mean prediction for the reached nodes to label."""
+        """Set the prediction for unreachable nodes to the mean one of the other nodes without a label."""
         if not prepared.graph.missing.any():
             return self
         labels = self.known.labels_in(prepared)
@@ -387,7 +387,7 @@ class PseudoLabels(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, probabilities: Tensor) -> PseudoLabels | None:
-        """Combine the labels of the training nodes with predictions, [n, classes]; None without others."""
+        """Combine training labels with predictions, [n, classes], for other nodes; None without others."""
         train = task.graph.train.cpu()
         others = (~train & ~unreachable(task.graph, train)).nonzero().squeeze(1)
         if not len(others):

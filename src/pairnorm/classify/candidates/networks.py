@@ -72,7 +72,7 @@ class GNNFamily:
 
     @property
     def steps(self) -> int:
-        """One for every architecture."""
+        """The number of steps: one per architecture."""
         return len(self.specs)
 
     def fit(self, task: Task, tick: Tick) -> Results:
@@ -107,7 +107,7 @@ class GNNFamily:
         return task.evaluate(_candidate(spec), torch.cat(logits), partial(_fit, spec=spec, trained=trained))
 
     def _splits(self, task: Task) -> Iterator[tuple[Task, Tensor, list[int]]]:
-        """Yield tasks, whose validation nodes decide when to stop, with the nodes to evaluate, and seeds."""
+        """Yield a task per fold (validation nodes for early stopping), the nodes to evaluate, and seeds."""
         if not self.cross_fit or not task.fold_masks:
             (task,) = replace(task, fold_masks=()).folds
             yield task, task.graph.validation, list(self.seeds)
@@ -125,13 +125,13 @@ class GNNFamily:
 
 
 def _merge(model: Model, states: Sequence[dict[str, Tensor]]) -> Model:
-    """Load the weights of several models into one with as many trials."""
+    """Load the weights of several models into one that has all their networks."""
     model.load_state_dict({name: torch.cat([state[name] for state in states]) for name in model.state_dict()})
     return model
 
 
 def _fit(task: Task, spec: Spec, trained: Sequence[_Trained]) -> Network:
-    """Return networks as they were trained, those that saw no label outside a task's training nodes, or all.
+    """Merge the trained networks that saw no label outside a task's training nodes; all if there are none.
 
     They are not trained again: with all labels there would be none left for early stopping.
     """
@@ -275,7 +275,7 @@ class Network:
 
     @torch.no_grad()
     def fitted_to(self, prepared: PreparedGraph) -> Network:
-        """Return the network with PairNorm's statistics of a graph, which new nodes do not change."""
+        """Return the network with PairNorm's statistics fixed to those of a graph."""
         module = self.module.to(prepared.device).eval()
         if not isinstance(getattr(module, "norm", None), PairNorm) or module.num_layers == 1:
             return self
@@ -297,7 +297,7 @@ class Network:
 
     @classmethod
     def restore(cls, saved: SavedState) -> Self:
-        """Build networks whose sizes follow from their weights, not from the settings."""
+        """Rebuild networks from the result of ``state``; the shapes of their weights give the sizes."""
         candidate, prefix = saved.candidate, "module."
         kind, axes = cls.KINDS[candidate.model], saved.tensors.get("axes")
         state = {name[len(prefix) :]: x for name, x in saved.tensors.items() if name.startswith(prefix)}
@@ -326,12 +326,12 @@ class Network:
 
 
 def projected(prepared: PreparedGraph, axes: Tensor | None) -> Tensor:
-    """Return dense features, projected on some axes if there are any."""
+    """Return dense features, projected on ``axes`` unless they are None."""
     return prepared.dense if axes is None else prepared.projected(axes).dense
 
 
 class _FittedNorm(nn.Module):
-    """PairNorm by the statistics of some nodes, or by stored ones where most of these nodes are absent."""
+    """PairNorm with the statistics of the fitted nodes, or stored ones where most of them are absent."""
 
     def __init__(self, norm: PairNorm, rows: Tensor | slice, stored: NormStatistics | None = None) -> None:
         super().__init__()

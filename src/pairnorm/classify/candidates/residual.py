@@ -60,14 +60,14 @@ class ResidualGCNs:
 
     @classmethod
     def of(cls, depths: Sequence[int] | None, hidden: int, on_gpu: bool, seed: int) -> Self:
-        """Return networks of some depths and one width, or of the usual ones for None and 0."""
+        """Return the family for the given depths and width; None and 0 stand for the defaults."""
         usual = SETTINGS[1:] if on_gpu else SETTINGS[:2]
         settings = [(depth, usual[0][1]) for depth in depths] if depths else usual
         return cls([(depth, hidden or width) for depth, width in settings], seed)
 
     @property
     def steps(self) -> int:
-        """One for every setting, and one for the first few epochs."""
+        """The number of steps: one per setting, and one for the first few epochs."""
         return len(self.settings) + 1
 
     def fit(self, task: Task, tick: Tick) -> Results:
@@ -164,7 +164,7 @@ class _Training:
 
     @torch.no_grad()
     def _keep_best(self, visible: Tensor) -> None:
-        """Keep the weights of each network whose stopping loss is the least so far; without one, the last."""
+        """Keep the weights of each network at its smallest stopping loss; the last ones without one."""
         self.model.eval()
         losses = self._losses(self._logits(visible), self.stopping).tolist()
         for number, loss in enumerate(losses):
@@ -205,7 +205,7 @@ def _fit(task: Task, networks: Network, train: Tensor, epochs: int, seed: int) -
 
 
 def _load(state: dict[str, Tensor], depth: int, hidden: int, task: Task, axes: Tensor | None) -> Network:
-    """Return networks with some weights, whose inputs are the training labels of a task."""
+    """Build networks with the given weights; their inputs include the training labels of a task."""
     models, width, _ = state["convolutions.0.weight"].shape
     module = residual_gcn(
         width, task.classes, depth, hidden_channels=hidden, num_models=models, adjacency=task.adjacency

@@ -266,7 +266,7 @@ class SGCFamily:
 
 
 def _refinement(losses: Losses, depths: Sequence[int]) -> tuple[tuple[str, Norm], list[int]] | None:
-    """Return an imputation and norm, and the depths to evaluate next, halfway from its best to others.
+    """Return the pair (imputation, norm) to refine, and depths halfway between its best and the next ones.
 
     None once the best depths of the best two imputations and norms have evaluated depths on both sides.
     """
@@ -421,7 +421,7 @@ class FittedSGC:
         return self.propagation.fitted_states(prepared, self.depth, self.statistics, last)
 
     def state(self) -> State:
-        """Return the normalization of the adjacency, weights and statistics."""
+        """Return the adjacency normalization, weights and statistics, for ``restore``."""
         tensors = {"weight": self.weight, "bias": self.bias}
         tensors |= {} if self.statistics is None else self.statistics._asdict()
         return {"adjacency": self.propagation.normalization}, tensors

@@ -125,7 +125,7 @@ class SavedState(NamedTuple):
     classes: int
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor, which must have the shape."""
+        """Return a tensor by name; raise ValueError unless it has the given shape."""
         if self.tensors[name].shape != shape:
             raise ValueError(f"{name} has the shape {list(self.tensors[name].shape)}, not {list(shape)}")
         return self.tensors[name]
@@ -146,7 +146,7 @@ class Fitted(Protocol):
 
     @classmethod
     def restore(cls, saved: SavedState) -> Self:
-        """Build one from the result of ``state``; raise ValueError, LookupError or RuntimeError otherwise."""
+        """Rebuild a candidate from the result of ``state``; raise ValueError, LookupError or RuntimeError."""
 
 
 class CandidateResult(NamedTuple):
@@ -166,7 +166,7 @@ class CandidateResult(NamedTuple):
 
     @property
     def validation_loss(self) -> float:
-        """That of the candidate."""
+        """The validation loss of the candidate."""
         return self.candidate.validation_loss
 
     @property
@@ -188,7 +188,7 @@ class Family(Protocol):
 
     @property
     def steps(self) -> int:
-        """How many times ``tick`` is called."""
+        """The number of steps: how often ``fit`` calls ``tick``."""
 
     def fit(self, task: Task, tick: Tick) -> Results:
         """Yield every candidate, fitted to training nodes and evaluated on held-out nodes.
@@ -243,7 +243,7 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        """Where to compute."""
+        """The device to compute on."""
         return self.prepared.device
 
     @property
@@ -309,7 +309,7 @@ class Task:
 
     @cached_property
     def held_out_unreachable(self) -> Tensor:
-        """Which held-out nodes are ``unreachable``."""
+        """Whether each held-out node is ``unreachable``, bool [m]."""
         return torch.cat(
             [unreachable(fold.graph, fold.graph.train)[fold.graph.validation.cpu()] for fold in self.folds]
         )
@@ -369,7 +369,7 @@ class KnownLabels(NamedTuple):
 
     @classmethod
     def of(cls, task: Task) -> Self:
-        """Return those of the training nodes."""
+        """Return the labels of a task's training nodes."""
         names = task.prepared.node_fingerprints[task.graph.train.cpu().numpy()]
         return cls(torch.from_numpy(names), task.graph.labels[task.graph.train].cpu())
 
@@ -395,7 +395,7 @@ class KnownLabels(NamedTuple):
 
 
 def limit_training_nodes(task: Task, max_nodes: int) -> Task:
-    """Return the task with at most this many training nodes, a ``subsample`` of them."""
+    """Return the task with a ``subsample`` of at most ``max_nodes`` training nodes."""
     nodes = task.graph.train.nonzero().squeeze(1)
     if len(nodes) <= max_nodes:
         return task
