@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import coo_array
 
-from pairnorm.data.adjacency import Ranges
+from pairnorm.data.adjacency import ExternalSort
 
 
 @pytest.mark.parametrize("rows", [1, 7, 40, 100])
@@ -14,7 +14,7 @@ def test_ranges_make_the_matrix_of_all_entries(tmp_path: Path, rows: int, weight
     generator, nodes = np.random.default_rng(0), 40
     row, column = generator.integers(0, nodes, (2, 300))
     weights = generator.random(300).astype(np.float32)
-    with Ranges(tmp_path, rows, nodes, weighted) as ranges:
+    with ExternalSort(tmp_path, rows, nodes, weighted) as ranges:
         for part in np.array_split(np.arange(300), 4):
             ranges.add(row[part], column[part], 0, weights[part] if weighted else None)
     found = list(ranges.sorted())
@@ -31,7 +31,7 @@ def test_ranges_make_the_matrix_of_all_entries(tmp_path: Path, rows: int, weight
 
 def test_directions_are_counted_before_they_are_merged(tmp_path: Path) -> None:
     """An edge that is listed in both directions counts twice, one that is listed twice in one once."""
-    with Ranges(tmp_path, 10, 10, weighted=False) as ranges:
+    with ExternalSort(tmp_path, 10, 10, weighted=False) as ranges:
         for source, target in ((1, 2), (2, 1), (3, 4), (3, 4)):
             ends = np.array([source]), np.array([target])
             ranges.add(*ends, 0, None)
@@ -44,7 +44,7 @@ def test_directions_are_counted_before_they_are_merged(tmp_path: Path) -> None:
 
 def test_keys_of_more_than_two_billion_are_not_cut(tmp_path: Path) -> None:
     nodes = 2**31 - 1
-    with Ranges(tmp_path, 2**30, nodes, weighted=False) as ranges:
+    with ExternalSort(tmp_path, 2**30, nodes, weighted=False) as ranges:
         ranges.add(np.array([nodes - 1, 0]), np.array([nodes - 2, nodes - 1]), 1, None)
     keys = [np.fromfile(path, np.int64) for path in ranges.paths]
     assert [[int(one) >> 1 for one in some] for some in keys] == [

@@ -19,7 +19,7 @@ from pairnorm.base.errors import PairNormError
 
 @dataclass(frozen=True)
 class EdgeCounts:
-    """Counts of what was changed to make a list of edges undirected and distinct; each is worth a note."""
+    """Counts of the changes that made a list of edges undirected and distinct, such as merged repetitions."""
 
     self_loops: int
     duplicates: int
@@ -27,7 +27,7 @@ class EdgeCounts:
     isolated: int
 
     def notes(self, weighted: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each oddity."""
+        """Return a sentence for each count above zero."""
         weights = ", adding up the weights" if weighted else ""
         sentences = (
             ("self-loop was dropped", "self-loops were dropped"),
@@ -45,7 +45,7 @@ class EdgeCounts:
 def symmetric_adjacency(
     source: NDArray[Any], target: NDArray[Any], nodes: int, weights: NDArray[Any] | None = None
 ) -> tuple[Tensor, EdgeCounts]:
-    """Return the adjacency matrix, A = A^T without self-loops, as a CSR tensor, and what was odd.
+    """Return the adjacency matrix, A = A^T without self-loops, as a CSR tensor, and counts of changes.
 
     The weights of an edge that is listed several times in one direction are added up. Of the two directions
     the larger weight counts, so that listing every edge both ways changes nothing.
@@ -77,8 +77,8 @@ def listed_directions(adjacency: Tensor, source: NDArray[Any], target: NDArray[A
     ends = source[between], target[between]
     listed = coo_array((np.ones(len(ends[0]), np.int8), ends), shape=matrix.shape).tocsr()
     listed.data[:] = 1  # however often
-    every = csr_array((np.ones(matrix.nnz, np.int8), matrix.indices, matrix.indptr), shape=matrix.shape)
-    return torch.from_numpy((every + listed).data == 2)
+    ones = csr_array((np.ones(matrix.nnz, np.int8), matrix.indices, matrix.indptr), shape=matrix.shape)
+    return torch.from_numpy((ones + listed).data == 2)
 
 
 def along_and_against(adjacency: Tensor, directed: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ def along_and_against(adjacency: Tensor, directed: Tensor | None) -> tuple[Tenso
 
 
 def check_edges(ends: NDArray[Any], nodes: int, weights: NDArray[np.float32] | None) -> None:
-    """Raise an error unless edges join nodes that there are, with weights that are positive and finite."""
+    """Raise an error unless endpoints are existing nodes, and weights are positive and finite."""
     if ends.size and (ends.min() < 0 or ends.max() >= nodes):
         wrong = int(ends.min() if ends.min() < 0 else ends.max())
         problem = f"edge_index names node {wrong}, but the graph has nodes 0 to {nodes - 1}"
@@ -143,8 +143,8 @@ def first_of_run(values: NDArray[np.int64]) -> NDArray[np.bool_]:
     return first
 
 
-class Ranges:
-    """Sort the entries of a matrix larger than memory: write them to files by range of rows, sort each file.
+class ExternalSort:
+    """An external sort of a matrix's entries: write them to files by range of rows, then sort each file.
 
     An entry is the key 2 (row · n + column) + the direction in which the edge was listed.
     """
@@ -154,7 +154,7 @@ class Ranges:
         self.paths = [folder / f"range-{number:05d}" for number in range(-(-nodes // rows))]
         self.kind = np.dtype([("key", "<i8"), ("weight", "<f4")] if weighted else [("key", "<i8")])
 
-    def __enter__(self) -> Ranges:
+    def __enter__(self) -> ExternalSort:
         self.files = [open(path, "wb") for path in self.paths]  # noqa: SIM115
         return self
 
@@ -163,11 +163,11 @@ class Ranges:
             file.close()
 
     def add(
-        self, row: NDArray[np.int64], column: NDArray[np.int64], way: int, weights: NDArray[Any] | None
+        self, row: NDArray[np.int64], column: NDArray[np.int64], direction: int, weights: NDArray[Any] | None
     ) -> None:
-        """Append entries to the files they belong to."""
+        """Append entries to the files of their rows."""
         entries = np.empty(len(row), self.kind)
-        entries["key"] = (row * self.nodes + column) * 2 + way
+        entries["key"] = (row * self.nodes + column) * 2 + direction
         if weights is not None:
             entries["weight"] = weights
         number = (row // self.rows).astype(np.int32)
@@ -178,7 +178,7 @@ class Ranges:
             entries[bounds[place] : bounds[place + 1]].tofile(file)
 
     def sorted(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any], int]]:
-        """Yield degrees, columns and weights of every range, each entry once; and how many directions."""
+        """Yield degrees, columns and weights of each range, each entry once, and the number of directions."""
         for number, path in enumerate(self.paths):
             entries = np.fromfile(path, self.kind)
             path.unlink()
@@ -234,11 +234,11 @@ def components(adjacency: Tensor) -> Tensor:
     return result
 
 
-def reachable(adjacency: Tensor, there: Tensor) -> Tensor:
-    """Return bool [n], on the CPU: the nodes that are, or that a path connects with, one of some nodes."""
+def reachable(adjacency: Tensor, sources: Tensor) -> Tensor:
+    """Return bool [n], on the CPU: the source nodes, and the nodes that a path connects with one."""
     members = components(adjacency)
     is_reachable = torch.zeros(len(members), dtype=torch.bool)
-    is_reachable[members[there.cpu()]] = True
+    is_reachable[members[sources.cpu()]] = True
     return is_reachable[members]
 
 
@@ -255,12 +255,12 @@ def hops(adjacency: Tensor, sources: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def max_claimed_size(held: int) -> int:
-    """Return how many nodes or features may be claimed, most of them empty, where so much is held."""
+    """Return the largest number of nodes or features that a file with ``held`` entries may declare."""
     return 10_000_000 + 1000 * held
 
 
 def check_csr(what: str, starts: Any, indices: Any, entries: int, shape: tuple[int, int]) -> None:
-    """Raise an error unless pieces make a matrix of compressed rows; with others, computing would crash."""
+    """Raise an error unless arrays form a valid CSR or CSC matrix; kernels would crash on others."""
     pieces = [np.asarray(piece.cpu() if isinstance(piece, Tensor) else piece) for piece in (starts, indices)]
     if any(piece.dtype.kind not in "iu" or piece.ndim != 1 for piece in pieces):
         problem = "its indices are no lists of whole numbers"

@@ -36,7 +36,7 @@ class GraphWarning(UserWarning):
 
 
 class NodeNames(NamedTuple):
-    """Names of nodes that are known to be all different, so that a graph need not check them again."""
+    """Node names that are known to be distinct, so that a graph need not check them again."""
 
     values: NDArray[Any]
 
@@ -167,7 +167,7 @@ class GraphConstructors:
         encoder: Encoder | None = None,
         **options: Any,
     ) -> Graph:
-        """Take over frames of nodes and of edges; their columns are read as those of files are.
+        """Make a graph from data frames of nodes and of edges, whose columns are read as those of files.
 
         >>> from pairnorm.data import Graph
         >>> nodes = {"id": ["a", "b", "c"], "age": [31, 25, None], "risk": ["low", "high", None]}
@@ -208,7 +208,7 @@ class GraphConstructors:
         encoder: Encoder | None = None,
         **options: Any,
     ) -> Graph:
-        """Take over a networkx graph. Its nodes' attributes become features as the columns of a file do.
+        """Make a graph from a networkx graph, whose node attributes are read as the columns of a file.
 
         Args:
             graph: directed or not.
@@ -223,14 +223,14 @@ class GraphConstructors:
 
     @classmethod
     def from_pyg(cls: type[Any], data: Data, **parts: Any) -> Graph:
-        """Take over a PyG ``Data``: x, edge_index, edge_weight, y and the masks; ``parts`` go before them."""
+        """Make a graph from a PyG ``Data``: x, edge_index, edge_weight, y, masks; ``parts`` override them."""
         return _from_read(cls, exchange.from_pyg(data.to_dict()) | parts)
 
     @classmethod
     def from_scipy(
         cls: type[Any], adjacency: scipy.sparse.sparray, features: Any = None, **parts: Any
     ) -> Graph:
-        """Take over a scipy adjacency matrix, and features that are a scipy matrix or a numpy array.
+        """Make a graph from a scipy adjacency matrix, and features as a scipy matrix or a numpy array.
 
         Self-loops are dropped, and an edge in one direction is taken as undirected. ``parts`` are other parts
         of a graph, e.g. ``labels``.
@@ -239,7 +239,7 @@ class GraphConstructors:
 
 
 def _from_read(cls: type[Any], parts: dict[str, Any], warn: bool = False) -> Graph:
-    """Make a graph of the parts that a reader returns, and warn of what was odd."""
+    """Make a graph of the parts that a reader returns, and issue its notes as warnings."""
     graph: Graph = cls.from_edges(**parts)
     if warn and graph.notes:
         warnings.warn(f"{graph.name}: {'; '.join(graph.notes)}.", GraphWarning, stacklevel=3)
@@ -247,7 +247,7 @@ def _from_read(cls: type[Any], parts: dict[str, Any], warn: bool = False) -> Gra
 
 
 def _read_files(
-    given: dict[str, Any],
+    inputs: dict[str, Any],
     database: str | None,
     options: ColumnOptions,
     encoder: Encoder | None,
@@ -258,12 +258,12 @@ def _read_files(
     from pairnorm.data.readers import LINKS, TABLES, edges_missing, open_tables
     from pairnorm.data.tabular import read_tables
 
-    for role, value in given.items():
+    for role, value in inputs.items():
         if not isinstance(value, str | PathLike | Sequence | None):
             problem, kind = f"{role} is a {type(value).__name__}", type(value).__name__
             expected, hint = "the name of a file, or a list of them", "Graph.from_frames takes frames."
             raise PairNormError(problem, code="wrong-type", value=kind, expected=expected, hint=hint)
-    nodes, edges = given["nodes"], given["edges"]
+    nodes, edges = inputs["nodes"], inputs["edges"]
     if not isinstance(nodes, str | PathLike | None) and len(nodes) == 1:
         (nodes,) = nodes
     again = options.after(encoder)
@@ -271,7 +271,7 @@ def _read_files(
     if database is None and isinstance(nodes, str | PathLike) and nodes != STDIN and not is_text:
         path = Path(nodes)
         if not is_pattern(path.name) and not path.is_dir() and file_type(path) not in TABLES:
-            return exchange.read_graph_file(path, given, options, encoder, memory)
+            return exchange.read_graph_file(path, inputs, options, encoder, memory)
         if edges is None and file_type(path) == ".json":  # d3 and networkx write both into one file
             tables = [open_tables(role, path, again, memory=memory) for role in ("nodes", LINKS)]
             return read_tables([*tables, []], again, encoder)
@@ -282,6 +282,6 @@ def _read_files(
         raise PairNormError(problem, code="conflicting-options", hint="Pipe one of them in only.")
     tables = [
         [] if value is None else open_tables(role, value, again, database=database, memory=memory)
-        for role, value in (given | {"nodes": nodes}).items()
+        for role, value in (inputs | {"nodes": nodes}).items()
     ]
     return read_tables(tables, again, encoder)

@@ -61,7 +61,7 @@ class ReadingOptions:
 
     def reading_options(self) -> dict[str, Any]:
         """Return the options that apply to later files, by name."""
-        return {one.name: getattr(self, one.name) for one in fields(ReadingOptions)}
+        return {item.name: getattr(self, item.name) for item in fields(ReadingOptions)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class ColumnOptions(ReadingOptions):
 
     @classmethod
     def of(cls, options: Mapping[str, Any], allowed: Sequence[str] = ()) -> ColumnOptions:
-        """Return options given by name; raises an error about one that is not ``allowed``. Default: all."""
+        """Make options from a dictionary; raise an error for a name outside ``allowed`` (default: all)."""
         for option in options:
             one_of("an option", option, allowed or [field.name for field in fields(cls)])
         return cls(**options)
@@ -127,9 +127,11 @@ class ColumnOptions(ReadingOptions):
     @property
     def named(self) -> list[tuple[str, str]]:
         """The options that name columns of nodes, except the id, and these columns."""
-        one = [(option, name) for option in ("label", "split") if (name := getattr(self, option)) is not None]
+        both = [
+            (option, name) for option in ("label", "split") if (name := getattr(self, option)) is not None
+        ]
         several = ("categorical", "ignore", "keep")
-        return one + [(option, name) for option in several for name in getattr(self, option)]
+        return both + [(option, name) for option in several for name in getattr(self, option)]
 
     def check(self, nodes: Table) -> str:
         """Return the column of ids, or raise an error about a column that is named but not there."""
@@ -148,7 +150,7 @@ class ColumnOptions(ReadingOptions):
         return roles
 
     def after(self, encoder: Encoder | None) -> ColumnOptions:
-        """Return how to read another file: as the first, except for options that are given again."""
+        """Return the options for a later file: those of the first file, overridden by options given again."""
         if encoder is None:
             return self
         earlier = encoder.reading_options()
@@ -177,13 +179,13 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many features it makes."""
+        """The number of features that the column becomes."""
         return len(self.categories) if self.kind == "category" else int(self.kind in FEATURES)
 
 
 @dataclass(frozen=True)
 class Encoder(ReadingOptions):
-    """How a user's files were read: plain texts all through, so that it can be saved as JSON.
+    """How the columns of a user's files become features; all plain texts, so that it can be saved as JSON.
 
     Args:
         columns: of the nodes, in the order of their features.
@@ -215,11 +217,11 @@ class Encoder(ReadingOptions):
         )
 
     def named(self, *kinds: Kind) -> tuple[Column, ...]:
-        """Return the columns of some kinds."""
+        """Return the columns of the given kinds."""
         return tuple(column for column in self.columns if column.kind in kinds)
 
     def options(self, changed: ColumnOptions, columns: Sequence[str]) -> ColumnOptions:
-        """Return how to read another file: as the first, except for new options and absent columns."""
+        """Return the options for a later file: those of the first, with changes, without absent columns."""
         for option in ("categorical", "keep", "classes", "edge_columns"):
             if value := getattr(changed, option):
                 problem = f"{option} is given, but the encoder knows what every column is"
@@ -257,35 +259,35 @@ class ColumnValues(NamedTuple):
 
     @property
     def widths(self) -> list[int]:
-        """How many features each column makes."""
+        """The number of features of each column."""
         return [column.width for column in self.columns]
 
 
-def assemble(read: Sequence[ColumnValues], nodes: int) -> tuple[Tensor, Tensor]:
-    """Return features [n, d], dense or sparse, and what is missing of them, bool [n] or [n, d]."""
-    starts = np.cumsum([0, *(sum(one.widths) for one in read)])
-    width, stored = int(starts[-1]), sum(len(one.values) for one in read)
-    places = [one.places + start for one, start in zip(read, starts, strict=False)]
+def assemble(blocks: Sequence[ColumnValues], nodes: int) -> tuple[Tensor, Tensor]:
+    """Return features [n, d], dense or sparse, and their missing mask, bool [n] or [n, d]."""
+    starts = np.cumsum([0, *(sum(block.widths) for block in blocks)])
+    width, stored = int(starts[-1]), sum(len(block.values) for block in blocks)
+    places = [block.places + start for block, start in zip(blocks, starts, strict=False)]
     if stored < MAX_SPARSE_DENSITY * nodes * width:
         from scipy.sparse import coo_array
 
-        rows, values = (np.concatenate([one[field] for one in read]) for field in (1, 3))
+        rows, values = (np.concatenate([block[field] for block in blocks]) for field in (1, 3))
         matrix = coo_array((values, (rows, np.concatenate(places))), shape=(nodes, width)).tocsr()
         matrix.sort_indices()
         features = csr_tensor(matrix)
     else:
         dense = np.zeros((nodes, width), dtype=np.float32)
-        for one, place in zip(read, places, strict=True):
-            dense[one.rows, place] = one.values
+        for block, place in zip(blocks, places, strict=True):
+            dense[block.rows, place] = block.values
         features = torch.from_numpy(dense)
 
-    whole, partly = np.full(nodes, bool(read)), np.zeros(nodes, dtype=bool)
-    for one in read:
-        whole &= one.empty.all(1)
-        partly |= one.empty.any(1)
-    if (whole == partly).all():
-        return features, torch.from_numpy(whole)
-    entries = [np.repeat(one.empty, one.widths, axis=1) for one in read]
+    all_empty, any_empty = np.full(nodes, bool(blocks)), np.zeros(nodes, dtype=bool)
+    for block in blocks:
+        all_empty &= block.empty.all(1)
+        any_empty |= block.empty.any(1)
+    if (all_empty == any_empty).all():
+        return features, torch.from_numpy(all_empty)
+    entries = [np.repeat(block.empty, block.widths, axis=1) for block in blocks]
     return features, torch.from_numpy(np.concatenate(entries, 1))
 
 
@@ -325,25 +327,26 @@ def compare_categories(place: str, column: Column, known: Column, strict: bool) 
     if column.kind == "number" or (
         unknown and is_number(unknown[0]) and not any(map(is_number, known.categories))
     ):
-        code, what = "numbers-for-categories", f"numbers in column {name}, where the model knows categories"
+        content = f"numbers in column {name}, where the model knows categories"
+        code = "numbers-for-categories"
     elif not unknown:
         return ""
     elif known.kind == "number":
         code = "text-for-numbers"
-        what = f"text such as {quoted(unknown[0])} in column {name}, where the model knows numbers"
+        content = f"text such as {quoted(unknown[0])} in column {name}, where the model knows numbers"
     else:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         code = "unknown-category"
-        what = f"a category {quoted(unknown[0])} in column {name}{more}, unknown to the model"
+        content = f"a category {quoted(unknown[0])} in column {name}{more}, unknown to the model"
         if not strict:
-            return f"{place} has {what}: such cells count as missing"
-    problem = f"{place} has {what}"
+            return f"{place} has {content}: such cells count as missing"
+    problem = f"{place} has {content}"
     hint = "Empty those cells, which counts as missing, or fit again with them."
     raise PairNormError(problem, code=code, value=unknown[0] if unknown else column.name, hint=hint)
 
 
 def reject_dates(place: str, name: str, form: str) -> NoReturn:
-    """Raise an error about dates whose day and month stand in another order than a model knows."""
+    """Raise an error about dates whose day and month are in another order than those of a model."""
     problem = f"{place}: the dates in column {quoted(name)} are not written as the model knows them"
     expected = f"{'day' if form.startswith('%d') else 'month'} first ({form})"
     hint = "Write them so, or fit again."
@@ -351,30 +354,30 @@ def reject_dates(place: str, name: str, form: str) -> NoReturn:
 
 
 def align_features(
-    name: str, features: Tensor, missing: Tensor, own: Encoder, known: Encoder, strict: bool = False
+    name: str, features: Tensor, missing: Tensor, current: Encoder, known: Encoder, strict: bool = False
 ) -> tuple[Tensor, Tensor, list[str]]:
-    """Return features, what is missing of them, and notes, in the order of the features that a model knows.
+    """Return features, their missing mask and notes, in the order of the features that a model knows.
 
     A category that no node has becomes a column of zeros, and so do all those of a column whose cells are
     all empty. An absent column and cells of unknown categories are missing; unknown columns are left out.
     """
     notes = compare_columns(
-        name, [column.name for column in own.named("number", "category", "date")], known, strict
+        name, [column.name for column in current.named("number", "category", "date")], known, strict
     )
-    widths = [column.width for column in own.features.values()]
-    starts = dict(zip(own.features, np.cumsum([0, *widths]), strict=False))
+    widths = [column.width for column in current.features.values()]
+    starts = dict(zip(current.features, np.cumsum([0, *widths]), strict=False))
     empty = missing.all(0).expand(features.shape[1]).tolist()
-    sparse = next((int(starts[column.name]) for column in own.named("sparse")), -1)
+    sparse = next((int(starts[column.name]) for column in current.named("sparse")), -1)
     places, missing_from, absent = list[int](), list[int](), list[int]()
     unknown: dict[int, Tensor] = {}
     for column in known.features.values():
-        if column.name not in own.features:
+        if column.name not in current.features:
             # A word of a long table that no node has is zero; any other column is missing.
             absent += range(len(places), len(places) + column.width) if column.kind != "sparse" else ()
             places += [-1] * column.width
             missing_from += [sparse] * column.width
             continue
-        here, start = own.features[column.name], int(starts[column.name])
+        here, start = current.features[column.name], int(starts[column.name])
         # A column whose cells are all empty is read as one of numbers, whatever it was before.
         blank = here.kind == "number" and column.kind != "number" and empty[start]
         if column.kind == "date" and here.form and column.form and here.form != column.form:
@@ -424,16 +427,16 @@ def aggregate_edges(
     aggregates = {"edges: count": total(np.ones(len(source)))}
     numbers: dict[str, NDArray[Any]] = {}
     indicators: dict[str, NDArray[Any]] = {}
-    for one in columns:
-        (column,), name = one.columns, one.columns[0].name
+    for block in columns:
+        (column,), name = block.columns, block.columns[0].name
         if column.kind == "category":
             codes = np.full(len(source), -1)
-            codes[one.rows] = one.places
+            codes[block.rows] = block.places
             indicators |= {f"{name}={text}": codes == place for place, text in enumerate(column.categories)}
             continue
         values = np.zeros(len(source))
-        values[one.rows] = one.values
-        sums, counts = total(values), total(~one.empty[:, 0])
+        values[block.rows] = block.values
+        sums, counts = total(values), total(~block.empty[:, 0])
         if column.kind == "number":
             numbers[name] = values
             aggregates[f"edges: sum of {name}"] = sums

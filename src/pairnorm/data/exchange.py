@@ -162,7 +162,7 @@ def _from_arrays(arrays: dict[str, Any]) -> Parts:
 
 
 def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:
-    """Return a sparse matrix of an archive once its pieces are known to fit together."""
+    """Read a sparse matrix from an archive, and validate its arrays."""
     import scipy.sparse
 
     data, shape = archive[f"{prefix}data"], tuple(archive[f"{prefix}shape"].tolist())
@@ -282,7 +282,7 @@ def _edges(graph: networkx.Graph) -> dict[str, list[Any]]:
 
 
 def _attributes(items: list[dict[Any, Any]]) -> dict[str, list[Any]]:
-    """Return a column for each attribute that some node or edge has; None for those that have it not."""
+    """Return a column per attribute of nodes or edges, None for those without it."""
     known = dict.fromkeys(key for attributes in items for key in attributes)
     return {str(key): [attributes.get(key) for attributes in items] for key in known}
 
@@ -292,10 +292,10 @@ def _is_vector(value: object) -> bool:
 
 
 def _vectors(vectors: list[Any], attribute: str) -> Parts:
-    """Return features that come as whole vectors, some of which may be None: those are missing."""
+    """Stack the feature vectors of nodes; the features of nodes with None are missing."""
     width = len(next(filter(_is_vector, vectors)))
     try:
-        values = torch.tensor([[torch.nan] * width if one is None else list(one) for one in vectors])
+        values = torch.tensor([[torch.nan] * width if vector is None else list(vector) for vector in vectors])
     except (TypeError, ValueError) as error:
         problem = f"attribute {quoted(attribute)} is not {width} numbers on every node: {error}"
         raise PairNormError(problem, code="wrong-shape", value=attribute) from error
@@ -304,16 +304,16 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
 
 
 def read_graph_file(
-    path: Path, given: dict[str, Any], options: ColumnOptions, encoder: Encoder | None, memory: MemoryLimit
+    path: Path, inputs: dict[str, Any], options: ColumnOptions, encoder: Encoder | None, memory: MemoryLimit
 ) -> Parts:
     """Return the parts of a graph in one file, whose attributes are read by ``options``.
 
-    Raises an error about tables that are ``given`` next to it, and about options that mean nothing in it.
+    Raises an error about tables in ``inputs`` next to it, and about options that mean nothing in it.
     """
     from pairnorm.data.readers import TABLES
 
     for option in ("edges", "features"):
-        if given[option] is not None:
+        if inputs[option] is not None:
             problem = f"{path.name}: {path.suffix!r} is no table, but {option} are given"
             hint, more = "For a text file with another ending pass {delimiter}.", {"delimiter": ","}
             expected = ", ".join(TABLES)

@@ -81,7 +81,7 @@ def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:
 
 
 def all_finite(features: Tensor) -> bool:
-    """Say whether no entry is infinite or NaN."""
+    """Return whether no entry is infinite or NaN."""
     values = stored_values(features)
     # A finite sum proves it ten times faster than a look at every entry; an infinite one may be an overflow.
     return bool(values.sum().isfinite() or values.isfinite().all())
@@ -102,7 +102,7 @@ def check_infinite(features: Tensor, node_names: Any, feature_names: Sequence[st
 
 
 def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    """Return features with zero in place of NaN, and what is missing with the places of NaN added.
+    """Replace NaN by zero, and add its positions to the missing mask; return features and mask.
 
     >>> nan_as_missing(torch.tensor([[1.0, 2.0], [torch.nan, torch.nan]]), torch.tensor([False, False]))
     (tensor([[1., 2.],
@@ -113,13 +113,13 @@ def nan_as_missing(features: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
     filled = stored_values(features).masked_fill(empty, 0)
     entries = with_values(features, empty.float()).to_dense() > 0 if sparse else empty
     entries = entries | (missing if missing.dim() == 2 else missing[:, None])
-    whole = entries.all(1)
-    missing = whole if torch.equal(whole, entries.any(1)) else entries
+    rows = entries.all(1)
+    missing = rows if torch.equal(rows, entries.any(1)) else entries
     return with_values(features, filled) if sparse else filled, missing
 
 
 def structural_features(adjacency: Tensor) -> Tensor:
-    """Return ``STRUCTURAL_FEATURES``, [n, 5]; logarithms are of 1 + x, and 0 without neighbors."""
+    """Compute ``STRUCTURAL_FEATURES`` from the edges, [n, 5]; logarithms are of 1 + x."""
     matrix = csr_matrix(adjacency.cpu())
     matrix.data = np.ones_like(matrix.data)
     degrees = np.diff(matrix.indptr)
@@ -134,71 +134,71 @@ def structural_features(adjacency: Tensor) -> Tensor:
 
 
 def core_numbers(matrix: Any) -> NDArray[np.int64]:
-    """Return of each node the largest k for which it is in a subgraph whose degrees are all k or more.
+    """Return the core number of each node: the largest k of a subgraph with it whose degrees are all >= k.
 
     Nodes of the smallest degree are taken away together, again and again (Batagelj & Zaversnik, 2003), each
     edge being looked at twice.
     """
     degrees = np.diff(matrix.indptr).astype(np.int64)
     cores = np.zeros(len(degrees), dtype=np.int64)
-    left, core = np.flatnonzero(degrees > 0), 0
+    remaining, core = np.flatnonzero(degrees > 0), 0
     gone = degrees == 0
-    while len(left):
-        core = max(core, int(degrees[left].min()))
-        lowest = left[degrees[left] <= core]
+    while len(remaining):
+        core = max(core, int(degrees[remaining].min()))
+        lowest = remaining[degrees[remaining] <= core]
         while len(lowest):
             cores[lowest], gone[lowest] = core, True
             touched, times = np.unique(matrix[lowest].indices, return_counts=True)
             touched, times = touched[~gone[touched]], times[~gone[touched]]
             degrees[touched] -= times
             lowest = touched[degrees[touched] <= core]
-        left = left[~gone[left]]
+        remaining = remaining[~gone[remaining]]
     return cores
 
 
 def as_tensor(
-    what: str, values: Any, dtype: DTypeLike | None = None, device: torch.device | str | None = None
+    name: str, values: Any, dtype: DTypeLike | None = None, device: torch.device | str | None = None
 ) -> Tensor:
     """Return numbers or booleans as a tensor, CSR where they are sparse, NaN for None and ``pandas.NA``."""
     if isinstance(values, Tensor):
         dense_or_csr = values.layout in (torch.strided, torch.sparse_csr)
-        return values if dense_or_csr else to_dense_or_csr(what, values)
+        return values if dense_or_csr else to_dense_or_csr(name, values)
     with np.errstate(over="ignore"):  # infinite is found, and named, where it matters
         if hasattr(values, "tocsr"):
             matrix = values.tocsr(copy=True)
             matrix.sum_duplicates()
             return csr_tensor(matrix).to(device)
-        return torch.from_numpy(np.require(_numbers(what, values), dtype, ["C", "W"])).to(device)
+        return torch.from_numpy(np.require(_numbers(name, values), dtype, ["C", "W"])).to(device)
 
 
-def as_array(what: str, values: Any) -> NDArray[Any]:
-    """Return values as an array, of any kind; rows of different lengths are refused."""
+def as_array(name: str, values: Any) -> NDArray[Any]:
+    """Convert values to a numpy array of any dtype; raise an error for rows of different lengths."""
     try:
         return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
     except ValueError as error:
-        problem = f"{what} is a {type(values).__name__} whose rows differ in length"
+        problem = f"{name} is a {type(values).__name__} whose rows differ in length"
         raise PairNormError(
-            problem, code="wrong-shape", value=what, hint="Make them equally long."
+            problem, code="wrong-shape", value=name, hint="Make them equally long."
         ) from error
 
 
-def _numbers(what: str, values: Any) -> NDArray[Any]:
-    array = as_array(what, values)
+def _numbers(name: str, values: Any) -> NDArray[Any]:
+    array = as_array(name, values)
     if array.dtype == object:
         with suppress(TypeError, ValueError):
-            numbers = [np.nan if is_null(one) else float(one) for one in array.ravel()]
+            numbers = [np.nan if is_null(value) else float(value) for value in array.ravel()]
             array = np.array(numbers).reshape(array.shape)
     if array.dtype.kind in "biuf":
         return array.astype(array.dtype.newbyteorder("="), copy=False)
-    text = next((one for one in array.ravel() if isinstance(one, str)), None)
-    problem = f"{what} is a {type(values).__name__} of {array.dtype}"
-    problem = problem if text is None else f"{what} holds {quoted(str(text))}"
-    hint = "Graph.from_frames reads columns of text and dates." if what == "features" else ""
-    raise PairNormError(problem, code="wrong-type", value=what, expected="numbers", hint=hint)
+    text = next((value for value in array.ravel() if isinstance(value, str)), None)
+    problem = f"{name} is a {type(values).__name__} of {array.dtype}"
+    problem = problem if text is None else f"{name} holds {quoted(str(text))}"
+    hint = "Graph.from_frames reads columns of text and dates." if name == "features" else ""
+    raise PairNormError(problem, code="wrong-type", value=name, expected="numbers", hint=hint)
 
 
 def is_null(value: object) -> bool:
-    """Say whether a value is None, NaN, or pandas' NA or NaT, by name: pandas may not be there."""
+    """Return whether a value is None, NaN, or pandas' NA or NaT, by name: pandas may not be there."""
     number = isinstance(value, float | np.floating)
     return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(number and value != value)
 
@@ -227,24 +227,24 @@ def to_endpoints(edge_index: Any) -> NDArray[np.int64]:
     raise PairNormError(problem, code="wrong-shape", expected="whole numbers, [2, edges]", hint=hint)
 
 
-def to_dense_or_csr(what: str, matrix: Tensor) -> Tensor:
-    """Return a sparse tensor as CSR once its indices are known to be within it; a dense one as it is."""
+def to_dense_or_csr(name: str, matrix: Tensor) -> Tensor:
+    """Validate a sparse tensor and convert it to CSR; return a dense one unchanged."""
     if matrix.layout == torch.strided:
         return matrix
     if matrix.dim() != 2:
-        raise PairNormError(f"{what} has shape {tuple(matrix.shape)}", code="wrong-shape", expected="[n, d]")
+        raise PairNormError(f"{name} has shape {tuple(matrix.shape)}", code="wrong-shape", expected="[n, d]")
     rows, columns = matrix.shape
     if matrix.layout == torch.sparse_csr:
-        check_csr(what, matrix.crow_indices(), matrix.col_indices(), matrix.values().numel(), (rows, columns))
+        check_csr(name, matrix.crow_indices(), matrix.col_indices(), matrix.values().numel(), (rows, columns))
         return matrix
     if matrix.layout == torch.sparse_csc:
-        check_csr(what, matrix.ccol_indices(), matrix.row_indices(), matrix.values().numel(), (columns, rows))
+        check_csr(name, matrix.ccol_indices(), matrix.row_indices(), matrix.values().numel(), (columns, rows))
     elif matrix.layout == torch.sparse_coo:
         entries = matrix._values().numel()
         for ends, size in zip(matrix._indices(), (rows, columns), strict=True):
-            check_csr(what, [0, entries], ends, entries, (1, size))
+            check_csr(name, [0, entries], ends, entries, (1, size))
     else:
-        problem = f"{what} is a {matrix.layout} tensor"
+        problem = f"{name} is a {matrix.layout} tensor"
         raise PairNormError(problem, code="wrong-shape", expected="a dense, CSR, CSC or COO one")
     suppress_csr_warning()
     return matrix.to_sparse_csr()
@@ -253,8 +253,9 @@ def to_dense_or_csr(what: str, matrix: Tensor) -> Tensor:
 def to_labels(
     labels: Any, class_names: Sequence[str] | None, device: torch.device | str | None = None
 ) -> tuple[Tensor, tuple[str, ...] | None, bool]:
-    """Return the class of each node, int64 [n], the names of the classes where there are some, and whether
-    those are the numbers or booleans that were given.
+    """Convert labels to class numbers, int64 [n]; also return class names, and whether they were typed.
+
+    Typed labels are numbers or booleans; numbers have no class names.
     """
     if not isinstance(labels, Tensor) and _are_texts(as_array("labels", labels)):
         codes, class_names = _named_classes(labels, class_names)
@@ -267,25 +268,25 @@ def to_labels(
 
 
 def _are_texts(labels: NDArray[Any]) -> bool:
-    """Say whether classes are given by name."""
+    """Return whether classes are given by name."""
     return labels.dtype.kind in "UST" or (
-        labels.dtype == object and any(isinstance(one, str) for one in labels.ravel())
+        labels.dtype == object and any(isinstance(label, str) for label in labels.ravel())
     )
 
 
 def _are_booleans(labels: Any) -> bool:
-    """Say whether classes are True and False, except where unknown."""
+    """Return whether classes are True and False, except where unknown."""
     if isinstance(labels, Tensor):
         return labels.dtype == torch.bool
     array = as_array("labels", labels)
-    known = (one for one in array.ravel() if not is_null(one)) if array.dtype == object else ()
-    return array.dtype == bool or {type(one) for one in known} in ({bool}, {np.bool_})
+    known = (label for label in array.ravel() if not is_null(label)) if array.dtype == object else ()
+    return array.dtype == bool or {type(label) for label in known} in ({bool}, {np.bool_})
 
 
 def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return the number of the class of each node, and the names of the classes, ``known`` if they are."""
+    """Return the class number of each node, and the class names, in the order of ``known`` if given."""
     cells = np.asarray(labels, object).ravel()  # among texts alone numpy would write NaN as one
-    texts = [None if is_null(one) or one == "" else str(one) for one in cells]
+    texts = [None if is_null(cell) or cell == "" else str(cell) for cell in cells]
     distinct = {text for text in texts if text is not None}
     names = tuple(sorted(distinct, key=class_sort_key)) if known is None else tuple(known)
     if unknown := sorted(distinct.difference(names), key=class_sort_key):
@@ -295,21 +296,21 @@ def _named_classes(labels: Any, known: Sequence[str] | None) -> tuple[NDArray[np
     return np.array([numbers.get(text, UNKNOWN) for text in texts], np.int64), names
 
 
-def to_class_numbers(what: str, labels: Tensor) -> Tensor:
+def to_class_numbers(name: str, labels: Tensor) -> Tensor:
     """Return the classes of nodes as int64 [n], -1 for NaN; fractions are refused."""
     if labels.dim() == 0 or labels.numel() != len(labels):
-        problem = f"{what} has shape {tuple(labels.shape)}"
+        problem = f"{name} has shape {tuple(labels.shape)}"
         raise PairNormError(problem, code="wrong-shape", expected="one class per node, [n]")
     labels = labels.reshape(-1)
     if not labels.is_floating_point():
         return labels.long()
-    whole, known = labels.nan_to_num(-1).long(), ~labels.isnan()
-    if not torch.equal(whole[known].to(labels.dtype), labels[known]):
-        problem = f"{what} holds fractions"
+    classes, known = labels.nan_to_num(-1).long(), ~labels.isnan()
+    if not torch.equal(classes[known].to(labels.dtype), labels[known]):
+        problem = f"{name} holds fractions"
         raise PairNormError(
             problem, code="not-a-whole-number", expected="the number of a class for each node"
         )
-    return whole
+    return classes
 
 
 def numbered_classes(labels: Tensor) -> tuple[str, ...]:
@@ -338,22 +339,22 @@ def class_sort_key(text: str) -> tuple[int, int, str]:
 
 
 def restore_class_types(names: Sequence[str], numbered: bool) -> NDArray[Any]:
-    """Return classes by name: integers or booleans where they are, all plainly written, else texts.
+    """Convert class names back to integers or booleans where all are written so; else return texts.
 
     >>> restore_class_types(["0", "10"], numbered=True), restore_class_types(["0", "01"], numbered=True)
     (array([ 0, 10]), array(['0', '01'], dtype='<U2'))
     """
-    if numbered and (whole := plain_integers(names)) is not None:
-        return whole
+    if numbered and (integers := plain_integers(names)) is not None:
+        return integers
     if numbered and set(names) <= set(BOOLEANS):
         return np.array([name == "True" for name in names])
     return np.array(names, str)
 
 
 def plain_integers(texts: Sequence[str] | NDArray[np.object_]) -> NDArray[np.int64] | None:
-    """Return whole numbers, all written as we would write them, else None: '007' and '7' may differ."""
+    """Convert texts to int64 if each is written as Python writes integers (not '007'); else return None."""
     try:
-        whole = np.asarray(texts, dtype=object).astype(np.int64)
+        integers = np.asarray(texts, dtype=object).astype(np.int64)
     except (ValueError, OverflowError):
         return None
-    return whole if all(map(str.__eq__, map(str, whole.tolist()), texts)) else None
+    return integers if all(map(str.__eq__, map(str, integers.tolist()), texts)) else None

@@ -48,10 +48,10 @@ MAGIC = {
 }
 
 
-def find_files(given: Iterable[str | PathLike[str]]) -> list[Any]:
-    """Return the files that names, patterns and folders of Parquet files stand for; ``'-'`` stays."""
+def find_files(paths: Iterable[str | PathLike[str]]) -> list[Any]:
+    """Expand names, patterns and folders of Parquet files to files; ``'-'``, standard input, stays."""
     files: list[Any] = []
-    for place in given:
+    for place in paths:
         path = check_path(Path(place))
         if fspath(place) == STDIN:
             files.append(STDIN)
@@ -68,7 +68,7 @@ def find_files(given: Iterable[str | PathLike[str]]) -> list[Any]:
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a name has characters that stand for others."""
+    """Return whether a name is a pattern with ``*``, ``?`` or ``[``."""
     return any(sign in name for sign in "*?[")
 
 
@@ -85,7 +85,7 @@ def check_is_file(path: Path) -> Path:
 
 
 def file_type(path: PurePath) -> str:
-    """Return the ending of a file's name, without that of a compression; a zip has that of what is inside.
+    """Return a file's suffix without that of a compression; for a zip, the suffix of the file inside.
 
     >>> file_type(PurePath("nodes.CSV.gz"))
     '.csv'
@@ -99,13 +99,13 @@ def file_type(path: PurePath) -> str:
     return PurePath(path.stem).suffix.lower() if ending in COMPRESSED else ending
 
 
-def name_of_files(given: PathOrPaths) -> tuple[str, str]:
+def name_of_files(paths: PathOrPaths) -> tuple[str, str]:
     """Return the name of the first file, with its endings (kind and compression) and without.
 
     >>> name_of_files("tables/v1.2.csv.gz")
     ('v1.2.csv.gz', 'v1.2')
     """
-    path = Path(given if isinstance(given, str | PathLike) else next(iter(given), ""))
+    path = Path(paths if isinstance(paths, str | PathLike) else next(iter(paths), ""))
     return path.name, PurePath(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
 
 
@@ -152,7 +152,7 @@ def _unzip(path: Path) -> IO[bytes]:
 
 def _member(path: Path) -> str:
     with zipfile.ZipFile(path) as archive:
-        names = [one.filename for one in archive.infolist() if not one.is_dir()]
+        names = [member.filename for member in archive.infolist() if not member.is_dir()]
     names = [name for name in names if not name.startswith("__MACOSX/")]
     if len(names) != 1:
         problem, expected = f"it holds {len(names)} files: {quote_names(names)}", "one table"
@@ -269,9 +269,9 @@ def long_cells() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
-def quote_names(names: Sequence[str], most: int = 3) -> str:
+def quote_names(names: Sequence[str], count: int = 3) -> str:
     """Return the first few names, quoted."""
-    return ", ".join(map(quoted, names[:most])) + (", …" if len(names) > most else "")
+    return ", ".join(map(quoted, names[:count])) + (", …" if len(names) > count else "")
 
 
 def check_encoding(name: str) -> None:
@@ -295,7 +295,7 @@ def find_encoding(name: str, opened: Open) -> tuple[str, list[str]]:
     if max(odd, even) > len(start) / 4:  # every other byte of plain UTF-16 is zero
         encoding = "utf-16-le" if odd > even else "utf-16-be"
     else:
-        encoding = next((one for one in ("utf-8", "cp1252") if _decodes(opened, one)), "latin-1")
+        encoding = next((codec for codec in ("utf-8", "cp1252") if _decodes(opened, codec)), "latin-1")
     if encoding == "utf-8":
         return encoding, []
     title = {"cp1252": "Windows-1252 (Latin-1)", "latin-1": "Latin-1"}.get(encoding, encoding.upper())

@@ -88,8 +88,8 @@ class Graph(GraphConstructors):
         self._set("numbered", numbered if self.numbered is None else self.numbered)
         self._set("class_names", matrices.numbered_classes(labels) if class_names is None else class_names)
         for part in (*Split._fields, "missing"):
-            given = getattr(self, part)
-            self._set(part, none if given is None else as_tensor(part, given, device=device))
+            value = getattr(self, part)
+            self._set(part, none if value is None else as_tensor(part, value, device=device))
         self._set("named", self.node_names is not None if self.named is None else self.named)
         names = np.arange(nodes) if self.node_names is None else NodeNames.of(self.node_names).values
         names.flags.writeable = False
@@ -112,22 +112,22 @@ class Graph(GraphConstructors):
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
+        """The number of nodes."""
         return self.adjacency.shape[0]
 
     @property
     def num_edges(self) -> int:
-        """How many distinct undirected edges there are."""
+        """The number of distinct undirected edges."""
         return self.adjacency.values().numel() // 2
 
     @property
     def num_features(self) -> int:
-        """How many features a node has."""
+        """The number of features of a node."""
         return self.features.shape[1]
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return len(self.class_names)
 
     @property
@@ -137,7 +137,7 @@ class Graph(GraphConstructors):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device of the tensors."""
         return self.adjacency.device
 
     @property
@@ -164,7 +164,7 @@ class Graph(GraphConstructors):
 
     @property
     def edges_within_classes(self) -> tuple[int, int]:
-        """How many edges join two nodes of one class, and how many two labeled nodes."""
+        """The number of edges between nodes of one class, and that of edges between labeled nodes."""
         ends = self.labels[self.edge_index]
         known = (ends != UNKNOWN).all(0)
         return int((ends[0] == ends[1])[known].sum()) // 2, int(known.sum()) // 2
@@ -184,7 +184,7 @@ class Graph(GraphConstructors):
         return self  # it never changes, and torch cannot copy sparse tensors
 
     def replace(self, **changes: Any) -> Graph:
-        """Return the graph with some of its parts exchanged."""
+        """Return the graph with the named parts replaced."""
         if "feature_names" in changes:
             changes.setdefault("encoder", None)  # it tells of those features only
         if "class_names" in changes:
@@ -210,7 +210,7 @@ class Graph(GraphConstructors):
         return self.replace(**Split(*split)._asdict())
 
     def with_structure(self) -> Graph:
-        """Return a graph without features with some of its structure: degrees, core number, ...
+        """Give a graph without features structural ones: degrees, core number, ...
 
         They are ``pairnorm.data.features.STRUCTURAL_FEATURES``. A graph that has features stays as it is.
         """
@@ -225,7 +225,7 @@ class Graph(GraphConstructors):
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that tell this graph from another: its edges, features, labels and split.
+        """A hash of edges, features, labels and split, as 16 hexadecimal digits.
 
         Directions do not count: no trial that is stored looks at them.
         """
@@ -248,7 +248,7 @@ class Graph(GraphConstructors):
         """
         if self.num_features == 0 and encoder is not None and encoder.named("structure"):
             return self.with_structure().replace(encoder=encoder)
-        ours, theirs = (one and tuple(one.features.values()) for one in (self.encoder, encoder))
+        ours, theirs = (coder and tuple(coder.features.values()) for coder in (self.encoder, encoder))
         if self.encoder is not None and encoder is not None and ours != theirs:
             name = f"graph {self.name!r}"
             features, missing, notes = align_features(
@@ -286,7 +286,7 @@ class Graph(GraphConstructors):
     to_pyg, to_scipy, to_networkx = exchange.to_pyg, exchange.to_scipy, exchange.to_networkx
 
     def describe(self) -> list[tuple[str, str]]:
-        """Return what is inside: a list of what it is about, and a text."""
+        """Return the facts about the graph: pairs of a property, such as ``"nodes"``, and a text."""
         per_node = 2 * self.num_edges / max(self.num_nodes, 1)
         kind = "sparse" if self.features.layout == torch.sparse_csr else "dense"
         classes = ", ".join(self.class_names[:7]) + (", …" if self.num_classes > 7 else "")
@@ -316,13 +316,13 @@ class Graph(GraphConstructors):
         )
 
 
-def _share(part: int, whole: int) -> str:
-    """Say how many, and what share of the whole that is.
+def _share(part: int, total: int) -> str:
+    """Format a count and its percentage of a total.
 
     >>> _share(140, 2708)
     '140 (5.17%)'
     """
-    return f"{part:,} ({100 * part / max(whole, 1):.3g}%)"
+    return f"{part:,} ({100 * part / max(total, 1):.3g}%)"
 
 
 def check_graph(graph: object, what: str = "graph") -> None:

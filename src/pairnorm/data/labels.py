@@ -66,7 +66,7 @@ def read_labels(
 def read_classes(
     table: Table, frame: pandas.DataFrame, options: ColumnOptions, known: Encoder | None
 ) -> tuple[dict[str, Any], tuple[float, ...]]:
-    """Return labels, class names and split, as far as columns are named, and the cuts of a numeric label."""
+    """Read labels, class names and split from the named columns, and the cuts of a numeric label."""
     bins = () if known is None else known.bins
     if options.label is None:
         return {}, bins
@@ -98,7 +98,7 @@ def choose_classes(
     each: bool = False,
     merge: bool = False,
 ) -> dict[str, str]:
-    """Return the class of each text of a label column; what cannot be classes is refused."""
+    """Map each text of a label column to its class; raise an error for texts that cannot be classes."""
     classes = {text: text for text in counts}
     if table.text is not None and not (known is not None and classes.keys() <= {*known}):
         classes = drop_zero_fractions(counts)
@@ -110,7 +110,7 @@ def choose_classes(
             return classes
         same = {value: value for value in known}
         return {
-            text: same.get(value) or next((one for one in known if _is_variant(value, one)), value)
+            text: same.get(value) or next((label for label in known if _is_variant(value, label)), value)
             for text, value in classes.items()
         }
     variants = class_variants(totals)
@@ -181,12 +181,12 @@ def drop_zero_fractions(texts: Iterable[str]) -> dict[str, str]:
     ({'0.0': '0', '1.0': '1'}, {'0.5': '0.5', '1.0': '1.0'})
     """
     listed = list(texts)
-    whole = all(WITHOUT_FRACTION.fullmatch(text) for text in listed)
-    return {text: re.split("[.,]", text)[0] if whole else text for text in listed}
+    all_integers = all(WITHOUT_FRACTION.fullmatch(text) for text in listed)
+    return {text: re.split("[.,]", text)[0] if all_integers else text for text in listed}
 
 
 def _check_classes(table: Table, name: str, classes: Sequence[str], labeled: int) -> None:
-    """Refuse numbers that ask for a regression, and names."""
+    """Raise an error for labels that are measurements, which ask for a regression, or names of nodes."""
     try:
         values = np.array([float(text.replace(",", ".")) for text in classes])
     except ValueError:
@@ -202,8 +202,8 @@ def _check_classes(table: Table, name: str, classes: Sequence[str], labeled: int
                 classes=EACH,
             )
         return
-    most = MAX_NUMBERS if (values == np.floor(values)).all() else MAX_FRACTIONS
-    if len(classes) > most and (most == MAX_FRACTIONS or labeled < MIN_NODES_PER_NUMBER * len(classes)):
+    limit = MAX_NUMBERS if (values == np.floor(values)).all() else MAX_FRACTIONS
+    if len(classes) > limit and (limit == MAX_FRACTIONS or labeled < MIN_NODES_PER_NUMBER * len(classes)):
         problem = f"column {quoted(name)} holds {len(classes):,} different numbers: to predict them is "
         table.reject(
             None,
@@ -227,7 +227,7 @@ def find_bins(table: Table, name: str, cells: pandas.Series, classes: int) -> tu
 
 
 def reject_bins(table: Table, name: str, classes: int) -> NoReturn:
-    """Raise an error about a label to be cut into classes that is no column of numbers."""
+    """Raise an error about a label that is to be cut into ranges, but holds texts."""
     problem = f"column {quoted(name)} holds no numbers, but classes is {classes}"
     hint = "Leave it out: {classes}"
     table.reject(None, problem, code="not-a-number", value=name, hint=hint, classes=classes)
@@ -275,7 +275,7 @@ def read_split(
 
 
 def reject_part(table: Table, name: str, text: str, row: int | None = None) -> NoReturn:
-    """Raise an error about a cell of the split that names no part of it."""
+    """Raise an error about a cell of the split column that is no name of a part, such as 'train'."""
     expected = "'train', 'validation', 'test' or an empty cell"
     table.reject(
         row, f"{quoted(text)} in column {quoted(name)}", "unknown-part", value=text, expected=expected
@@ -292,7 +292,7 @@ def check_training(table: Table, name: str, counts: NDArray[Any], class_names: S
 
 
 def plain_form(name: object) -> str:
-    """Return what is left of a name without case, spaces, leading zeros, a final .0 and forms of Unicode.
+    """Normalize a name for comparison: no case, spaces, leading zeros, final .0 or variants of Unicode.
 
     >>> plain_form("Straße  7") == plain_form("STRASSE 07"), plain_form("7.0") == plain_form("7")
     (True, True)
@@ -303,8 +303,8 @@ def plain_form(name: object) -> str:
     text = " ".join(text.casefold().split())
     if "0" not in text:
         return text
-    whole = FINAL_ZERO.fullmatch(text)
-    return LEADING_ZEROS.sub("", whole[1] if whole else text)
+    match = FINAL_ZERO.fullmatch(text)
+    return LEADING_ZEROS.sub("", match[1] if match else text)
 
 
 def near_duplicate_notes(

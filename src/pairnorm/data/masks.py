@@ -41,7 +41,7 @@ class Stream:
         self._bits = np.random.PCG64([int.from_bytes(purpose.encode(), "big"), whole_number("seed", seed)])
 
     def keys(self, count: int) -> NDArray[np.uint64]:
-        """Return ``count`` whole numbers, uniform over 64 bits."""
+        """Return ``count`` integers, uniform over 64 bits."""
         raw: Any = self._bits.random_raw(count)
         return np.asarray(raw, dtype=np.uint64)
 
@@ -135,10 +135,10 @@ def per_class(labels: Tensor, count: int = 20, validation: int | None = None, se
     by_class = np.argsort(classes, kind="stable")
     rank = np.empty_like(by_class)
     rank[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    rest = order[rank >= count]
-    chosen = min(500, len(rest) // 3) if validation is None else validation
-    chosen = whole_number("validation", chosen, most=len(rest))  # train leaves no more
-    return _split(labels, order[rank < count], rest[:chosen])
+    others = order[rank >= count]
+    chosen = min(500, len(others) // 3) if validation is None else validation
+    chosen = whole_number("validation", chosen, most=len(others))  # train leaves no more
+    return _split(labels, order[rank < count], others[:chosen])
 
 
 def of_development(labels: Tensor, count: int = 20, development: int = 1500, seed: int = 0) -> Split:
@@ -147,23 +147,23 @@ def of_development(labels: Tensor, count: int = 20, development: int = 1500, see
     The split of Klicpera et al. (2019), with which feature propagation and PCFI are published.
     """
     order = _shuffled(labels, seed)
-    most = whole_number("development", development, least=1, most=len(order))
+    size = whole_number("development", development, least=1, most=len(order))
     drawn = torch.zeros_like(labels, dtype=torch.bool)
-    drawn[torch.from_numpy(order[:most])] = True
+    drawn[torch.from_numpy(order[:size])] = True
     train = per_class(torch.where(drawn, labels, -1), count, seed=seed).train
     return rest_is_test(labels, train, drawn & ~train)
 
 
 def split_by_name(name: str, labels: Tensor, seed: int = 0) -> Split:
-    """Return the split that a short text names.
+    """Draw the split that a name describes, such as ``'per-class-20'``.
 
     They are ``'random'``, ``'per-class-20'`` and ``'per-class-20-of-1500'`` (any numbers); ``'random@3'`` is
     the one that seed 3 gives.
     """
     match = re.fullmatch(r"(?:random|per-class-(\d+)(?:-of-(\d+))?)(?:@(\d+))?", name, re.ASCII)
     if match:
-        count, development, own = match.groups()
-        seed = seed if own is None else int(own)
+        count, development, own_seed = match.groups()
+        seed = seed if own_seed is None else int(own_seed)
         if count is None:
             return random_split(labels, seed=seed)
         if development is None:
@@ -189,7 +189,7 @@ def _split(labels: Tensor, train: NDArray[np.int64], validation: NDArray[np.int6
 
 
 def _name(names: NDArray[Any], mask: Tensor) -> str:
-    """Return the name of the first node that is marked."""
+    """Return the name of the first node in a mask."""
     return quoted(names.tolist()[int(mask.nonzero()[0])])
 
 
@@ -208,18 +208,18 @@ class Features:
 
     @property
     def trials(self) -> int:
-        """How many trials there are."""
+        """The number of trials."""
         return self.keep.shape[1]
 
     def trial(self, number: int) -> Tensor:
-        """Return what one trial sees, [n, d], of the same kind as ``values``; what is erased is zero."""
+        """Return the features of one trial, [n, d], in the layout of ``values``; masked ones are zero."""
         keep = self.keep[:, number]
         if self.values.layout == torch.sparse_csr:
             return with_values(self.values, self.values.values() * keep)
         return self.values * (keep if keep.dim() == 2 else keep[:, None])
 
     def dense(self) -> Tensor:
-        """Return what every trial sees as one dense tensor, [n, trials, d]."""
+        """Return the features of all trials as one dense tensor, [n, trials, d]."""
         if self.values.layout == torch.sparse_csr:
             return torch.stack([self.trial(number).to_dense() for number in range(self.trials)], 1)
         return self.values[:, None] * (self.keep if self.keep.dim() == 3 else self.keep[..., None])
@@ -256,7 +256,7 @@ def features_after(graph: Graph, missing: Missing | None = None, scaling: str = 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Missing:
-    """What is missing, in each trial.
+    """The features that are missing in each trial.
 
     Args:
         kind: ``'vectors'`` (outside the training set), ``'nodes'`` (anywhere), ``'entries'``, or ``'given'``.
@@ -273,12 +273,12 @@ class Missing:
 
     @property
     def trials(self) -> int:
-        """How many trials there are."""
+        """The number of trials."""
         return self.mask.shape[1]
 
     @property
     def unit(self) -> str:
-        """What the mask is about: nodes or entries."""
+        """What the mask removes, as a plural: nodes (their vectors) or entries."""
         return "entries" if self.kind == "entries" else "nodes"
 
     def __repr__(self) -> str:

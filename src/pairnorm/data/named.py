@@ -56,7 +56,7 @@ def _check_digest(contents: bytes, name: str, place: str) -> bytes:
 
 
 def fetch(folder: Path, names: Sequence[str], address: str) -> None:
-    """Fetch the files that are not there yet. A file appears only when it is whole and its checksum right."""
+    """Download the files that are absent. Each appears only once it is complete and its checksum is right."""
     absent = [name for name in names if not (folder / name).is_file()]
     for name in absent:
         url = f"{address}/{Path(name).name}"
@@ -95,7 +95,7 @@ class PlanetoidUnpickler(pickle.Unpickler):
         """Return a class that is allowed, as ``pickle`` asks."""
         from scipy.sparse import csr_matrix
 
-        allowed = {one.__name__: one for one in (csr_matrix, np.ndarray, np.dtype, defaultdict, list)}
+        allowed = {kind.__name__: kind for kind in (csr_matrix, np.ndarray, np.dtype, defaultdict, list)}
         allowed["_reconstruct"] = np.zeros(0).__reduce__()[0]
         if name not in allowed:
             raise pickle.UnpicklingError(f"{module}.{name} has no business in a Planetoid file")
@@ -178,7 +178,7 @@ _DATASETS = (
 
 
 def datasets() -> tuple[Dataset, ...]:
-    """Return what is known about the four graphs of the paper. ``csbm``, the fifth name, is made to order."""
+    """Return the facts about the four graphs of the paper. The fifth name, ``csbm``, is a generated graph."""
     return _DATASETS
 
 
@@ -322,12 +322,12 @@ def csbm(
     """
     words = min(16, features) if words is None else words
     peers = nodes / max(classes, 1)
-    most = min((peers - 1) / 2 / max(homophily, 1e-9), (nodes - peers) / 2 / max(1 - homophily, 1e-9))
+    max_degree = min((peers - 1) / 2 / max(homophily, 1e-9), (nodes - peers) / 2 / max(1 - homophily, 1e-9))
     for name, value, fine, expected in (
         ("nodes", nodes, 100 <= nodes <= 10_000_000, "from 100 to 10,000,000"),
         ("classes", classes, 2 <= classes <= nodes // 10, "at least 2, and at most one for every ten nodes"),
         ("homophily", homophily, 0 <= homophily <= 1, "from 0 to 1"),
-        ("degree", degree, 0 <= degree <= most, f"from 0 to {most:.4g}, half of all pairs"),
+        ("degree", degree, 0 <= degree <= max_degree, f"from 0 to {max_degree:.4g}, half of all pairs"),
         ("features", features, classes <= features, "at least one word for each class"),
         ("words", words, 1 <= words <= features, "from 1 to the number of features"),
         ("signal", signal, 0 <= signal <= 1, "from 0 to 1"),
@@ -428,14 +428,14 @@ def _bag_of_words(
     rows = max(1, 4_000_000 // words)
     blocks, counts = [], []
     for start in range(0, len(labels), rows):
-        own = labels[start : start + rows, None]
-        shape = (len(own), words)
-        drawn = stream.uniform(len(own) * words).reshape(shape)
-        topical = stream.uniform(len(own) * words).reshape(shape) < signal
-        vocabulary = (features - own + classes - 1) // classes
+        classes_here = labels[start : start + rows, None]
+        shape = (len(classes_here), words)
+        drawn = stream.uniform(len(classes_here) * words).reshape(shape)
+        topical = stream.uniform(len(classes_here) * words).reshape(shape) < signal
+        vocabulary = (features - classes_here + classes - 1) // classes
         word = np.where(
             topical,
-            own + classes * (drawn * vocabulary).astype(np.int64),
+            classes_here + classes * (drawn * vocabulary).astype(np.int64),
             (drawn * features).astype(np.int64),
         )
         word.sort(axis=1)

@@ -111,7 +111,7 @@ class NodeTable:
         )
 
     def _check_names(self) -> tuple[int, bool]:
-        """Return how many nodes there are, and whether their names are whole numbers."""
+        """Check the names of the nodes; return their number, and whether all names are integers."""
         source = self.source
         ((nodes, empty, plain),) = self.base.run(
             "SELECT count(*), count(*) FILTER (name IS NULL), "
@@ -189,7 +189,7 @@ class NodeTable:
                     writer.write_table(table)
 
     def _tables(self, names: Iterable[str]) -> str:
-        """Return the SQL of the tables that hold some columns, row by row."""
+        """Return the SQL of the tables that hold the named columns, joined row by row."""
         parts = dict.fromkeys(self.parts[name] for name in names) if self.parts else [self.table]
         return " POSITIONAL JOIN ".join(parts)
 
@@ -203,7 +203,7 @@ class NodeTable:
         return dict(sorted(rows))
 
     def _reject_nested(self, name: str) -> None:
-        """Refuse a column of lists, structures or bytes."""
+        """Raise an error for a column of lists, structures or bytes."""
         kind = self.kinds[name]
         if kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION", "BLOB", "BIT", "VARIANT")):
             problem = f"column {quoted(name)} holds values of type {kind.lower()[:60]}"
@@ -277,9 +277,10 @@ class NodeTable:
         """Return the columns of text whose cells are plain numbers, without leading zeros, or missing."""
         plain = set[str]()
         for start in range(0, len(names), self.at_once):
-            some = names[start : start + self.at_once]
-            (row,) = self.base.run(f"SELECT {', '.join(map(has_other_text, some))} FROM {self._tables(some)}")
-            plain |= {name for name, others in zip(some, row, strict=True) if not others}
+            batch = names[start : start + self.at_once]
+            flags = ", ".join(map(has_other_text, batch))
+            (row,) = self.base.run(f"SELECT {flags} FROM {self._tables(batch)}")
+            plain |= {name for name, others in zip(batch, row, strict=True) if not others}
         return plain
 
     def notes(self) -> tuple[str, ...]:
@@ -292,7 +293,7 @@ class NodeTable:
 
 
 def _dtype(kind: str) -> Literal["number", "date", "duration"] | None:
-    """Return what a type of DuckDB is among ours, None for text."""
+    """Convert a type of DuckDB to one of ours, None for text."""
     if kind == DURATION:
         return "duration"
     if kind.startswith(("DATE", "TIMESTAMP")):

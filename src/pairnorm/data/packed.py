@@ -37,7 +37,7 @@ DTYPES = ("float32", "float16")
 
 @dataclass(frozen=True)
 class Facts:
-    """What ``graph.json`` says.
+    """The contents of ``graph.json``: sizes, names and the encoder of a packed graph.
 
     Args:
         nodes: how many there are.
@@ -73,7 +73,7 @@ class Facts:
 
     @property
     def features(self) -> int:
-        """How many features a node has."""
+        """The number of features of a node."""
         return len(self.known)
 
     @property
@@ -88,7 +88,7 @@ class Facts:
 
     @classmethod
     def read(cls, folder: Path) -> Facts:
-        """Read ``graph.json``; what does not fit together is refused."""
+        """Read and validate ``graph.json``."""
         from pydantic import TypeAdapter
 
         try:
@@ -105,16 +105,16 @@ class Facts:
         return facts
 
     def check(self) -> None:
-        """Raise an error where counts and lists do not fit together; what files hold is looked at later."""
+        """Raise an error unless counts and lists agree; the contents of the arrays are checked later."""
         whole_number("nodes", self.nodes, 1, MAX_NODES)
         whole_number("entries", self.entries, 0, MAX_NODES**2)
         whole_number("block", self.block, 1)
         one_of("dtype", self.dtype, DTYPES)
         for count in (*self.missing, *self.known):
             whole_number("a count of nodes", count, 0, self.nodes)
-        most = float(np.finfo(np.float32).max)
+        largest = float(np.finfo(np.float32).max)
         for number in (*self.mean, *self.deviation):
-            real_number("a mean or deviation", number, least=-most, most=most)
+            real_number("a mean or deviation", number, least=-largest, most=largest)
         widths = {len(part) for part in (self.known, self.mean, self.deviation, self.encoder.feature_names)}
         if len(widths) != 1:
             raise ValueError("its lists of features differ in length")
@@ -123,7 +123,7 @@ class Facts:
 
 
 def blocks(count: int, width: int) -> list[range]:
-    """Share out columns into blocks.
+    """Divide columns into blocks of ``width`` columns.
 
     >>> blocks(5, 2)
     [range(0, 2), range(2, 4), range(4, 5)]
@@ -145,7 +145,7 @@ class PackedGraph:
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> PackedGraph:
-        """Open what ``pack`` wrote; the sizes it claims are held against what the files really have.
+        """Open the folder that ``pack`` wrote, and compare its declared sizes with those of the files.
 
         Args:
             folder: the folder.
@@ -161,7 +161,7 @@ class PackedGraph:
         return graph
 
     def check(self) -> None:
-        """Read the adjacency once, and refuse one that would lead a kernel outside of its arrays."""
+        """Read the adjacency once; raise an error if an index would lead a kernel outside of its arrays."""
         nodes, step = self.facts.nodes, 2**22
         for start in range(0, nodes, step):
             if (np.diff(self.crow[start : start + step + 1]) < 0).any():
@@ -250,7 +250,7 @@ class PackedGraph:
         return np.concatenate(parts, 1) if len(parts) > 2 else parts[-1]
 
     def _blocks(self, columns: range) -> list[tuple[int, str]]:
-        """Return the number and the file of each block of features that some columns lie in."""
+        """Return the number and the array's name of each block of features that holds one of the columns."""
         numbers = range(columns.start // self.facts.block, -(-columns.stop // self.facts.block))
         return [(number, f"features-{number:04d}") for number in numbers]
 
@@ -298,7 +298,7 @@ class PackedGraph:
         }
 
     def describe(self) -> list[tuple[str, str]]:
-        """Return what is inside: a list of what it is about, and a text."""
+        """Return the facts about the graph: pairs of a property, such as ``"nodes"``, and a text."""
         facts = self.facts
         labeled = int(np.count_nonzero(self.labels >= 0))
         return [

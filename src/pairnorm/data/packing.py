@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, one_of, quoted, whole_number
 from pairnorm.base.files import atomic_folder
 from pairnorm.base.memory import parse_memory, size
-from pairnorm.data.adjacency import EdgeCounts, Ranges
+from pairnorm.data.adjacency import EdgeCounts, ExternalSort
 from pairnorm.data.encoder import Column, ColumnOptions
 from pairnorm.data.labels import PARTS, bin_codes, check_training
 from pairnorm.data.pack_nodes import NodeTable, Tick
@@ -114,7 +114,7 @@ class NodePacker(NodeTable):
     """Writes tables of nodes to a folder."""
 
     def write(self, dtype: str, block: int) -> dict[str, Any]:
-        """Write labels, split, features and which are missing; return what ``Facts`` says of the features."""
+        """Write labels, split, features and missing mask; return the fields of ``Facts`` about features."""
         self._write_labels()
         used = [column for column in self.encoder.columns if column.width]
         width = sum(column.width for column in used)
@@ -143,7 +143,7 @@ class NodePacker(NodeTable):
         }
 
     def _check_disk(self, columns: Sequence[Column], needed: int) -> None:
-        """Raise an error where features do not fit on the disk."""
+        """Raise an error if the ``needed`` bytes of the features do not fit on the disk."""
         free = shutil.disk_usage(self.draft).free
         if needed > free:
             widest = max(columns, key=lambda column: column.width)
@@ -174,7 +174,7 @@ class NodePacker(NodeTable):
     def _read_batches(
         self, columns: Sequence[str], expressions: Sequence[str], width: int = 1
     ) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
-        """Yield some rows and the values of expressions there, in the order of the nodes' numbers."""
+        """Yield slices of nodes and the values of SQL expressions there, in the order of the nodes."""
         digest = f"hash({as_id(self.name, self.kinds[self.name], self.whole)})"
         # With row_number DuckDB reads in the order of the rows; without, now and then it does not.
         listed = ["row_number() OVER ()", digest, *expressions]
@@ -228,7 +228,7 @@ class NodePacker(NodeTable):
         moments: _Moments,
         gaps: NDArray[np.int32],
     ) -> None:
-        """Write some features in blocks, add to their moments, and count what every node lacks of them."""
+        """Write columns in blocks, add to their moments, and count the missing features of every node."""
         ends = np.cumsum([column.width for column in columns])
         first, last = np.searchsorted(ends, [features.start, features.stop - 1], side="right")
         used = columns[first : last + 1]
@@ -290,7 +290,7 @@ def _numbers_of(texts: NDArray[Any], numbers: Mapping[str, int], lower: bool = F
 
 
 def _write_one_hot(filled: NDArray[np.float32], codes: NDArray[np.int64], offset: int, width: int) -> None:
-    """Write the columns of categories that lie within some features, NaN where the category is unknown."""
+    """Write the one-hot columns of categories that lie within a block, NaN where the category is unknown."""
     low, high = max(offset, 0), min(offset + width, filled.shape[1])
     filled[:, low:high] = np.where(codes < 0, np.nan, 0)[:, None]
     places = codes + offset
@@ -317,7 +317,7 @@ class _Moments:
 
 
 class _EdgePacker:
-    """The tables of edges on their way into a folder."""
+    """Writes tables of edges to a folder."""
 
     def __init__(self, base: Database, draft: Path, files: Files, options: ColumnOptions, tick: Tick) -> None:
         self.base, self.draft, self.weight, self.tick = base, draft, options.weight, tick
@@ -325,11 +325,11 @@ class _EdgePacker:
         self.ends = find_endpoint_columns(self.source, options.source, options.target)
         note_unused_columns(self.source, self.ends, options.weight)
 
-    def write(self, nodes: int, whole: bool) -> tuple[int, EdgeCounts]:
-        """Write crow, column and weight; return how many entries there are, and what was odd."""
+    def write(self, nodes: int, are_integers: bool) -> tuple[int, EdgeCounts]:
+        """Write crow, column and weight; return the number of entries, and the counts of changes."""
         self._check_header()
         weight = "" if self.weight is None else f", {as_double(self.weight, self.kinds[self.weight])} AS w"
-        first, second = (as_id(end, self.kinds[end], whole) for end in self.ends[:2])
+        first, second = (as_id(end, self.kinds[end], are_integers) for end in self.ends[:2])
         self.tick("edges", 0.0)
         # One join at a time: each builds one table of the names, which may spill.
         self.base.run("SET preserve_insertion_order=false")
@@ -345,11 +345,11 @@ class _EdgePacker:
         joined = (
             f"SELECT h.s, n.number AS t{', h.w' if weight else ''} FROM half h JOIN names n ON h.t = n.name"
         )
-        most = max(
+        length = max(
             MIN_ENTRIES_PER_RANGE, min(MAX_ENTRIES_PER_RANGE, self.base.memory // 2 // BYTES_PER_SORTED_ENTRY)
         )
-        rows = -(-nodes // max(1, -(-2 * listed // most)))
-        with Ranges(self.draft / WORK, rows, nodes, bool(weight)) as ranges:
+        rows = -(-nodes // max(1, -(-2 * listed // length)))
+        with ExternalSort(self.draft / WORK, rows, nodes, bool(weight)) as ranges:
             edges, loops = self._partition_edges(joined, listed, ranges)
         if lost := listed - edges - loops:
             self._reject_end(self.ends.target, second, lost)
@@ -376,7 +376,7 @@ class _EdgePacker:
         hint = "Add the node, drop the edge, or name another column as an end of edges."
         self.source.reject(None, problem, code, value=value, hint=hint)
 
-    def _partition_edges(self, query: str, listed: int, ranges: Ranges) -> tuple[int, int]:
+    def _partition_edges(self, query: str, listed: int, ranges: ExternalSort) -> tuple[int, int]:
         """Write both directions of all edges to files by range of rows; return edges and self-loops."""
         edges = loops = 0
         for s, t, *value in self.base.batches(query, EDGES_PER_BATCH):
@@ -395,7 +395,7 @@ class _EdgePacker:
             self.tick("edges", 0.3 + 0.7 * (edges + loops) / listed)
         return edges, loops
 
-    def _sort(self, ranges: Ranges, edges: int, loops: int) -> tuple[int, EdgeCounts]:
+    def _sort(self, ranges: ExternalSort, edges: int, loops: int) -> tuple[int, EdgeCounts]:
         entries = directed = isolated = 0
         with ExitStack() as stack:
             names = ("crow", "column", *(["weight"] if ranges.weighted else []))

@@ -138,12 +138,12 @@ class ColumnProfile:
 
     @cached_property
     def is_missing(self) -> NDArray[np.bool_]:
-        """Which texts mean a missing value among numbers."""
+        """Whether each text means a missing value, if the column holds numbers."""
         return _is_one_of(self.texts, MISSING_WORDS)
 
     @cached_property
     def is_plain(self) -> NDArray[np.bool_]:
-        """Which texts are plain numbers."""
+        """Whether each text is a plain number."""
         return ~np.isnan(parse_numbers(self.texts, NumberFormat()))
 
     @cached_property
@@ -153,16 +153,16 @@ class ColumnProfile:
 
     @property
     def filled(self) -> int:
-        """Cells that are not missing among numbers."""
+        """The number of cells that are not missing, if the column holds numbers."""
         return int(self.counts[~self.is_missing].sum()) if self.total is None else self.total
 
     @property
     def distinct(self) -> int:
-        """Distinct texts, among them words for missing values."""
+        """The number of distinct texts, words for missing values included."""
         return len(self.texts) if self.num_distinct is None else self.num_distinct
 
     def count(self, texts: Sequence[str]) -> int:
-        """Return the number of cells that hold one of some texts."""
+        """Count the cells that hold one of the texts."""
         return int(self.counts[_is_one_of(self.texts, texts)].sum())
 
     @cached_property
@@ -202,7 +202,7 @@ class ColumnProfile:
     def _comma(
         self, commas: Mapping[str, str], decimal: str | None, reject: Reject | None
     ) -> Literal["", "decimal", "thousands"] | None:
-        """Return what commas separate; None where cells contradict each other or ``reject`` is missing."""
+        """Return what commas separate; None where cells contradict each other and ``reject`` is None."""
         plain, cores = list(self.texts[self.is_plain]), list(commas.values())
         thousands_only = any(core.count(",") > 1 or "." in core.partition(",")[2] for core in cores)
         decimal_only = any(not COMMA_THOUSANDS.fullmatch(core) or core.startswith("0,") for core in cores)
@@ -215,8 +215,8 @@ class ColumnProfile:
             return "decimal"
         # Numbers with three decimals all have a comma, and numbers above 999 have one if it groups digits.
         # Amounts of money hardly ever have three decimals.
-        whole = [float(text) for text in plain if "." not in text]
-        grouped = bool(whole) and max(map(abs, whole)) < 1000
+        integers = [float(text) for text in plain if "." not in text]
+        grouped = bool(integers) and max(map(abs, integers)) < 1000
         if not grouped and not any(re.search(CURRENCY, text) for text in commas):
             if reject is None:
                 return None
@@ -246,8 +246,8 @@ class ColumnProfile:
             invalid = np.isnan(parse_dates(np.array([*dates, None], dtype=object)[:-1], form))
             dates = [date for date, is_invalid in zip(dates, invalid, strict=True) if not is_invalid]
         texts = sorted({*self.texts[~self.is_missing]}.difference(dates))
-        most = MAX_TEXT_SHARE * self.filled if lenient else 0
-        return (form, texts) if dates and self.count(texts) <= most else ("", [])
+        max_texts = MAX_TEXT_SHARE * self.filled if lenient else 0
+        return (form, texts) if dates and self.count(texts) <= max_texts else ("", [])
 
 
 def _is_one_of(texts: NDArray[np.object_], words: Sequence[str]) -> NDArray[np.bool_]:
@@ -339,8 +339,8 @@ def _unreadable_note(profile: ColumnProfile, texts: Sequence[str]) -> tuple[str,
 
 def unreadable_note(cells: int, example: object) -> str:
     """Return the note on cells of a later table that count as missing."""
-    some = "1 cell that cannot be read counts" if cells == 1 else f"{cells:,} cells that cannot be read count"
-    return f"{some} as missing, as {quoted(example)}"
+    unit, verb = ("cell", "counts") if cells == 1 else ("cells", "count")
+    return f"{cells:,} {unit} that cannot be read {verb} as missing, as {quoted(example)}"
 
 
 def _date_note(form: str) -> str:

@@ -86,7 +86,7 @@ class Database:
     def open(
         self, files: Files, role: str = "nodes", options: ColumnOptions = DEFAULT_OPTIONS
     ) -> QueriedTable:
-        """Look at the columns of some files, which must be the same in all."""
+        """Open files as one table and find their columns, which must be the same in all."""
         names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
         paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
         for path in paths:
@@ -143,7 +143,7 @@ def _delimiter(source: Table) -> str | None:
 
 
 def _check_kind(path: Path) -> None:
-    """Refuse a file that only memory can hold, before it is read."""
+    """Raise an error for a type of file that must be read into memory whole."""
     kind = file_type(path)
     if kind in FRAMES and kind != ".parquet":
         raise PairNormError(
@@ -156,7 +156,7 @@ def _check_kind(path: Path) -> None:
 
 
 def _durations(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the unit of every column of durations of Parquet files, which all must have alike."""
+    """Return the unit of every column of durations of Parquet files, which must be the same in all."""
     import pyarrow
     from pyarrow import parquet
 
@@ -175,7 +175,7 @@ def _durations(paths: Sequence[Path]) -> dict[str, str]:
 
 @contextmanager
 def explain_duckdb_errors(memory: int) -> Iterator[None]:
-    """Turn what DuckDB says into an error of ours."""
+    """Convert errors of DuckDB to ``PairNormError``."""
     import duckdb
 
     try:
@@ -197,18 +197,18 @@ def as_text(column: str, kind: str) -> str:
     """Return the SQL of a cell as text without spaces around it, NULL where it is empty."""
     cell = sql_name(column)
     if kind in ("FLOAT", "DOUBLE"):  # whole numbers are written without a point; what is no number is empty
-        whole = f"abs({cell}) < 1e18 AND {cell} = trunc({cell})"
-        text = f"CASE WHEN {whole} THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
+        is_integer = f"abs({cell}) < 1e18 AND {cell} = trunc({cell})"
+        text = f"CASE WHEN {is_integer} THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
         return f"CASE WHEN NOT isnan({cell}) THEN {text} END"
     if kind == "BOOLEAN":  # as Python writes them
         return f"CASE WHEN {cell} THEN 'True' WHEN NOT {cell} THEN 'False' END"
     return f"CASE WHEN trim({cell}::VARCHAR) NOT IN {sql_row(('', *NULLS))} THEN trim({cell}::VARCHAR) END"
 
 
-def as_id(column: str, kind: str, whole: bool) -> str:
-    """Return the SQL of an end of an edge, to be compared with whole or other names."""
+def as_id(column: str, kind: str, is_integer: bool) -> str:
+    """Return the SQL of an endpoint of an edge, to compare with names that are integers or texts."""
     text = as_text(column, kind)
-    if not whole:
+    if not is_integer:
         return text
     if kind in WHOLE:
         return f"{sql_name(column)}::BIGINT"

@@ -75,7 +75,7 @@ def check_column_names(name: str, header: Sequence[Any]) -> tuple[str, ...]:
 
 
 class _Reading(NamedTuple):
-    """What a reader of whole tables needs."""
+    """An open file to read as one table, and what to note and limit meanwhile."""
 
     name: str
     file: IO[bytes]
@@ -93,10 +93,10 @@ def read_frame(
         return FRAMES[kind](_Reading(name, file, role, notes, memory)), notes
 
 
-def _read_parquet(given: _Reading) -> pandas.DataFrame:
+def _read_parquet(source: _Reading) -> pandas.DataFrame:
     parquet = load_library("pyarrow.parquet", "reading Parquet")
-    with parquet.ParquetFile(as_seekable(given.name, given.file, given.memory)) as table:
-        given.memory.check_cells(given.name, table.metadata.num_rows, table.metadata.num_columns)
+    with parquet.ParquetFile(as_seekable(source.name, source.file, source.memory)) as table:
+        source.memory.check_cells(source.name, table.metadata.num_rows, table.metadata.num_columns)
         return arrow_frame(table.read())
 
 
@@ -120,13 +120,13 @@ def arrow_frame(table: Any) -> pandas.DataFrame:
     return frame
 
 
-def _read_excel(given: _Reading) -> pandas.DataFrame:
+def _read_excel(source: _Reading) -> pandas.DataFrame:
     """Read the sheet named after ``#``, else the one named after the role, else the first."""
-    openpyxl, role = load_library("openpyxl", "reading Excel"), given.role
-    file = as_seekable(given.name, given.file, given.memory)
+    openpyxl, role = load_library("openpyxl", "reading Excel"), source.role
+    file = as_seekable(source.name, source.file, source.memory)
     with zipfile.ZipFile(file) as archive:
         xml = sum(member.file_size for member in archive.infolist())
-        given.memory.check(given.name, xml * BYTES_PER_XML_BYTE, f"a workbook of {xml:,} bytes of XML")
+        source.memory.check(source.name, xml * BYTES_PER_XML_BYTE, f"a workbook of {xml:,} bytes of XML")
     book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
     try:
         sheets = [sheet.title for sheet in book.worksheets]
@@ -138,20 +138,20 @@ def _read_excel(given: _Reading) -> pandas.DataFrame:
             raise PairNormError(problem, code="unknown-sheet", value=role[1:], expected=expected, hint=hint)
         sheet = next(iter(named), sheets[0])
         if len(sheets) > 1 and not role.startswith("#"):
-            given.notes.append(f"the {role} are read from sheet {quoted(sheet)} of {quote_names(sheets)}")
-        rows = _sheet_rows(given, book[sheet])
+            source.notes.append(f"the {role} are read from sheet {quoted(sheet)} of {quote_names(sheets)}")
+        rows = _sheet_rows(source, book[sheet])
     finally:
         book.close()
     if not rows:
         problem = f"sheet {quoted(sheet)} is empty"
         raise PairNormError(problem, code="file-empty", expected="a header and rows")
     used = sorted({column for row in rows for column in row})
-    given.memory.check_cells(given.name, len(rows), len(used))
+    source.memory.check_cells(source.name, len(rows), len(used))
     titles, *cells = [[row.get(column) for column in used] for row in rows]
     return _typed(pandas.DataFrame(cells, columns=[str(title).strip() for title in titles], dtype=object))
 
 
-def _sheet_rows(given: _Reading, sheet: Any) -> list[dict[int, Any]]:
+def _sheet_rows(source: _Reading, sheet: Any) -> list[dict[int, Any]]:
     """Return the filled cells of each row that has some, by column: a sheet may have one far cell."""
     rows, filled = [], 0
     sheet.reset_dimensions()  # what the file says of them may be anything
@@ -163,7 +163,7 @@ def _sheet_rows(given: _Reading, sheet: Any) -> list[dict[int, Any]]:
         if row:
             rows.append(row)
             filled += len(row)
-            given.memory.check_cells(given.name, 1, filled)
+            source.memory.check_cells(source.name, 1, filled)
     return rows
 
 
@@ -174,10 +174,10 @@ def _excel_value(cell: Any) -> Any:
     return None if cell.data_type == "e" else cell.value
 
 
-def _read_json(given: _Reading) -> pandas.DataFrame:
-    """Read a list of records or a dictionary of columns, maybe under the name of what they are."""
-    role = given.role
-    contents = json.loads(given.memory.stream(given.name, given.file).read())
+def _read_json(source: _Reading) -> pandas.DataFrame:
+    """Read a list of records or a dictionary of columns, possibly under the key ``nodes`` or ``edges``."""
+    role = source.role
+    contents = json.loads(source.memory.stream(source.name, source.file).read())
     if isinstance(contents, dict):
         # Graphs as d3 and networkx write them have both in one file.
         lists = {name: rows for name, rows in contents.items() if isinstance(rows, list)}
@@ -189,7 +189,7 @@ def _read_json(given: _Reading) -> pandas.DataFrame:
         else:
             contents = lists.get(role, contents)
     if role == LINKS:
-        raise edges_missing(given.name)
+        raise edges_missing(source.name)
     is_mapping = isinstance(contents, dict) and all(isinstance(v, list | dict) for v in contents.values())
     if role == "features" and is_mapping:
         contents = [
@@ -197,7 +197,7 @@ def _read_json(given: _Reading) -> pandas.DataFrame:
             for node, words in contents.items()
             for feature in words
         ]
-    return _records(given, contents)
+    return _records(source, contents)
 
 
 def _with_positions(nodes: list[Any], edges: list[Any]) -> list[Any]:
@@ -209,12 +209,12 @@ def _with_positions(nodes: list[Any], edges: list[Any]) -> list[Any]:
     return [{"id": place} | {k: v for k, v in row.items() if k != "index"} for place, row in enumerate(nodes)]
 
 
-def _read_json_lines(given: _Reading) -> pandas.DataFrame:
-    lines = given.memory.stream(given.name, given.file)
-    return _records(given, [json.loads(line) for line in lines if line.strip()])
+def _read_json_lines(source: _Reading) -> pandas.DataFrame:
+    lines = source.memory.stream(source.name, source.file)
+    return _records(source, [json.loads(line) for line in lines if line.strip()])
 
 
-def _records(given: _Reading, contents: Any) -> pandas.DataFrame:
+def _records(source: _Reading, contents: Any) -> pandas.DataFrame:
     rows = contents if isinstance(contents, list) else [contents]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise PairNormError(
@@ -224,9 +224,9 @@ def _records(given: _Reading, contents: Any) -> pandas.DataFrame:
             expected='rows such as {"id": "a", "age": 31}',
         )
     if isinstance(contents, list):  # each row may have columns of its own
-        given.memory.check_cells(given.name, len(rows), len({name for row in rows for name in row}))
+        source.memory.check_cells(source.name, len(rows), len({name for row in rows for name in row}))
     frame = pandas.DataFrame(contents, dtype=object)
-    if given.role == "nodes" and "id" in frame:  # keys have no order, and networkx writes the id last
+    if source.role == "nodes" and "id" in frame:  # keys have no order, and networkx writes the id last
         frame = frame[["id", *frame.columns.drop("id")]]
     return _typed(frame)
 
@@ -274,8 +274,8 @@ def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pand
                 raise PairNormError(problem, code="no-rows", value=query, expected=expected)
             columns = check_column_names(name, list(result.keys()))
             rows: list[Any] = []
-            while some := result.fetchmany(ROWS_AT_ONCE):
-                rows += some
+            while batch := result.fetchmany(ROWS_AT_ONCE):
+                rows += batch
                 memory.check_cells(name, len(rows), len(columns))
             return _typed(pandas.DataFrame(rows, columns=list(columns), dtype=object))
     except sqlalchemy.exc.NoSuchModuleError as error:
@@ -298,17 +298,17 @@ def _no_database(problem: str, error: Exception) -> PairNormError:
 
 def open_tables(
     role: str,
-    given: PathOrPaths,
+    paths: PathOrPaths,
     options: ColumnOptions = DEFAULT_OPTIONS,
     *,
     database: str | None = None,
     memory: MemoryLimit = NO_LIMIT,
 ) -> list[Table]:
-    """Look at the head of each of some tables of one ``role``: nodes, edges or features.
+    """Open the tables of one ``role`` (nodes, edges or features), and read their first rows.
 
     They are files, patterns, ``'-'``, or queries of a database.
     """
-    several = [given] if isinstance(given, str | PathLike) else list(given)
+    several = [paths] if isinstance(paths, str | PathLike) else list(paths)
     if database is not None:
         name = f"the query for {role}"
         frames = [run_query(name, database, fspath(query), memory) for query in several]
@@ -330,7 +330,7 @@ def open_table(
     options: ColumnOptions = DEFAULT_OPTIONS,
     memory: MemoryLimit = NO_LIMIT,
 ) -> Table:
-    """Look at the head of one file."""
+    """Open one table, and read its first rows."""
     book, _, sheet = str(path).rpartition("#")
     if book.lower().endswith(".xlsx") and not path.exists():
         opened = partial(open_plain, check_is_file(Path(book)))
@@ -358,21 +358,22 @@ def _open(
     if kind in FRAMES:
         frame, notes = read_frame(name, kind, opened, role, memory)
         return Table(name, check_column_names(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
-    given = (options.edge_delimiter if role == "edges" else None) or options.delimiter
-    sign = "\t" if given in TAB else given or DELIMITERS.get(kind, ",")
+    delimiter = (options.edge_delimiter if role == "edges" else None) or options.delimiter
+    sign = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
     if len(sign) != 1:
         problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
         raise PairNormError(problem, code="out-of-range", value=sign, expected=expected)
     max_cells = (4.0 if kind in DELIMITERS else inf) if role == "edges" or kind not in DELIMITERS else 0.0
     counted = partial(_counted, name, opened, memory, sign)
-    text, notes = _open_text(name, counted, sign, options.encoding, max_cells, given is None)
+    text, notes = _open_text(name, counted, sign, options.encoding, max_cells, delimiter is None)
     with explain_read_errors(name), text.rows(errors="replace") as reader:
         stripped = ([cell.strip() for cell in cells] for cells in reader)
         header, *rows = list(islice(filter(any, stripped), ROWS_TO_COMPARE + 1)) or [[]]
     if not header:
         raise empty_file(name)
-    other = next((one for one in (",", ";", "\t", "|") if one != text.delimiter and one in header[0]), None)
-    if len(header) == 1 and other and given is None:
+    others = [mark for mark in (",", ";", "\t", "|") if mark != text.delimiter and mark in header[0]]
+    other = others[0] if others else None
+    if len(header) == 1 and other and delimiter is None:
         again = replace(options, delimiter=other, edge_delimiter=None)
         result = _open(name, kind, opened, role, again, memory)
         note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"

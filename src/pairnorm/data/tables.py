@@ -40,7 +40,7 @@ NOT_A_CELL = (bytes, list, dict, set, np.ndarray)
 
 @dataclass(frozen=True)
 class Table:
-    """A table: where its rows come from, what was odd about them, and how to tell a person about one.
+    """A table of a user: the source of its rows, notes on them, and how to name a cell in a message.
 
     Args:
         name: what to call it in messages, e.g. ``'nodes.csv'``.
@@ -100,13 +100,13 @@ class Table:
         raise PairNormError(problem, code="unknown-column", value=name, hint=closest(name, self.columns))
 
     def line(self, row: int) -> str:
-        """Say where a row is: ``'line 7'`` of a text file (its header is line 1), ``'row 7'`` of others."""
+        """Name the position of a row: ``'line 7'`` of a text file (the header is line 1) or ``'row 7'``."""
         if self.text is None or self.frame is not None:
             return f"row {row + 1:,}"
         return f"line {self.text.line_of(row):,}"
 
     def place(self, row: int) -> str:
-        """Say in which table a row is, and where."""
+        """Name the table and the position of a row."""
         if self.parts is None:
             return f"{self.name}, {self.line(row)}"
         tables, rows = self.parts
@@ -261,8 +261,8 @@ def _count_numbers(values: NDArray[np.float64]) -> tuple[int, int, int]:
 
 def _cell_text(value: Any) -> str:
     """Write a cell; a whole number as one, as ``queries.as_text`` does."""
-    whole = isinstance(value, float | np.floating) and value.is_integer() and abs(float(value)) < 1e18
-    return str(int(value) if whole else value)
+    is_integer = isinstance(value, float | np.floating) and value.is_integer() and abs(float(value)) < 1e18
+    return str(int(value) if is_integer else value)
 
 
 def without_header(source: Table, what: str, named: Sequence[str | None]) -> Table:
@@ -321,7 +321,8 @@ def read_rows(
         frames.append(frame.assign(**{identity: _check_ids(source, identity, frame[identity])}))
         sources.append(source)
     frame = pandas.concat(frames, ignore_index=True)
-    places = [np.stack([np.full(len(one), table), np.arange(len(one))]) for table, one in enumerate(frames)]
+    sizes = enumerate(map(len, frames))
+    places = [np.stack([np.full(size, table), np.arange(size)]) for table, size in sizes]
     rows = np.concatenate(places, 1)
     columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
     name = " and ".join(table.name for table in tables) if len(tables) < 4 else f"{tables[0].name} and others"
@@ -379,12 +380,12 @@ def node_names(source: Table, name: str, column: pandas.Series) -> NDArray[Any]:
 
 def integers_or_texts(names: NDArray[np.object_]) -> NDArray[Any]:
     """Return names as int64 where all are plainly written whole numbers, else as they are."""
-    whole = plain_integers(names)
-    return names if whole is None else whole
+    integers = plain_integers(names)
+    return names if integers is None else integers
 
 
 def _check_ids(source: Table, name: str, column: pandas.Series) -> NDArray[np.object_]:
-    """Return the names of nodes as texts, once each is known to have one of its own."""
+    """Return the names of nodes as texts; raise an error for empty and repeated ones."""
     text, hint = source.texts(name, column), "Give every node an id of its own."
     empty = pandas.isna(text)
     if empty.any():

@@ -44,7 +44,7 @@ def read_nodes(
     long: Sequence[Table] = (),
     more_names: pandas.Index | None = None,
 ) -> dict[str, Any]:
-    """Return what tables of nodes say of a graph: names, features, labels, split, and the encoder.
+    """Read tables of nodes: names, features, labels, split, and the encoder.
 
     Tables are read by an earlier encoder, ``known``, where there is one; ``long`` ones hold node, feature and
     value. Nodes of ``more_names`` that no table has are added, without label and features.
@@ -79,17 +79,17 @@ def read_nodes(
     parts, bins = read_classes(table, frame, options, known)
     classes = parts.get("class_names", ())
     read = list(read_columns(table, frame, chosen, options, known))
-    left_out = [column for one in read for column in one.columns if column.kind == "ignored"]
-    read = [one for one in read if one.columns[0].kind != "ignored"]
-    for one in read:
-        for place in np.flatnonzero(one.empty.all(0)):
-            if one.columns[place].name not in absent:
-                table.add_column_note(EMPTY_NOTE, one.columns[place].name)
+    left_out = [column for values in read for column in values.columns if column.kind == "ignored"]
+    read = [values for values in read if values.columns[0].kind != "ignored"]
+    for values in read:
+        for place in np.flatnonzero(values.empty.all(0)):
+            if values.columns[place].name not in absent:
+                table.add_column_note(EMPTY_NOTE, values.columns[place].name)
     if long or (known is not None and known.named("sparse")):
         read.append(read_long(long, identity, names, options, known))
-    rest = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
+    special = (Column(name, kind, classes if kind == "label" else ()) for name, kind in roles.items())
     encoder = known or Encoder(
-        (*rest, *left_out, *(column for one in read for column in one.columns)),
+        (*special, *left_out, *(column for values in read for column in values.columns)),
         **options.reading_options(),
         bins=bins,
     )
@@ -101,7 +101,7 @@ def read_nodes(
         hint = "Rename one, or pass {ignore}."
         table.reject(None, problem, "duplicate-column", value=twice[0], hint=hint, ignore=twice[:1])
     features, missing = assemble(read, len(frame))
-    remarks = [*differences, *table.all_notes(), *(remark for one in long for remark in one.all_notes())]
+    remarks = [*differences, *(remark for source in (table, *long) for remark in source.all_notes())]
     notes = (*remarks, *near_duplicate_notes(names), *encoder_notes(encoder, classes, options))
     return parts | {
         "node_names": names,
@@ -119,7 +119,7 @@ def read_columns(
     options: ColumnOptions,
     known: Encoder | None = None,
 ) -> Iterator[ColumnValues]:
-    """Read columns in order: each by itself, but plain numbers many at a time, for a table may be wide."""
+    """Read feature columns in order; plain numbers in batches, since a table may be wide."""
     dtypes = ((name, kind) for name, kind in frame.dtypes.items() if isinstance(kind, np.dtype))
     plain = {name for name, kind in dtypes if kind.kind in "iufb"} - {
         *options.categorical,
@@ -164,8 +164,8 @@ def read_column(
     if decision.kind in ("number", "date"):
         if known and known.kind != decision.kind and not np.isnan(read.values).all():
             texts = (str(cells.dropna().iloc[0]),) if decision.kind == "date" else ()
-            own = Column(name, "category" if texts else "number", texts)
-            compare_categories(table.name, own, known, options.strict)  # refuses it
+            current = Column(name, "category" if texts else "number", texts)
+            compare_categories(table.name, current, known, options.strict)  # refuses it
         unread = distinct[np.isnan(parse_dates(distinct, form))] if form else ()
         if any(map(DATE_PATTERNS[MONTH_FIRST].fullmatch, unread)):
             reject_dates(table.name, name, form)
@@ -328,14 +328,14 @@ def read_edges(
         if weight is not None:
             weights.append(_weights(edges, weight, block[weight], first)[both])
         first += len(block)
-    whole = np.concatenate(pairs, 1)
-    if dropped := first - whole.shape[1]:
+    endpoints = np.concatenate(pairs, 1)
+    if dropped := first - endpoints.shape[1]:
         edges.notes.append(
             f"{dropped:,} of {first:,} edges in {edges.name} were dropped: an end is not a node, such as "
             f"{index.unknown_example}"
         )
     table = pandas.concat(frames, ignore_index=True) if frames else None
-    return whole, np.concatenate(weights) if weights else None, table
+    return endpoints, np.concatenate(weights) if weights else None, table
 
 
 def _weights(edges: Table, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:
@@ -356,10 +356,10 @@ def read_tables(
     if known is not None and any(column.name.startswith("column ") for column in known.columns):
         has_number = {f"column {n + 1}" for n in range(len(known.columns))}.__contains__
         nodes = [
-            without_header(one, "a node", [])
-            if one.text is not None and one.has_header and not any(map(has_number, one.columns))
-            else one
-            for one in nodes
+            without_header(table, "a node", [])
+            if table.text is not None and table.has_header and not any(map(has_number, table.columns))
+            else table
+            for table in nodes
         ]
     ends = [find_endpoint_columns(table, options.source, options.target) for table in edges]
     for table, two in zip(edges, ends, strict=True):
@@ -390,7 +390,8 @@ def add_edges(
 ) -> dict[str, Any]:
     """Return the parts of a graph with its edges, and the aggregates of their columns as features."""
     columns = options.aggregated(tables[0].columns, (*ends[0][:2], weight), known)
-    text = [] if known is None else [one.name for one in known.edge_columns if one.kind == "category"]
+    known_columns = () if known is None else known.edge_columns
+    text = [column.name for column in known_columns if column.kind == "category"]
     drop, names = options.unknown_edges in ("drop", "add"), parts["node_names"]
     read = (
         read_edges(table, two, names, weight, drop, columns, text)
@@ -420,18 +421,18 @@ def _add_edge_features(
     expected = {} if known is None else {column.name: column for column in known.edge_columns}
     used = []
     for name in frame.columns:
-        one = read_column(table, name, frame[name], expected.get(name), options)
-        (column,) = one.columns
+        values_read = read_column(table, name, frame[name], expected.get(name), options)
+        (column,) = values_read.columns
         if known is None and len(column.categories) > MAX_EDGE_CATEGORIES:
             note = f"left out, because it holds {len(column.categories):,} different texts"
             table.add_column_note(note, name)
         elif column.kind != "ignored":
-            used.append(one)
+            used.append(values_read)
     names, values = aggregate_edges(used, parts["edge_index"], parts["num_nodes"])
     encoder, features, missing = parts["encoder"], parts["features"], parts["missing"]
     if known is None:
         columns = (*encoder.columns, *(Column(name, "edge") for name in names))
-        edge_columns = tuple(one.columns[0] for one in used)
+        edge_columns = tuple(values_read.columns[0] for values_read in used)
         encoder = replace(encoder, columns=columns, edge_columns=edge_columns)
     entries = missing if missing.dim() == 2 else missing[:, None].expand(features.shape)
     entries = torch.cat([entries, torch.from_numpy(np.isnan(values))], 1)
