@@ -6,7 +6,7 @@ from synthetic import accuracy, fill
 
 from pairnorm.paper.experiments import ABLATION, Selection
 from pairnorm.report.document import Document, Section, render_markdown
-from pairnorm.report.paper_report import own_section, own_trials, write_report
+from pairnorm.report.paper_report import find_user_trials, user_section, write_report
 from pairnorm.report.paper_sections import ablation_section, gain_section
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.tables import Table
@@ -38,14 +38,14 @@ def cells() -> dict[Spec, list[Trial]]:
 
 
 def test_the_papers_trials_are_not_ones_own(cells: dict[Spec, list[Trial]]) -> None:
-    assert [one.spec for one in own_trials(cells, Selection())] == list(cells)[1:]
+    assert [one.spec for one in find_user_trials(cells, Selection())] == list(cells)[1:]
     few = Spec("cora", "GCN", 2, epochs=7)
-    assert own_trials({few: [trial(0, 1, 1)]}, Selection())
-    assert not own_trials({few: [trial(0, 1, 1)]}, Selection(epochs=7))
+    assert find_user_trials({few: [trial(0, 1, 1)]}, Selection())
+    assert not find_user_trials({few: [trial(0, 1, 1)]}, Selection(epochs=7))
 
 
 def test_the_best_by_validation_comes_first_with_what_varied(cells: dict[Spec, list[Trial]]) -> None:
-    text = text_of(own_section(own_trials(cells, Selection())))
+    text = text_of(user_section(find_user_trials(cells, Selection())))
     assert "Best by validation: `mine GCN depth=8 norm=PN-SI`, 0.800 of the test nodes" in text
     table = text[text.index("### mine") : text.index("### cora")]
     assert [line for line in table.splitlines() if line.startswith("| ")] == [
@@ -58,7 +58,7 @@ def test_the_best_by_validation_comes_first_with_what_varied(cells: dict[Spec, l
 
 def test_names_of_graphs_are_shown_as_they_are_written(cells: dict[Spec, list[Trial]]) -> None:
     hostile = Spec("a|b<img>`", "GCN", 2)
-    text = text_of(own_section(own_trials({hostile: [trial(0, 0.5, 0.5)]}, Selection())))
+    text = text_of(user_section(find_user_trials({hostile: [trial(0, 0.5, 0.5)]}, Selection())))
     assert r"### a\|b&lt;img&gt;\`" in text
     assert r"`` 'a\|b<img>`' GCN depth=2 ``" in text
 
@@ -81,15 +81,15 @@ def test_a_report_on_ones_own_store(cells: dict[Spec, list[Trial]], with_paper: 
     assert rows["cora", "2"]["hidden"] == "77"
 
 
-def test_shorter_runs_of_the_paper_are_told_from_own_trials() -> None:
+def test_shorter_runs_of_the_paper_are_no_user_trials() -> None:
     mine = {
         PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)],
         PAPER.replace(epochs=5, hidden=77): [trial(0, 0.5, 0.5)],
     }
-    text = text_of(own_section(own_trials(mine, Selection())))
+    text = text_of(user_section(find_user_trials(mine, Selection())))
     assert "2 specs that are none of the paper's" in text
     assert "`pairnorm report --epochs 5` shows 1 of them next to the paper's numbers" in text
-    assert own_trials({PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)]}, Selection(epochs=5)) == []
+    assert find_user_trials({PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)]}, Selection(epochs=5)) == []
 
 
 SELECTION = Selection(runs=1, epochs=3, depths=(2,))

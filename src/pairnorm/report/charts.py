@@ -140,13 +140,13 @@ def _vertical(x: float, line: dict[str, Any]) -> dict[str, Any]:
 def _intervals(
     ends: Sequence[tuple[float, float, float]], styles: Sequence[tuple[str, str]], size: int
 ) -> dict[str, Any]:
-    """Return a trace of values and ends of their intervals, one below the other; a style is color and symbol.
+    """Return a trace of values with intervals, one below the other; a style is (color, symbol).
 
     Without an interval, of a single run, the ends are infinite.
     """
     lengths = [(value - low, high - value) for value, low, high in ends]
     below, above = zip(
-        *([round(one, 4) if isfinite(one) else 0 for one in both] for both in lengths), strict=True
+        *([round(value, 4) if isfinite(value) else 0 for value in both] for both in lengths), strict=True
     )
     colors, symbols = zip(*styles, strict=True)
     values = [round(value, 4) for value, _, _ in ends]
@@ -158,7 +158,7 @@ def _intervals(
 def intervals(
     title: str, names: Sequence[str], values: Sequence[tuple[float, float, float]], x: str
 ) -> Chart:
-    """Return a chart of values and intervals in percent, the first on top and in color."""
+    """Return a chart of values with intervals in percent; the first is on top and in color."""
     trace = _intervals(values, [(BLUE, "circle"), *[(GRAY, "square")] * (len(names) - 1)], 10)
     trace |= {
         "mode": "markers+text",
@@ -204,9 +204,9 @@ def differences(
     x: str,
     file_name: str,
 ) -> Chart:
-    """Return a chart of differences with intervals around a line at zero; a style is color and symbol."""
-    trace = _intervals([(one.mean, one.low, one.high) for one in values], styles, 9)
-    trace["customdata"] = [f"{name}: {one}" for name, one in zip(names, values, strict=True)]
+    """Return a chart of differences with intervals, and a line at zero; a style is (color, symbol)."""
+    trace = _intervals([(row.mean, row.low, row.high) for row in values], styles, 9)
+    trace["customdata"] = [f"{name}: {row}" for name, row in zip(names, values, strict=True)]
     layout = {
         "xaxis": {"title": {"text": x}, "showgrid": True},
         "yaxis": {
@@ -334,7 +334,7 @@ def _draw(axis: Axes, chart: Chart, titled: bool) -> None:
         elif settings.get("rangemode") == "tozero":
             axis.set(**{f"{name}lim": (0, None)})
         if "ticktext" in settings:
-            names = [html.unescape(one) for one in settings["ticktext"]]
+            names = [html.unescape(text) for text in settings["ticktext"]]
             turned = {"rotation": 40, "ha": "right"} if settings.get("tickangle") else {}
             ticks: Any = axis.set_xticks if name == "x" else axis.set_yticks
             ticks(settings["tickvals"], names, parse_math=False, **turned)

@@ -90,9 +90,9 @@ def advice(comparison: DepthComparison, rows: Sequence[Row]) -> Iterator[str]:
     As in ``document``, among depths at which enough methods were run.
     """
     groups = group_by(comparable(rows), "dataset", "model", "missing_percent")
-    for (dataset, model, percent), some in groups.items():
+    for (dataset, model, percent), group in groups.items():
         where = f"{title(comparison, dataset)}, {model}, {describe_missing(percent)}: "
-        yield (where if len(groups) > 1 else "") + _advice(Selected.among(choose_depths(some)))
+        yield (where if len(groups) > 1 else "") + _advice(Selected.among(choose_depths(group)))
 
 
 def _advice(selected: Selected) -> str:
@@ -119,28 +119,28 @@ def _advice(selected: Selected) -> str:
 def tables(
     comparison: DepthComparison, rows: Sequence[Row]
 ) -> Iterator[tuple[str, tuple[list[str], list[list[str]]]]]:
-    """Yield for each graph, model and missing rate what it is, headings, and a row for each method."""
+    """Yield a table for each graph, model and missing rate: its title, headings, and a row per method."""
 
     def show(row: Row) -> str:
-        return _number(row) + ("" if isnan(row["effective_rank"]) else f" ({row['effective_rank']:.1f})")
+        return _score(row) + ("" if isnan(row["effective_rank"]) else f" ({row['effective_rank']:.1f})")
 
-    for (dataset, model, percent), some in group_by(rows, "dataset", "model", "missing_percent").items():
+    for (dataset, model, percent), group in group_by(rows, "dataset", "model", "missing_percent").items():
         name = f"{title(comparison, dataset)}, {model}, {describe_missing(percent)}"
-        headings, lines = _by_depth(some, show)
+        headings, lines = _by_depth(group, show)
         yield name, (["Method", *headings], lines)
 
 
 def _by_depth(rows: Sequence[Row], show: Callable[[Row], str]) -> tuple[list[str], list[list[str]]]:
-    """Return a heading per depth, and per method its name and a cell for every depth."""
+    """Return the headings, one per depth, and a row per method: its name and a cell for every depth."""
     depths = sorted({row["depth"] for row in rows})
     lines = []
-    for (method,), some in group_by(rows, "method").items():
-        cells = {row["depth"]: show(row) for row in some}
+    for (method,), group in group_by(rows, "method").items():
+        cells = {row["depth"]: show(row) for row in group}
         lines.append([short(method), *(cells.get(depth, "") for depth in depths)])
     return [f"{depth} layers" for depth in depths], lines
 
 
-def _number(row: Row | None = None) -> str:
+def _score(row: Row | None = None) -> str:
     if row is None:
         return "not run"
     if never_trained(row):
@@ -174,13 +174,13 @@ def document(
         sections.append(_over_graphs(citation, figures))
     if enough:
         sections.append(_on_each_graph(comparison, enough))
-    for (dataset, model), some in group_by(rows, "dataset", "model").items():
+    for (dataset, model), part in group_by(rows, "dataset", "model").items():
         here = [row for row in enough if (row["dataset"], row["model"]) == (dataset, model)]
         blocks = _image("Accuracy and effective rank against depth", figures.get((dataset, model)))
         if blocks and model != "SGC":
             blocks.append(Markdown(FIGURE))
         blocks += [*_ranking(here), _standing(here)] if here else [Markdown(TOO_LITTLE)]
-        blocks += [_accuracies(*group) for group in sorted(group_by(some, "missing_percent").items())]
+        blocks += [_accuracies(*group) for group in sorted(group_by(part, "missing_percent").items())]
         sections.append(Section(f"{title(comparison, dataset)}, {model}", blocks))
     sections += [_published(table), _not_run(table), _provenance(table, command)]
     name = "Methods against oversmoothing, by depth"
@@ -196,7 +196,7 @@ def _table(headings: Iterable[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _selected_columns(selected: Selected, prefix: str = "") -> list[str]:
-    """Return the columns ``SELECTED``."""
+    """Return the cells of the columns ``SELECTED``."""
 
     def show(choice: Choice | None) -> str:
         return "not run" if choice is None else f"{choice.accuracy:.3f} ({prefix}{choice})"
@@ -209,19 +209,19 @@ def _over_graphs(rows: Sequence[Row], figures: Mapping[tuple[str, str], str]) ->
     lines = []
     for situation, applies in SITUATIONS.items():
         groups = group_by(filter(applies, rows), "missing_percent", "model")
-        for (percent, model), some in sorted(groups.items()):
-            graphs = [choose_depths(of) for of in group_by(some, "dataset").values()]
+        for (percent, model), group in sorted(groups.items()):
+            graphs = [choose_depths(graph_rows) for graph_rows in group_by(group, "dataset").values()]
             by_method: dict[str, list[Choice]] = defaultdict(list)
             for choice in (choice for choices in graphs for choice in choices):
                 by_method[choice.method].append(choice)
             # Methods that all graphs have, where there are several.
-            means = [Choice.mean(of) for of in by_method.values() if len(of) == len(graphs) > 1]
+            means = [Choice.mean(each) for each in by_method.values() if len(each) == len(graphs) > 1]
             if means:
                 columns = _selected_columns(Selected.among(means), f"{model}, ")
                 lines.append([situation, describe_missing(percent), str(len(graphs)), *columns])
     blocks: list[Any] = [Markdown(OVER_GRAPHS), _table(("situation", "features", "graphs", *SELECTED), lines)]
-    for (model,), some in group_by(rows, "model").items():
-        ranking, situations = ranked(some)
+    for (model,), group in group_by(rows, "model").items():
+        ranking, situations = ranked(group)
         count = len({graph for graph, *_ in situations})
         if count > 1:
             text = RANKING_OVER_GRAPHS.format(situations=len(situations), graphs=count)
@@ -229,7 +229,7 @@ def _over_graphs(rows: Sequence[Row], figures: Mapping[tuple[str, str], str]) ->
                 "Mean rank of every method, with intervals over graphs", figures.get(("", model))
             )
             ranks = [
-                (short(one.method), f"{one.rank:.1f}", f"{one.low:.1f} to {one.high:.1f}") for one in ranking
+                (short(row.method), f"{row.rank:.1f}", f"{row.low:.1f} to {row.high:.1f}") for row in ranking
             ]
             shown = _table(("method", "mean rank", "95% interval over graphs"), ranks)
             heading = f"Ranking of {model} over {count} graphs"
@@ -241,10 +241,10 @@ def _on_each_graph(comparison: DepthComparison, rows: Sequence[Row]) -> Section:
     """Show per graph, model and missing rate what validation accuracy selects, and its test accuracy."""
     lines = []
     groups = group_by(rows, "dataset", "model", "missing_percent")
-    for (dataset, model, percent), some in sorted(groups.items()):
+    for (dataset, model, percent), group in sorted(groups.items()):
         where = f"{markdown(title(comparison, dataset))}, {model}"
-        for kind, least in (("any", 0), (f"{DEEP_LAYERS} or more", DEEP_LAYERS)):
-            if choices := choose_depths(row for row in some if row["depth"] >= least):
+        for kind, min_depth in (("any", 0), (f"{DEEP_LAYERS} or more", DEEP_LAYERS)):
+            if choices := choose_depths(row for row in group if row["depth"] >= min_depth):
                 columns = _selected_columns(Selected.among(choices))
                 lines.append([where, describe_missing(percent), kind, *columns])
     shown = _table(("graph, model", "features", "layers", *SELECTED), lines)
@@ -258,12 +258,12 @@ def _ranking(rows: Sequence[Row]) -> list[Details]:
         "100% missing": [row for row in rows if row["missing_percent"] == 100],
         f"{DEEP_LAYERS} layers or more": [row for row in rows if row["depth"] >= DEEP_LAYERS],
     }
-    ranks = {name: {one.method: one.rank for one in ranked(some)[0]} for name, some in parts.items()}
-    ranks = {name: of for name, of in ranks.items() if of}
+    ranks = {name: {row.method: row.rank for row in ranked(part)[0]} for name, part in parts.items()}
+    ranks = {name: rank for name, rank in ranks.items() if rank}
     lines = [
-        [short(one.method), f"{one.rank:.1f}", f"{one.low:.1f} to {one.high:.1f}",
-         *(f"{of[one.method]:.1f}" if one.method in of else "" for of in ranks.values())]
-        for one in ranking
+        [short(row.method), f"{row.rank:.1f}", f"{row.low:.1f} to {row.high:.1f}",
+         *(f"{rank[row.method]:.1f}" if row.method in rank else "" for rank in ranks.values())]
+        for row in ranking
     ]  # fmt: skip
     text = Markdown(RANKING.format(situations=len(situations)))
     shown = _table(("method", "mean rank", "95% interval", *ranks), lines)
@@ -277,7 +277,7 @@ def _standing(rows: Sequence[Row]) -> Markdown:
     for (percent, depth), here in sorted(group_by(rows, "missing_percent", "depth").items()):
         choices = choose_depths(here)
         if (ours := Selected.among(choices).pair_norm) is not None:
-            compared = compare_with(ours.method, {one.method: one.scores for one in choices})
+            compared = compare_with(ours.method, {choice.method: choice.scores for choice in choices})
             ahead = {
                 method
                 for method, (gap, differs) in compared.items()
@@ -286,7 +286,7 @@ def _standing(rows: Sequence[Row]) -> Markdown:
             total += 1
             led += not ahead
             worse += [f"{depth} layers with {describe_missing(percent)}"] if NO_METHOD in ahead else []
-            ahead_of.update(one.method for one in choices if one.method in ahead - {NO_METHOD})
+            ahead_of.update(choice.method for choice in choices if choice.method in ahead - {NO_METHOD})
     often = ", ".join(f"{short(method)} ({times})" for method, times in ahead_of.most_common(MAX_NAMED))
     return Markdown(
         f"No method is significantly more accurate than **PairNorm** in {led} of {total} situations (a depth "
@@ -296,10 +296,10 @@ def _standing(rows: Sequence[Row]) -> Markdown:
 
 
 def _accuracies(key: tuple[int], rows: Sequence[Row]) -> Details:
-    top = {depth: max(row["score"] for row in some) for (depth,), some in group_by(rows, "depth").items()}
+    top = {depth: max(row["score"] for row in group) for (depth,), group in group_by(rows, "depth").items()}
 
     def show(row: Row) -> str:
-        return f"**{_number(row)}**" if row["score"] == top[row["depth"]] else _number(row)
+        return f"**{_score(row)}**" if row["score"] == top[row["depth"]] else _score(row)
 
     headings, lines = _by_depth(rows, show)
     return Details(f"Accuracy, {describe_missing(*key)}", [_table(["method", *headings], lines)])
@@ -309,7 +309,7 @@ def _published(table: DepthTable) -> Section:
     """Show published numbers next to ours, where any of ours has the same protocol."""
     ours = {tuple(row[name] for name in DepthCell._fields): row for row in table.rows}
     rows = [
-        [name, accuracy, _number(ours.get(("cora", "GCN", method, 0, depth))) + note]
+        [name, accuracy, _score(ours.get(("cora", "GCN", method, 0, depth))) + note]
         for name, (accuracy, (method, depth), note) in PUBLISHED.items()
     ]
     is_run = any(not shown.startswith("not run") for _, _, shown in rows)
@@ -321,7 +321,7 @@ def _published(table: DepthTable) -> Section:
 
 
 def _not_run(table: DepthTable) -> Section:
-    """List the requested cells that have no row: methods with the same pending depths together."""
+    """List the requested cells without a result; methods with the same pending depths share an entry."""
     comparison, lines = table.comparison, []
     groups: dict[tuple[str, str], list[DepthCell]] = defaultdict(list)
     for cell in comparison.cells():
@@ -334,18 +334,18 @@ def _not_run(table: DepthTable) -> Section:
             methods[tuple(depths)].append(short(method))
         parts = [f"{', '.join(of)} ({', '.join(map(str, depths))} layers)" for depths, of in methods.items()]
         if pending:
-            what = "everything" if len(pending) == len(cells) else "; ".join(parts)
-            lines.append(f"- {markdown(title(comparison, dataset))}, {model}: {what}")
+            pending_methods = "everything" if len(pending) == len(cells) else "; ".join(parts)
+            lines.append(f"- {markdown(title(comparison, dataset))}, {model}: {pending_methods}")
     return Section("What was not run", [Markdown("\n".join(lines))] if lines else [])
 
 
 def _provenance(table: DepthTable, command: str) -> Section:
-    """State devices and commits of the trials in the store."""
+    """Return the section on the devices and commits of the trials in the store."""
     origins = table.origins
-    commits = {one.git_commit for one in origins if one.git_commit}
-    devices = Counter(one.device for one in origins).most_common()
+    commits = {origin.git_commit for origin in origins if origin.git_commit}
+    devices = Counter(origin.device for origin in origins).most_common()
     listed = ", ".join(f"{markdown(device)} ({count:,})" for device, count in devices)
-    changed = sum((one.git_commit or "").endswith("-dirty") for one in origins)
+    changed = sum((origin.git_commit or "").endswith("-dirty") for origin in origins)
     text = (
         f"{len(origins):,} trials of {len(commits)} commits, on {listed}; {changed:,} of "
         f"them from modified trees. `pairnorm {command}` trains what is missing."

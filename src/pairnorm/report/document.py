@@ -34,7 +34,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Markdown:
-    """Our own text in Markdown; HTML in it is not interpreted."""
+    """Text of this package in Markdown; HTML in it is not interpreted."""
 
     text: str
     kind: ClassVar[str] = "markdown"
@@ -101,7 +101,7 @@ class Threshold:
 
     @property
     def data(self) -> Any:
-        """Data for the script."""
+        """The data that the page's script reads, as JSON."""
         return list(self.sentences)
 
 
@@ -128,13 +128,13 @@ class Nodes:
 
     @property
     def data(self) -> Any:
-        """Data for the script."""
+        """The data that the page's script reads, as JSON."""
         return {"total": self.total, **self.columns}
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part with a heading; in a wide one, HTML puts charts side by side."""
+    """A part of a report with a heading; in a wide one, HTML puts charts side by side."""
 
     title: str
     blocks: Sequence[Any]
@@ -142,7 +142,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """The end of a link to it, as on GitHub."""
+        """The anchor of links to the section, as GitHub writes it."""
         return re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
 
 

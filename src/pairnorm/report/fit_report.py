@@ -112,7 +112,7 @@ def diagnosis_page(graph: Graph, rows: Sequence[SmoothingMeasures], suggestion: 
 
 
 def smoothing_section(rows: Sequence[SmoothingMeasures], depth: int) -> Section:
-    """Return the section on what depth does to the features; a ``depth`` above 0 is marked."""
+    """Return the section on oversmoothing of the features by depth; a ``depth`` above 0 is marked."""
     charts = []
     for measure, title, unit in (
         ("row_diff", "Distance between nodes (row-diff)", "% of depth 0"),
@@ -121,10 +121,10 @@ def smoothing_section(rows: Sequence[SmoothingMeasures], depth: int) -> Section:
     ):
         curves = []
         for norm, name, symbol in (("none", "without", "square"), ("PN", "with PairNorm", "circle")):
-            some = [row for row in rows if row.norm == norm]
-            start = 1.0 if measure == "effective_rank" else max(getattr(some[0], measure), 1e-30) / 100
-            values = [getattr(row, measure) / start for row in some]
-            depths = [row.depth for row in some]
+            group = [row for row in rows if row.norm == norm]
+            start = 1.0 if measure == "effective_rank" else max(getattr(group[0], measure), 1e-30) / 100
+            values = [getattr(row, measure) / start for row in group]
+            depths = [row.depth for row in group]
             curves.append(Line(name, depths, values, NORMS[norm], norm == "none", symbol))
         mark = (depth, f"depth {depth}") if depth else None
         charts.append(
@@ -143,7 +143,8 @@ def streamed_page(outcome: Outcome) -> Document:
     search, scores, best = outcome.search, outcome.scores, outcome.best
     graph, rows, plan, metric = search.graph, search.rows, search.plan, search.metric.replace("-", " ")
     candidates = [
-        [one.name, one.setting, f"{score:.3f}", *_validation(one)] for one, score, _ in outcome.best_by_method
+        [candidate.name, candidate.setting, f"{score:.3f}", *_validation(candidate)]
+        for candidate, score, _ in outcome.best_by_method
     ]
     setting = f" ({best.setting})" if best.setting else ""
     selected = (
@@ -191,7 +192,7 @@ def _accuracy_card(scores: Scores) -> tuple[str, str, str]:
 
 
 def _cards(findings: Findings) -> list[tuple[str, str, str]]:
-    """Return the three numbers of the first screen: accuracy, gain, and labels to review."""
+    """Return the title, number and meaning of each card: accuracy, gain, and labels to review."""
     confidence, counted = findings.classifier.probabilities_.max(1), findings.nodes_to_label
     review = f"{int((counted & (confidence < CONFIDENT)).sum()):,} of {int(counted.sum()):,}"
     meaning = f"nodes {_total(findings)} have a confidence below {CONFIDENT:.0%}."
@@ -202,8 +203,8 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     cards = [_accuracy_card(findings.test_scores)]
     if findings.baselines:
         labels = findings.graph.labels.cpu().numpy()
-        right = {one.name: (one.predicted == labels)[test] for one in findings.baselines}
-        name = max(right, key=lambda one: right[one].sum())
+        right = {baseline.name: (baseline.predicted == labels)[test] for baseline in findings.baselines}
+        name = max(right, key=lambda name: right[name].sum())
         difference = paired_difference((findings.predicted == labels)[test], right[name])
         gain, low, high = (100 * value for value in difference)
         text = f"95% interval {low:+.1f} to {high:+.1f}, over {name} ({100 * right[name].mean():.1f}%)."
@@ -217,7 +218,7 @@ def _total(findings: Findings) -> str:
 
 def _trust(findings: Findings) -> list[Text | Threshold]:
     delivered, evaluated = (
-        thousandths(one.max(1)) for one in (findings.classifier.probabilities_, findings.probabilities)
+        thousandths(x.max(1)) for x in (findings.classifier.probabilities_, findings.probabilities)
     )
     test, counted = findings.test, findings.nodes_to_label
     right = findings.predicted == findings.graph.labels.cpu().numpy()
@@ -249,7 +250,7 @@ def _prediction_sets(findings: Findings, sets: Sequence[PredictionSets]) -> list
     groups = {"all nodes" if findings.graph.labeled.all() else "all nodes without a known label": counted}
     if (counted & missing).any() and (counted & ~missing).any():
         groups |= {"with features": counted & ~missing, "without features": counted & missing}
-    choices = {f"{one.rate:.0%}": _set_tables(one, groups) for one in sets}
+    choices = {f"{one_rate.rate:.0%}": _set_tables(one_rate, groups) for one_rate in sets}
     return [
         Text(
             "Choose how often the true label may be left out. Each node then gets the labels that cannot be "
@@ -272,17 +273,17 @@ def _set_tables(sets: PredictionSets, groups: Mapping[str, NDArray[np.bool_]]) -
         shares = [f"{count:,} ({count / max(total, 1):.0%})" for count in (single, total - single)]
         sizes.append([name, f"{total:,}", *shares])
     coverage = []
-    for name, one in sets.coverage.items():
-        asked = f"{100 * (1 - sets.rate):g}%" if one.guaranteed else "–"
-        few = one.nodes < MIN_MEASURED
-        measured = ["too few", "–"] if few else [percent(one.mean), _percent_range(one.low, one.high)]
-        coverage.append([name, f"{one.nodes:,}", asked, *measured])
+    for name, share in sets.coverage.items():
+        asked = f"{100 * (1 - sets.rate):g}%" if share.guaranteed else "–"
+        few = share.nodes < MIN_MEASURED
+        measured = ["too few", "–"] if few else [percent(share.mean), _percent_range(share.low, share.high)]
+        coverage.append([name, f"{share.nodes:,}", asked, *measured])
     headings = ["group", "held out", "asked for", "measured", "90% range"]
     blocks: list[Table | Text] = [
         Table(["group", "nodes", "one label", "several"], sizes, "Sizes of the sets"),
         Table(headings, coverage, "How often the set contains the true label"),
     ]
-    if not all(one.guaranteed for one in sets.coverage.values()):
+    if not all(share.guaranteed for share in sets.coverage.values()):
         text = "Too few nodes of one group are held out: the guarantee holds for all groups together."
         blocks.append(Text(text))
     return blocks
@@ -307,10 +308,10 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
 
 
 def _accuracy_tables(groups: Mapping[str, Scores], classes: Sequence[str]) -> list[Table]:
-    """Return two tables: accuracy by group of held-out nodes, the first of which has all, and by class."""
+    """Return two tables: scores by group of held-out nodes, and by class of the first group's nodes."""
     scores = next(iter(groups.values()))
     columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
-    by_group = [[name, f"{one.count:,}", *_score_columns(one)] for name, one in groups.items()]
+    by_group = [[name, f"{score.count:,}", *_score_columns(score)] for name, score in groups.items()]
     by_class = [
         [name, f"{count:,}", *map(percent, shares)]
         for name, (count, *shares) in zip(classes, columns, strict=True)
@@ -328,12 +329,12 @@ def _score_columns(scores: Scores) -> list[str]:
 
 def _comparison(findings: Findings) -> list[Markdown | Table | Chart | Text]:
     scores = findings.comparison()
-    ends = [(100 * one.accuracy, 100 * one.interval[0], 100 * one.interval[1]) for one in scores.values()]
+    ends = [(100 * row.accuracy, 100 * row.interval[0], 100 * row.interval[1]) for row in scores.values()]
     title = "Accuracy on held-out nodes, with 95% interval"
     return [
         Markdown(verdict(findings)),
         intervals(title, list(scores), ends, "accuracy (%)"),
-        Table(["method", *SCORE_COLUMNS], [[name, *_score_columns(one)] for name, one in scores.items()]),
+        Table(["method", *SCORE_COLUMNS], [[name, *_score_columns(score)] for name, score in scores.items()]),
         Text(_tuning(findings)),
     ]
 
@@ -346,14 +347,14 @@ def _tuning(findings: Findings) -> str:
         findings.graph.split,
         [f"{findings.classifier.best_.name}: {len(findings.classifier.search_):,}"],
     )
-    for one in findings.baselines:
-        setting = f" ({one.best.setting})" if one.best.setting else ""
-        listed += [f"{one.name}: {one.num_candidates:,}{setting}"] if one.num_candidates > 1 else []
+    for other in findings.baselines:
+        setting = f" ({other.best.setting})" if other.best.setting else ""
+        listed += [f"{other.name}: {other.num_candidates:,}{setting}"] if other.num_candidates > 1 else []
     text = f"Settings were selected on {findings.selection_nodes}. Settings tried: {'; '.join(listed)}."
     if findings.classifier.task_.fold_masks:
         count = int((split.train | split.validation).sum())
         text += f" Methods without networks were then trained on all {count:,} training and validation nodes."
-    if any(one.best.model == "GCN" for one in findings.baselines):
+    if any(baseline.best.model == "GCN" for baseline in findings.baselines):
         text += (
             f" The GCN trains on the {int(split.train.sum()):,} training nodes alone, for at most "
             f"{BASELINE_EPOCHS} epochs, averaged over {BASELINE_SEEDS} seeds; the validation nodes stop and "
@@ -372,11 +373,11 @@ def _ensemble(findings: Findings) -> list[Text | Table]:
         members = [*members, (sum(weight for weight, _ in members), best)]
     rows = [
         [
-            one.name if one.depth or one.parts else f"{one.name} {one.setting}".strip(),
+            member.name if member.depth or member.parts else f"{member.name} {member.setting}".strip(),
             f"{weight}",
-            *_validation(one),
+            *_validation(member),
         ]
-        for weight, one in members
+        for weight, member in members
     ]
     return [
         Text(f"Of {len(classifier.search_):,} models, the ensemble averages those {how}. Each alone:"),
@@ -389,7 +390,8 @@ def _validation(candidate: Candidate) -> list[str]:
 
 
 def _depth(findings: Findings) -> list[Text | Chart]:
-    best, candidates = findings.best_deep, [one for one in findings.classifier.search_ if one.depth]
+    candidates = [candidate for candidate in findings.classifier.search_ if candidate.depth]
+    best = findings.best_deep
     if best is None:
         return [Text("No model with a depth was tried.")]
     text = (
@@ -397,11 +399,11 @@ def _depth(findings: Findings) -> list[Text | Chart]:
         f"{findings.selection_nodes} (accuracy {percent(best.validation_accuracy)}). The chart shows "
         "the best setting of each depth."
     )
-    depths = {one.depth for one in candidates if one.model == best.model}
+    depths = {candidate.depth for candidate in candidates if candidate.model == best.model}
     if len(depths) > 1 and best.depth == max(depths):
         text += f" No deeper {best.model} was tried; --depth tries others."
     symbols = ("circle", "square", "triangle-up", "diamond", "cross", "x")
-    models = list(dict.fromkeys(one.model for one in candidates))
+    models = list(dict.fromkeys(candidate.model for candidate in candidates))
     curves = []
     for (model, norm), accuracy in best_by_depth(candidates).items():
         points = {depth: 100 * accuracy[depth] for depth in sorted(accuracy)}
@@ -421,8 +423,8 @@ def _about(findings: Findings) -> Table:
     if suggestion.unreachable:
         text = f"{suggestion.unreachable:,} nodes without features have no path to a node with features"
         rows.append(("unreachable", text))
-    if any(one.directed for one in classifier.search_):
-        selected = "and" if any(one.directed for _, one in classifier.parts_) else "but not"
+    if any(candidate.directed for candidate in classifier.search_):
+        selected = "and" if any(candidate.directed for _, candidate in classifier.parts_) else "but not"
         text = f"boosted trees that distinguish in- from out-neighbors were evaluated, {selected} selected"
         rows.append(("direction", f"{text}; all other models take edges as undirected"))
     return Table([], [*rows, ("model", f"{classifier.best_.name}, adjacency {classifier.adjacency}")])

@@ -32,7 +32,7 @@ from pairnorm.sweep.tables import TITLES as GRAPHS
 
 COLUMNS = ("protocol", "dataset", "fill", "model", "missing_percent", "accuracy", "accuracy_std", "runs",
            "macro_f1", "auc", "published")  # fmt: skip
-TITLES = {**GRAPHS, **{name: f"{GRAPHS[whole]}, reached" for name, whole in REACHED.items()}}
+TITLES = {**GRAPHS, **{name: f"{GRAPHS[full]}, reached" for name, full in REACHED.items()}}
 MIN_OTHERS = 5
 """Other methods that a setting needs to count in the summary; the most frequent class is none."""
 IMPUTATION_TITLES = {
@@ -75,7 +75,7 @@ classes of validation nodes are predicted, like those of test nodes."""
 
 
 class Line(NamedTuple):
-    """A row of the comparison: means over the runs, NaN where unknown.
+    """The results of a method in one cell of the comparison: means over the runs, NaN where unknown.
 
     Args:
         cell: the cell.
@@ -105,7 +105,7 @@ class Line(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The mean in the metric of the graph, as it is shown."""
+        """The mean in the metric of the graph, rounded as it is shown."""
         return round(float(getattr(self, _metric(self.cell.dataset))), 3)
 
     @property
@@ -116,7 +116,7 @@ class Line(NamedTuple):
 
     @property
     def is_compared(self) -> bool:
-        """Whether it has runs, and trains on no more labels than others."""
+        """Whether the method has runs, and trains on no more labels than others."""
         return bool(self.accuracies) and self.cell.model not in MORE_LABELS
 
 
@@ -139,17 +139,17 @@ def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
         runs = {trial.seed: trial.test_accuracy for trial in results.index.runs(protocol, cell)}
         yield Line(cell, tuple(runs.values()), published=_published(cell), scores=runs)
     for cell in protocol.evaluated_cells():
-        for dataset in (cell.dataset, *(name for name, whole in REACHED.items() if whole == cell.dataset)):
+        for dataset in (cell.dataset, *(name for name, full in REACHED.items() if full == cell.dataset)):
             for model in (FIT, REFITTED) if cell.model == FIT else (cell.model,):
-                own = cell._replace(dataset=dataset, model=model)
-                evaluations = (results.evaluated.get((own, seed)) for seed in protocol.seeds(cell))
+                own_cell = cell._replace(dataset=dataset, model=model)
+                evaluations = (results.evaluated.get((own_cell, seed)) for seed in protocol.seeds(cell))
                 rows = [row for row in evaluations if row is not None]
                 yield Line(
-                    own,
+                    own_cell,
                     tuple(row.accuracy for row in rows),
                     fmean(row.macro_f1 for row in rows) if rows else nan,
                     fmean(row.auc for row in rows) if rows else nan,
-                    _published(own),
+                    _published(own_cell),
                     {row.seed: getattr(row, _metric(dataset)) for row in rows},
                 )
 
@@ -188,16 +188,16 @@ def document(
     shown = [Only("markdown", [image])] if figure else []
     sections = [Section("fit against the other methods", [*shown, *_fit_against_others(lines)])]
     for protocol in protocols:
-        own = [line for line in lines if line.cell.protocol == protocol.name]
+        protocol_lines = [line for line in lines if line.cell.protocol == protocol.name]
         tables = [
-            Details(f"{percent:g}% missing", [_table(protocol, some)])
+            Details(f"{percent:g}% missing", [_table(protocol, group)])
             for percent in protocol.missing
-            if (some := [line for line in own if line.cell.missing_percent == percent])
+            if (group := [line for line in protocol_lines if line.cell.missing_percent == percent])
         ]
         blocks: list[Any] = [Markdown(f"{protocol.title}."), *tables]
         if protocol.name == "fp-vectors":
             blocks.append(Markdown(EXTERNAL_RESULTS))
-        if own:
+        if protocol_lines:
             sections.append(Section(protocol.name, blocks))
     listed = [f"{commit} ({count:,})" for commit, count in commits.items()]
     by_commit = ""
@@ -238,15 +238,15 @@ def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
     for line in lines:
         settings[line.cell.protocol, line.cell.dataset, line.cell.missing_percent].append(line)
     rows, gaps, has_enough = list[list[str]](), list[Difference](), list[bool]()
-    for (protocol, dataset, percent), some in settings.items():
-        compared = [line for line in some if line.is_compared]
+    for (protocol, dataset, percent), group in settings.items():
+        compared = [line for line in group if line.is_compared]
         ours = next((line for line in compared if line.cell.model == FIT), None)
         others: list[tuple[float, str, Runs | float]] = [
             (line.score, line.method, line.scores) for line in compared if line is not ours
         ]
         others += [
             (line.published, f"{line.method}, as published", line.published)
-            for line in some
+            for line in group
             if not isnan(line.published) and line.cell.model not in MORE_LABELS
         ]
         if ours is None or not others:
@@ -282,13 +282,13 @@ def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
 
 def draw(lines: Sequence[Line], folder: Path) -> dict[str, list[Path]]:
     """Draw accuracy against missing vectors on our task: a column for each graph, SGC-PN above, GCN below."""
-    own = [line for line in lines if line.cell.protocol == SSNC.name and line.accuracies]
-    if len({line.cell.missing_percent for line in own}) < 2:  # the tables say as much
+    ssnc_lines = [line for line in lines if line.cell.protocol == SSNC.name and line.accuracies]
+    if len({line.cell.missing_percent for line in ssnc_lines}) < 2:  # the tables say as much
         return {}
-    there = {line.cell.dataset for line in own} - {*REACHED}
+    there = {line.cell.dataset for line in ssnc_lines} - {*REACHED}
     datasets = [name for name in SSNC.datasets if name in there]
     curves: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
-    for line in own:
+    for line in ssnc_lines:
         cell = line.cell
         names: Sequence[str] = ("",)
         if cell.model in SSNC.trained:  # where nothing is missing, all imputations are the same

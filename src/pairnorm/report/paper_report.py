@@ -53,12 +53,12 @@ from pairnorm.sweep.tables import TITLES, Table, as_csv, latex
 from pairnorm.train import Spec, Trial
 from pairnorm.train.result import Origin, Result
 
-FIGURES, OWN_FILE = "figures", "own-trials.csv"
+FIGURES, USER_FILE = "figures", "own-trials.csv"
 NOTES = "notes.md"
 """A file in the output folder that, if there is one, becomes a section of the report: findings of people."""
 SPEC_FIELDS = [field.name for field in fields(Spec)]
 MAX_ROWS = 50
-"""Own trials of a graph that the report shows; the file has all."""
+"""Trials of the user per graph that the report shows; the file has all."""
 ORIGIN_COLUMNS = {
     "pairnorm": "pairnorm_version",
     "torch": "torch_version",
@@ -79,7 +79,7 @@ GLOSSARY = {
 
 @dataclass
 class Outputs:
-    """What has been written: tables by name, captions of figures by file name, and all files."""
+    """Writes files to a folder, and lists them: tables by name, captions of figures by name, all files."""
 
     out: Path
     save: Save = save
@@ -96,7 +96,7 @@ class Outputs:
             self.write(f"{table.name}.tex", latex(table))
 
     def add_figures(self, drawings: Iterable[Drawing]) -> None:
-        """Write the figures that there are."""
+        """Write the figures that are not None, if matplotlib is installed."""
         for name, caption, figure in drawings if self.can_draw else ():
             if figure is not None:
                 self.captions[name] = caption
@@ -109,15 +109,15 @@ class Outputs:
 
 
 def write_outputs(
-    what: Iterable[str],
+    names: Iterable[str],
     results: ResultIndex,
     layers: dict[Spec, Layers],
     selection: Selection,
     out: Path,
     save: Save = save,
 ) -> Outputs:
-    """Write what belongs to the named experiments and has been run."""
-    outputs, names = Outputs(out, save), list(what)
+    """Write the tables and figures of the named experiments, as far as their trials have been run."""
+    outputs, names = Outputs(out, save), list(names)
     for name in names:
         if name == "figure2":
             outputs.add_figures(two_steps())
@@ -125,7 +125,7 @@ def write_outputs(
             if name == "tuned":
                 # Below what the paper's optimizer gives with the same features.
                 if Table.of(results, experiment).filled:
-                    both = [one for one in (selection.narrow(TABLE1), experiment) if one is not None]
+                    both = [part for part in (selection.narrow(TABLE1), experiment) if part is not None]
                     table = Table.of(results, *both, reported=reported())
                     outputs.add_table(table, ("scale", *experiment.searched))
             elif name not in ("case-study", *PER_GRAPH):
@@ -156,18 +156,20 @@ def write_report(
     selection, folder = selection or Selection(), Path(out)
     with open_results(store) as opened:
         stored, layers = opened.results_by_spec(), read_layers(opened)
-    trials = {spec: [one.trial for one in some] for spec, some in stored.items()}
+    trials = {spec: [run.trial for run in runs] for spec, runs in stored.items()}
     results = ResultIndex(trials)
-    own = own_trials(trials, selection)
-    is_own = bool(own) and len(own) == len(trials)  # then the report is not about the paper
+    others = find_user_trials(trials, selection)
+    only_others = bool(others) and len(others) == len(trials)  # then the report is not about the paper
     with saving(workers) as save:  # while the rest is written
-        outputs = write_outputs([] if is_own else selection.names(), results, layers, selection, folder, save)
+        outputs = write_outputs(
+            [] if only_others else selection.names(), results, layers, selection, folder, save
+        )
         title, lead = f"Trials of {Path(store).name}", ""
         sections: list[Section | None] = []
-        if own:
-            outputs.write(OWN_FILE, _own_csv(own))
-            sections.append(own_section(own))
-        if not is_own:
+        if others:
+            outputs.write(USER_FILE, _user_csv(others))
+            sections.append(user_section(others))
+        if not only_others:
             decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
             gains = split_gains(results, selection)
             title, lead = "PairNorm, reproduced", _lead(outputs.tables, gains, decided, selection)
@@ -227,19 +229,19 @@ def _lead(
 
 
 def _gain_sentences(gains: Sequence[Gain]) -> Iterator[str]:
-    for percent in sorted({one.percent for one in gains}, reverse=True):
-        some = [one for one in gains if one.percent == percent]
+    for percent in sorted({gain.percent for gain in gains}, reverse=True):
+        group = [gain for gain in gains if gain.percent == percent]
         where = "With all features" if percent == 0 else f"With {percent}% of the vectors missing"
         parts = []
         for verdict in ("better", "worse"):
-            sizes = sorted(abs(one.difference.mean) for one in some if one.verdict == verdict)
+            sizes = sorted(abs(gain.difference.mean) for gain in group if gain.verdict == verdict)
             ends = dict.fromkeys(f"{size:.3f}" for size in (sizes[:1] + sizes[-1:]))
             parts.append(
                 f"{verdict} in {len(sizes)} (by {' to '.join(ends)})" if sizes else f"{verdict} in none"
             )
-        runs = min(one.difference.runs for one in some)
+        runs = min(gain.difference.runs for gain in group)
         yield (
-            f"{where}, PairNorm is significantly {' and '.join(parts)} of {len(some)} cases, over {runs} "
+            f"{where}, PairNorm is significantly {' and '.join(parts)} of {len(group)} cases, over {runs} "
             "random splits each."
         )
 
@@ -258,7 +260,7 @@ def _tuned_sentence(table: Table | None) -> Iterator[str]:
 
 
 def _number_sentence(tables: Sequence[Table]) -> Iterator[str]:
-    gaps = [abs(one.difference) for table in tables for one in table.entries if one.difference is not None]
+    gaps = [abs(cell.difference) for table in tables for cell in table.entries if cell.difference is not None]
     if gaps:
         near = sum(gap <= LARGE_DIFFERENCE for gap in gaps)
         yield (
@@ -270,18 +272,18 @@ def _number_sentence(tables: Sequence[Table]) -> Iterator[str]:
 def _claim_sentence(decided: Sequence[Verdict]) -> str:
     counts = Counter(verdict.status for verdict in decided)
     listed = ", ".join(f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status])
-    own = sum(one.in_paper is not None and one.in_paper.status == "fails" for one in decided)
+    failing = sum(verdict.in_paper is not None and verdict.in_paper.status == "fails" for verdict in decided)
     noise = sum(bool(verdict.unsure) for verdict in decided)
     return (
         f"Of {len(decided)} claims of its text, {listed}"
-        + (f"; {own} fail on the paper's own numbers already" if own else "")
+        + (f"; {failing} fail on the paper's own numbers already" if failing else "")
         + (f"; {noise} verdicts are within the noise of their runs" if noise else "")
         + "."
     )
 
 
-def own_trials(cells: Mapping[Spec, Sequence[Trial]], selection: Selection) -> list[Summary]:
-    """Return the runs of every spec that no experiment asks for, as the paper has it or as it is selected."""
+def find_user_trials(cells: Mapping[Spec, Sequence[Trial]], selection: Selection) -> list[Summary]:
+    """Return the runs of every spec that belongs to no experiment of the paper, nor to the selection."""
     known = _specs_of(Selection()) | _specs_of(selection)
     return [Summary(spec, tuple(trials)) for spec, trials in cells.items() if spec not in known and trials]
 
@@ -291,39 +293,41 @@ def _specs_of(selection: Selection) -> set[Spec]:
     return {spec for experiment in narrowed for spec in experiment.specs()}
 
 
-def own_section(own: Sequence[Summary]) -> Section:
-    """Return the section on own trials: of each graph the best spec by validation, and what varied."""
+def user_section(summaries: Sequence[Summary]) -> Section:
+    """Return the section on the user's trials: per graph, the best spec and a table of the varied fields."""
     lines = [
-        f"{len(own):,} specs that are none of the paper's, ranked by mean validation accuracy; all are in "
-        f"[{OWN_FILE}]({OWN_FILE})."
+        f"{len(summaries):,} specs that are none of the paper's, ranked by mean validation accuracy; all are "
+        f"in [{USER_FILE}]({USER_FILE})."
     ]
     paper = _specs_of(Selection())
     usual = {spec.epochs for spec in paper}
     shorter = Counter(
-        one.spec.epochs for one in own if any(one.spec.replace(epochs=epochs) in paper for epochs in usual)
+        runs.spec.epochs
+        for runs in summaries
+        if any(runs.spec.replace(epochs=epochs) in paper for epochs in usual)
     )
     lines += [
         f"`pairnorm report --epochs {epochs}` shows {count:,} of them next to the paper's numbers: only "
         "their epochs differ."
         for epochs, count in sorted(shorter.items())
     ]
-    graphs = dict.fromkeys(summary.spec.dataset for summary in own)
-    tables = [_own_graph(name, [one for one in own if one.spec.dataset == name]) for name in graphs]
+    graphs = dict.fromkeys(summary.spec.dataset for summary in summaries)
+    tables = [_user_graph(name, [runs for runs in summaries if runs.spec.dataset == name]) for name in graphs]
     return Section("Trials of your own", [Markdown("\n\n".join(lines)), *tables])
 
 
-def _own_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
+def _user_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
     first, measures = best(summaries), _measures(summaries)
-    varied = [name for name in SPEC_FIELDS if len({getattr(one.spec, name) for one in summaries}) > 1]
+    varied = [name for name in SPEC_FIELDS if len({getattr(runs.spec, name) for runs in summaries}) > 1]
     rows = [
         [
-            *(str(getattr(one.spec, name)) for name in varied),
-            str(len(one.trials)),
-            f"{one.mean('validation_accuracy'):.3f}",
-            _accuracy(one),
-            *(_mean(one, name, ".3g") for name in measures),
+            *(str(getattr(runs.spec, name)) for name in varied),
+            str(len(runs.trials)),
+            f"{runs.mean('validation_accuracy'):.3f}",
+            _accuracy(runs),
+            *(_mean(runs, name, ".3g") for name in measures),
         ]
-        for one in sorted(summaries, key=lambda one: -one.validation)[:MAX_ROWS]
+        for runs in sorted(summaries, key=lambda runs: -runs.validation)[:MAX_ROWS]
     ]
     text = (
         f"Best by validation: {markdown_code(first.spec)}, {_accuracy(first)} of the test nodes over "
@@ -334,40 +338,44 @@ def _own_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
     return Details(dataset, [Markdown(text), Shown(columns, rows), *more])
 
 
-def _own_csv(own: Sequence[Summary]) -> str:
-    """Return all own trials as CSV: a row for each spec, with every field of it."""
-    measures = _measures(own)
+def _user_csv(summaries: Sequence[Summary]) -> str:
+    """Return the user's trials as CSV: a row per spec, with all its fields."""
+    measures = _measures(summaries)
     rows = []
-    for one in own:
-        spread = one.std("test_accuracy")
-        means = [_mean(one, name) for name in ("validation_accuracy", "test_accuracy")]
-        numbers = [*means, "" if isnan(spread) else f"{spread:.6g}", *(_mean(one, name) for name in measures)]
-        rows.append([*(getattr(one.spec, name) for name in SPEC_FIELDS), len(one.trials), *numbers])
+    for runs in summaries:
+        spread = runs.std("test_accuracy")
+        means = [_mean(runs, name) for name in ("validation_accuracy", "test_accuracy")]
+        numbers = [
+            *means,
+            "" if isnan(spread) else f"{spread:.6g}",
+            *(_mean(runs, name) for name in measures),
+        ]
+        rows.append([*(getattr(runs.spec, name) for name in SPEC_FIELDS), len(runs.trials), *numbers])
     headings = (*SPEC_FIELDS, "runs", "validation_accuracy", "accuracy", "accuracy_std", *measures)
     return csv_text(headings, rows)
 
 
 def _measures(summaries: Sequence[Summary]) -> list[str]:
-    return list(dict.fromkeys(name for one in summaries for trial in one.trials for name in trial.measures))
+    return list(dict.fromkeys(name for runs in summaries for trial in runs.trials for name in trial.measures))
 
 
-def _mean(one: Summary, name: str, form: str = ".6g") -> str:
-    """Return the mean of a metric or measure; empty where a run lacks it, or it is NaN."""
-    is_known = name.endswith("accuracy") or all(name in trial.measures for trial in one.trials)
-    return "" if not is_known or isnan(one.mean(name)) else f"{one.mean(name):{form}}"
+def _mean(runs: Summary, name: str, form: str = ".6g") -> str:
+    """Format the mean of a metric or measure; empty where a run lacks it, or it is NaN."""
+    is_known = name.endswith("accuracy") or all(name in trial.measures for trial in runs.trials)
+    return "" if not is_known or isnan(runs.mean(name)) else f"{runs.mean(name):{form}}"
 
 
-def _accuracy(one: Summary) -> str:
-    spread = one.std("test_accuracy")
-    return f"{one.mean('test_accuracy'):.3f}" + ("" if isnan(spread) else f" ± {spread:.3f}")
+def _accuracy(runs: Summary) -> str:
+    spread = runs.std("test_accuracy")
+    return f"{runs.mean('test_accuracy'):.3f}" + ("" if isnan(spread) else f" ± {spread:.3f}")
 
 
 def _provenance(
     stored: Mapping[Spec, Sequence[Result]], results: ResultIndex, selection: Selection, store: str
 ) -> Section:
     """Return the section on what was run: experiments, versions, commits, devices and times."""
-    origins = {(spec, one.trial.seed): one.origin for spec, some in stored.items() for one in some}
-    devices = sorted({one.device for one in origins.values()})
+    origins = {(spec, run.trial.seed): run.origin for spec, runs in stored.items() for run in runs}
+    devices = sorted({origin.device for origin in origins.values()})
     rows = []
     for experiment in EXPERIMENTS.values():
         narrowed = selection.narrow(experiment)
@@ -391,18 +399,21 @@ def _provenance(
     items = []
     if origins:
         for name, column in ORIGIN_COLUMNS.items():
-            values = Counter(getattr(one, column) or "unknown" for one in origins.values()).most_common()
+            values = Counter(
+                getattr(origin, column) or "unknown" for origin in origins.values()
+            ).most_common()
             listed = ", ".join(f"{value} ({count:,})" for value, count in values)
             items.append(f"{name}: {markdown_text(listed)}")
-        diverged = sum(one.trial.diverged for some in stored.values() for one in some)
+        diverged = sum(run.trial.diverged for runs in stored.values() for run in runs)
         items.append(f"Trials in the store: {len(origins):,}, of which diverged: {diverged:,}")
-        counted, times = Counter(one.device for one in origins.values()), _training_times(origins.values())
+        counted = Counter(origin.device for origin in origins.values())
+        times = _training_times(origins.values())
         items += [
             f"Time in which something was trained on {markdown_text(device)}: {times[device]}, "
             f"{counted[device]:,} trials"
             for device in devices
         ]
-        finished = [one.finished for one in origins.values()]
+        finished = [origin.finished for origin in origins.values()]
         items.append(markdown_text(f"From {min(finished)} to {max(finished)}"))
     items.append(f"This report: {markdown_code(f'pairnorm report --store {store}{selection.options}')}")
     shown = Shown(headings, rows, formatted=True, left=2)
@@ -410,11 +421,11 @@ def _provenance(
 
 
 def _training_times(origins: Iterable[Origin]) -> dict[str, str]:
-    """Return by device how long at least one job ran: an origin has its end and its duration."""
+    """Return the time per device in which at least one job ran; jobs that overlap count once."""
     jobs: dict[str, set[tuple[float, float]]] = defaultdict(set)
-    for one in {id(one): one for one in origins}.values():  # thousands of trials share one object
-        end = datetime.fromisoformat(one.finished).timestamp()
-        jobs[one.device].add((end - one.seconds, end))
+    for origin in {id(origin): origin for origin in origins}.values():  # thousands of trials share one object
+        end = datetime.fromisoformat(origin.finished).timestamp()
+        jobs[origin.device].add((end - origin.seconds, end))
     times = {}
     for device, spans in jobs.items():
         seconds, reached = 0.0, float("-inf")

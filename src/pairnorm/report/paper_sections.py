@@ -66,17 +66,17 @@ def splits_section(gains: Sequence[Gain]) -> Section | None:
         return None
     rows = [
         [
-            TITLES[one.dataset],
-            one.model,
-            f"{one.percent}%",
-            *(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (one.without, one.with_norm)),
-            str(one.difference),
-            one.verdict,
+            TITLES[gain.dataset],
+            gain.model,
+            f"{gain.percent}%",
+            *(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (gain.without, gain.with_norm)),
+            str(gain.difference),
+            gain.verdict,
         ]
-        for one in gains
+        for gain in gains
     ]
     headings = ["Graph", "Model", "Missing", "Without", "With PairNorm", "Difference (95%)", "Significant"]
-    runs = min(one.difference.runs for one in gains)
+    runs = min(gain.difference.runs for gain in gains)
     text = (
         f"Every run has a random split of its own with 20 training nodes a class, {runs} in all, the same "
         "for both models; 500 epochs, fewer depths than in the tables below, which have one split. SGC has "
@@ -84,14 +84,14 @@ def splits_section(gains: Sequence[Gain]) -> Section | None:
         "together (Student's t, 5%, Holm); bars are 95% intervals. Accuracy @ layers chosen by validation."
     )
     charts = []
-    for percent in dict.fromkeys(one.percent for one in gains):
-        some = [one for one in gains if one.percent == percent]
+    for percent in dict.fromkeys(gain.percent for gain in gains):
+        group = [gain for gain in gains if gain.percent == percent]
         charts.append(
             differences(
                 "All features" if percent == 0 else f"{percent}% missing (wider range)",
-                [f"{TITLES[one.dataset]}, {one.model}" for one in some],
-                [one.difference for one in some],
-                [MODEL_STYLES[one.model] for one in some],
+                [f"{TITLES[gain.dataset]}, {gain.model}" for gain in group],
+                [gain.difference for gain in group],
+                [MODEL_STYLES[gain.model] for gain in group],
                 "gain in accuracy",
                 "figures/gains",
             )
@@ -142,19 +142,21 @@ def claims_section(decided: Sequence[Verdict]) -> Section:
     """Return all claims in one table, and below it, folded, the cases of each."""
     marks = {True: "yes", False: "no", None: "not run"}
     rows, evidence = [], []
-    for one in decided:
-        in_paper = one.in_paper.answer if one.in_paper else "no numbers"
-        rows.append([f"{one.claim.text} ({one.claim.section})", in_paper, one.answer, one.strength])
-        cases = [[case.label, marks[case.holds], case.evidence] for case in one.cases]
-        tested = [Text(f"Tested: {one.claim.reading}."), Shown(["Case", "Holds", "Evidence"], cases)]
-        if one.run:
-            evidence.append(Details(f"{one.claim.text} ({one.answer})", tested, folded=True))
+    for verdict in decided:
+        in_paper = verdict.in_paper.answer if verdict.in_paper else "no numbers"
+        rows.append(
+            [f"{verdict.claim.text} ({verdict.claim.section})", in_paper, verdict.answer, verdict.strength]
+        )
+        cases = [[case.label, marks[case.holds], case.evidence] for case in verdict.cases]
+        tested = [Text(f"Tested: {verdict.claim.reading}."), Shown(["Case", "Holds", "Evidence"], cases)]
+        if verdict.run:
+            evidence.append(Details(f"{verdict.claim.text} ({verdict.answer})", tested, folded=True))
     headings = ["The paper says", "In its numbers", "In ours", "How strongly"]
     return Section("Claim by claim", [Shown(headings, rows, search=True), Markdown(CASES), *evidence])
 
 
 class TunedGain(NamedTuple):
-    """The gain of SGC-PN over SGC with the paper's optimizer, and with each its own best."""
+    """The gain of SGC-PN over SGC, with the paper's optimizer and with the best one of each."""
 
     dataset: str
     percent: int
@@ -175,14 +177,14 @@ def tuned_gains(table: Table | None) -> list[TunedGain]:
         ]
         if complete.keys() >= {*cells}:
             plain, norm, plain_tuned, norm_tuned = ours = [complete[cell] for cell in cells]
-            accuracies = [one.accuracy for one in ours]
+            accuracies = [candidate.accuracy for candidate in ours]
             both = _difference(norm, plain), _difference(norm_tuned, plain_tuned)
             gains.append(TunedGain(dataset, percent, accuracies, *both))
     return gains
 
 
 def gain_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section | None:
-    """Return the section on SGC and SGC-PN when each has its own best optimizer."""
+    """Return the section on SGC and SGC-PN, each with the optimizer that validation selects for it."""
     if table is None:
         return None
     text = (
@@ -191,13 +193,13 @@ def gain_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section | N
         "on raw features: first with one run of everything, then with all runs of the best setting."
     )
     gains = tuned_gains(table)
-    rows = [[TITLES[one.dataset], f"{one.percent}%", str(one.untuned), str(one.tuned)] for one in gains]
+    rows = [[TITLES[gain.dataset], f"{gain.percent}%", str(gain.untuned), str(gain.tuned)] for gain in gains]
     sentences = [
-        f"On {TITLES[one.dataset]} with all vectors missing, a tuned SGC reaches {one.accuracies[2]:.3f} "
-        f"without PairNorm and {one.accuracies[3]:.3f} with it; with the paper's optimizer "
-        f"{one.accuracies[0]:.3f} and {one.accuracies[1]:.3f}."
-        for one in gains
-        if one.percent == 100
+        f"On {TITLES[gain.dataset]} with all vectors missing, a tuned SGC reaches {gain.accuracies[2]:.3f} "
+        f"without PairNorm and {gain.accuracies[3]:.3f} with it; with the paper's optimizer "
+        f"{gain.accuracies[0]:.3f} and {gain.accuracies[1]:.3f}."
+        for gain in gains
+        if gain.percent == 100
     ]
     headings = ["Graph", "Missing", "Gain of PairNorm, paper's optimizer (95%)", "Both tuned (95%)"]
     shown = [Shown(headings, rows), Text(" ".join(sentences))] if rows else []
@@ -224,7 +226,7 @@ def scaling_section(tables: Mapping[str, Table], blocks: Sequence[Any] = ()) -> 
 
 
 def ablation_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section | None:
-    """Return the section on adjacency, order and norm, and what it recommends."""
+    """Return the section on adjacency, order and norm, with a recommendation."""
     if table is None:
         return None
     complete = {entry.cell: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
@@ -239,23 +241,23 @@ def ablation_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section
     )
     rows: list[list[str]] = []
     words = (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN"))
-    for (one, other), model in product(words, ("GCN", "GAT")):
-        effects = [_effect(complete, model, one, other, percent) for percent in table.percents]
+    for (word, other), model in product(words, ("GCN", "GAT")):
+        effects = [_effect(complete, model, word, other, percent) for percent in table.percents]
         if any(effects):
-            rows.append([f"{model}: {one} instead of {other}", *effects])
+            rows.append([f"{model}: {word} instead of {other}", *effects])
     headings = ["Change", *(f"{percent}% missing" for percent in table.percents)]
     advice = [_recommendation(complete, model, table.percents) for model in ("GCN", "GAT")]
     shown = [Text(changes), Shown(headings, rows), Markdown("\n\n".join(filter(None, advice)))]
     return Section("Which protocol: adjacency, order, norm", [Text(text), *blocks, *shown])
 
 
-def _effect(complete: Mapping[TableCell, Chosen], model: str, one: str, other: str, percent: int) -> str:
-    """Return the mean difference between cells whose methods differ in one word only, empty for none."""
+def _effect(complete: Mapping[TableCell, Chosen], model: str, word: str, other: str, percent: int) -> str:
+    """Format the mean difference between cells whose methods differ in one word only; empty for none."""
     gaps = []
     for cell, chosen in complete.items():
         first, *words = cell.method.split(" ")
-        if first == model and one in words and len(words) > 1 and cell.missing_percent == percent:
-            twin = " ".join([first, *(other if word == one else word for word in words)])
+        if first == model and word in words and len(words) > 1 and cell.missing_percent == percent:
+            twin = " ".join([first, *(other if part == word else part for part in words)])
             if (against := complete.get(cell._replace(method=twin))) is not None:
                 gaps.append(chosen.accuracy - against.accuracy)
     return f"{fmean(gaps):+.3f}" if gaps else ""
@@ -293,10 +295,10 @@ def _recommendation(complete: Mapping[TableCell, Chosen], model: str, percents: 
 def statistics_section() -> Section:
     """Return the statistics of the four graphs."""
     rows = [
-        [one.title, *(f"{count:,}" for count in (one.nodes, one.edges, one.listed_edges, one.features)),
-         str(one.classes), f"{one.label_rate:.3f}"]
-        for one in datasets()
-        if one.name in DATASETS
+        [data.title, *(f"{count:,}" for count in (data.nodes, data.edges, data.listed_edges, data.features)),
+         str(data.classes), f"{data.label_rate:.3f}"]
+        for data in datasets()
+        if data.name in DATASETS
     ]  # fmt: skip
     headings = ["Graph", "Nodes", "Edges", "Edges in the paper", "Features", "Classes", "Label rate"]
     text = (
