@@ -124,7 +124,7 @@ def _prepared(options: Namespace) -> "Graph":
 
 
 def methods_in(text: str | None) -> list[str] | None:
-    """Return the methods that an option names; ``module:attribute`` may be in the working directory."""
+    """Parse the methods that an option names; ``module:attribute`` may be in the working directory."""
     from pairnorm.train import METHODS
 
     if text is None:
@@ -151,13 +151,13 @@ def train_depths(comparison: "DepthComparison", path: Path, resume: str, options
     from pairnorm.compare import depth
     from pairnorm.train import Store
 
-    train(path, depth, comparison, comparison.datasets, resume, running(options))
+    train(path, depth, comparison, comparison.datasets, resume, run_settings(options))
     with Store(path) as store:
         return depth.DepthTable(comparison, store.results())
 
 
 def write_depths(table: "DepthTable", out: Path, name: str, command: str) -> Path:
-    """Write table, figures and report of a comparison by depth, and return the report."""
+    """Write CSV, figures and Markdown report of a comparison by depth, and return the report's path."""
     from pairnorm.compare.depth_analysis import draw
     from pairnorm.report.depth_report import document
 
@@ -176,7 +176,7 @@ def write_comparison(
     draw: Callable[[Path], Mapping[Any, list[Path]]],
     compose: Callable[[Mapping[Any, str]], "Document"],
 ) -> Path:
-    """Write table, figures and report of a comparison, and return the report.
+    """Write CSV, figures and Markdown report of a comparison, and return the report's path.
 
     Args:
         out: the folder.
@@ -196,8 +196,8 @@ def write_comparison(
     return report
 
 
-def running(options: Namespace) -> "Running":
-    """Return where to train, and for how long."""
+def run_settings(options: Namespace) -> "Running":
+    """Return the device, workers, back end and time limit of training that the options set."""
     from pairnorm.train.schedule import Running
 
     limit = options.time_limit
@@ -215,7 +215,7 @@ def train(
     running: "Running",
     unit: str = "layer-epochs",
 ) -> None:
-    """Train pending trials with a progress line, and print what a time limit leaves.
+    """Train pending trials with a progress line, and print how many a time limit leaves pending.
 
     Args:
         path: the store of results.
@@ -248,16 +248,16 @@ def train(
             console.show(f"Training {pending:,} trials; results in {safe(path)} are not computed again.")
         try:
             with console.progress() as on_progress:
-                left = runner.reproduce(requested, store, running, update).left
+                remaining = runner.reproduce(requested, store, running, update).left
         except KeyboardInterrupt:
-            left = runner.count_pending(requested, store)
+            remaining = runner.count_pending(requested, store)
             console.show(
-                f"\n[yellow]Stopped.[/] {max(0, pending - left):,} of {pending:,} trials are kept in "
-                f"{safe(path)}; {left:,} are left.\nResume with: [bold]{safe(resume)}[/]"
+                f"\n[yellow]Stopped.[/] {max(0, pending - remaining):,} of {pending:,} trials are kept in "
+                f"{safe(path)}; {remaining:,} are left.\nResume with: [bold]{safe(resume)}[/]"
             )
             raise console.Stopped from None
-    if left:
-        console.show(f"Time limit reached: {left:,} trials remain. Resume with: [bold]{safe(resume)}[/]")
+    if remaining:
+        console.show(f"Time limit reached: {remaining:,} trials remain. Resume with: [bold]{safe(resume)}[/]")
     console.show(f"Results: {safe(path)}")
 
 

@@ -33,7 +33,7 @@ class OutputClosed(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """The user stopped a command, which has said what it keeps."""
+    """The user stopped a command, which has printed what it keeps."""
 
 
 def safe(text: object) -> str:
@@ -67,7 +67,7 @@ def show(text: str = "", *, error: bool = False) -> None:
 
 
 def is_quiet() -> bool:
-    """Return whether only notes and errors are printed."""
+    """Return whether --quiet holds: only notes and errors are printed."""
     return _quiet
 
 
@@ -127,7 +127,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stage is.
+    """The progress of a stage: finished steps, all steps, and what to show next to them.
 
     Args:
         stage: its name.
@@ -183,7 +183,7 @@ def progress() -> Iterator[OnProgress]:
 
 @contextmanager
 def stage(name: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
-    """Show the progress of one stage; call the function after each of its ``total`` steps, with its name."""
+    """Show the progress of a stage; yields a function to call with the name of each finished step."""
     steps = count(1)
     with progress() as on_progress:
         on_progress(Progress(name, 0, total))
@@ -248,4 +248,4 @@ def _lines(text: object) -> str:
 
 
 def _width(text: str) -> int:
-    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)

@@ -261,12 +261,12 @@ def _show(findings: "Findings") -> None:
 def _show_progress(on_progress: console.OnProgress, now: "FitProgress") -> None:
     best = f", best so far {now.best_score:.1%}" if now.best_score == now.best_score else ""
     latest = f"{now.step}{best}"
-    left = now.seconds_left
-    on_progress(console.Progress("Selecting a model", now.done, now.total, latest, seconds_left=left))
+    seconds = now.seconds_left
+    on_progress(console.Progress("Selecting a model", now.done, now.total, latest, seconds_left=seconds))
 
 
 def _summary(out: Path, start: float, model: str, scores: "Scores | None") -> dict[str, Any]:
-    """Return what ``--json`` prints about a run."""
+    """Return the summary of a run that ``--json`` prints."""
     known = scores if scores is not None and scores.count > 0 else None
     return {
         "command": "fit",

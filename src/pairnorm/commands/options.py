@@ -115,19 +115,19 @@ SHARED = {
 """Options of several commands."""
 TABLE_ARGUMENTS = {
     "strict",
-    *(one.split()[0][2:].replace("-", "_") for one in (*FILES, *COLUMNS)),
+    *(signature.split()[0][2:].replace("-", "_") for signature in (*FILES, *COLUMNS)),
 } - {"nodes", "edges", "memory"}
 
 
 def shared(names: str) -> dict[str, str]:
-    """Return the options of several commands that have these names, in this order."""
+    """Return the named options of ``SHARED``, in the order of the names."""
     by_name = {signature.split()[0][2:]: signature for signature in SHARED}
     return {by_name[name]: SHARED[by_name[name]] for name in names.split()}
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: a function of its options, whose docstring is the help, and how it is called.
+    """A command: the function that runs it, whose docstring is the help, and its options.
 
     Args:
         run: the function.
@@ -159,7 +159,7 @@ class Command:
 
 
 def command(usage: str, example: str, **settings: Any) -> Callable[[Callable[[Namespace], Result]], Command]:
-    """Make a ``Command`` of the function that follows."""
+    """Decorate a function to make it a ``Command``."""
     return lambda run: Command(run, usage, example, **settings)
 
 
@@ -185,10 +185,14 @@ class Parser(argparse.ArgumentParser):
 class _ShowHelp(argparse.Action):
     """Print the help: the essential options, or all of them for ``--help-all``."""
 
-    def __call__(self, parser: Any, *rest: Any) -> None:
-        essential = "" if "--help-all" in rest else parser.command.essential
-        options = [one for one in parser._actions if one.option_strings and one.help != SUPPRESS]
-        hidden = [one for one in options if essential and one.option_strings[0][2:] not in essential.split()]
+    def __call__(self, parser: Any, *args: Any) -> None:
+        essential = "" if "--help-all" in args else parser.command.essential
+        options = [action for action in parser._actions if action.option_strings and action.help != SUPPRESS]
+        hidden = [
+            action
+            for action in options
+            if essential and action.option_strings[0][2:] not in essential.split()
+        ]
         for option in hidden:
             option.help = SUPPRESS
         if hidden:
@@ -201,14 +205,14 @@ class _StoreOnce(argparse.Action):
     """Store a value. A repeated list is joined by commas; another second value is an error."""
 
     def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: Any = None) -> None:
-        given = getattr(namespace, self.dest)
-        if given not in (None, values):
+        previous = getattr(namespace, self.dest)
+        if previous not in (None, values):
             if self.metavar not in LISTS:
                 name = self.option_strings[0]
                 parser.error(
-                    f"{name} takes one value, but has {quoted(str(given))} and {quoted(str(values))}."
+                    f"{name} takes one value, but has {quoted(str(previous))} and {quoted(str(values))}."
                 )
-            values = f"{given},{values}"
+            values = f"{previous},{values}"
         setattr(namespace, self.dest, values)
 
 
@@ -255,7 +259,7 @@ class CommandParser(Parser):
             self._default_values[added.dest] = convert(default) if default else None
 
     def parse(self, words: Sequence[str]) -> Namespace:
-        """Parse the words that follow the command's name."""
+        """Parse the arguments that follow the command's name, and check that required ones are given."""
         words = list(self._with_current_names(words))
         parsed, unknown = self.parse_known_intermixed_args(words)
         if unknown:
@@ -274,7 +278,7 @@ class CommandParser(Parser):
         return parsed
 
     def _with_current_names(self, words: Iterable[str]) -> Iterator[str]:
-        """Replace old names of options, with a note; the unit of ``--minutes`` is added to its value."""
+        """Replace old names of options, and print a note; the unit of ``--minutes`` is added to its value."""
         old_names, unit = OLD_NAMES | dict(self.command.old_names), ""
         for word in words:
             name, equals, value = word.partition("=")
@@ -296,11 +300,11 @@ class CommandParser(Parser):
 
 
 def columns_of(options: Namespace) -> dict[str, Any]:
-    """Return the options about tables, by the names of the Python arguments."""
-    given = {name: value for name, value in vars(options).items() if name in TABLE_ARGUMENTS and value}
-    if "on_unknown_node" in given:
-        given["unknown_edges"] = given.pop("on_unknown_node")
-    return given
+    """Return the options about tables and columns, by the names of the Python arguments."""
+    arguments = {name: value for name, value in vars(options).items() if name in TABLE_ARGUMENTS and value}
+    if "on_unknown_node" in arguments:
+        arguments["unknown_edges"] = arguments.pop("on_unknown_node")
+    return arguments
 
 
 def match_name(name: str, allowed: Iterable[str]) -> str:
@@ -313,7 +317,7 @@ def match_name(name: str, allowed: Iterable[str]) -> str:
     def key(name: str) -> str:
         return name.lower().replace(" ", "").replace("-", "").replace("_", "")
 
-    return next((one for one in allowed if key(one) == key(name)), name)
+    return next((choice for choice in allowed if key(choice) == key(name)), name)
 
 
 def names_in(option: str, text: str | None, allowed: Sequence[str] = ()) -> list[str] | None:
@@ -338,23 +342,23 @@ def numbers_in(option: str, text: str | None, kind: type[Number] = int) -> list[
     try:
         return None if words is None else [kind(word.removesuffix("%")) for word in words]
     except ValueError:
-        whole = "whole numbers" if kind is int else "numbers"
-        problem, expected = f"{option} is {quoted(text)}", f"{whole} with commas, such as 2,4"
+        kinds = "whole numbers" if kind is int else "numbers"
+        problem, expected = f"{option} is {quoted(text)}", f"{kinds} with commas, such as 2,4"
         raise PairNormError(problem, code="not-a-number", value=text, expected=expected) from None
 
 
 def command_line(name: str, options: Namespace, *arguments: str) -> str:
-    """Return the command that continues where this one stops, with the options that were given."""
+    """Return the command line that resumes this command, with the options that were given."""
     words = ["pairnorm", name, *arguments]
-    for one, value in vars(options).items():
-        if one != "what" and value not in NOT_GIVEN:
+    for option, value in vars(options).items():
+        if option != "what" and value not in NOT_GIVEN:
             for each in value if isinstance(value, list) else [value]:
-                words += [f"--{one.replace('_', '-')}", *([] if each is True else [str(each)])]
+                words += [f"--{option.replace('_', '-')}", *([] if each is True else [str(each)])]
     return shlex.join(words)
 
 
 def refuse(options: Namespace, names: Iterable[str], why: str, hint: str, **more: Any) -> None:
-    """Refuse options that have no effect here; ``why`` continues a sentence that begins with the option."""
+    """Raise an error for given options without effect; ``why`` continues a sentence after the option."""
     for name in names:
         if getattr(options, name) not in NOT_GIVEN:
             problem = f"--{name.replace('_', '-')} {why}"
@@ -376,7 +380,7 @@ def files_of(options: Namespace) -> list[Path]:
 
 
 def refuse_inputs(out: Path, *inputs: Path | None) -> None:
-    """Refuse to write over what is read, by whatever name: a file, or files in a folder."""
+    """Raise an error if an output would overwrite an input, by whatever name."""
     check_path(out)  # a database is named by text, so the parser does not check this path
     for path in (path for path in inputs if path is not None and path.exists() and out.exists()):
         if out.samefile(path.parent if out.is_dir() else path):
@@ -386,7 +390,7 @@ def refuse_inputs(out: Path, *inputs: Path | None) -> None:
 
 
 def check_classes(graph: "Graph", options: Namespace) -> None:
-    """Refuse a graph without classes where no label column was named."""
+    """Raise an error for a graph without classes if no label column was named."""
     if options.label is None and not graph.num_classes:
         problem, hint = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
         raise PairNormError(problem, code="no-labels", hint=hint, label=...)
@@ -411,7 +415,7 @@ def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
     if len(files := files_of(options)) > 2:
         console.facts([("files", ", ".join(map(str, files)))])
     split = any(mask.any() for mask in graph.split)
-    console.facts((what, text) for what, text in graph.describe() if what != "split" or split)
+    console.facts((fact, text) for fact, text in graph.describe() if fact != "split" or split)
     if console.is_quiet():
         for note in graph.notes:
             console.note(note)
@@ -419,6 +423,6 @@ def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
 
 
 def interval(scores: "Scores") -> str:
-    """Return the interval of an accuracy, in brackets."""
+    """Format the interval of an accuracy, in brackets."""
     low, high = scores.interval
     return f"(95% interval {low:.1%} to {high:.1%})"

@@ -146,7 +146,7 @@ def _predict(
 
 
 def _show_accuracy(classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]") -> None:
-    """Print the accuracy where the class is known, on nodes of the fit and on new ones."""
+    """Print the accuracy on labeled nodes: those that the model was trained on, and new ones."""
     from pairnorm.classify.evaluation import Scores
 
     try:
@@ -155,9 +155,9 @@ def _show_accuracy(classifier: "NodeClassifier", graph: "Graph", predicted: "NDA
         console.note(f"{error.problem}: the accuracy on known labels is not computed.")
         return
     new = classifier.unseen(graph)
-    for nodes, what in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it was trained on")):
+    for nodes, which in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it was trained on")):
         scores = Scores.of(labels[nodes], predicted[nodes], len(classifier.classes_))
         if scores.count:
             console.show(
-                f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {what} {interval(scores)}."
+                f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {which} {interval(scores)}."
             )

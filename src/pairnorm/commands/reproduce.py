@@ -75,9 +75,9 @@ def run(options: Namespace) -> None:
         problem = f"{', '.join(options.what)} are asked for together"
         hint = "Give each of depth and missing a command of its own: it has a store of its own."
         raise PairNormError(problem, code="not-together", value=options.what, hint=hint)
-    (what,) = options.what
-    path = options.store or options.out / f"{what}.sqlite"
-    report_file = comparisons[what](options, path, resume)
+    (experiment,) = options.what
+    path = options.store or options.out / f"{experiment}.sqlite"
+    report_file = comparisons[experiment](options, path, resume)
     console.show(f"\nNext: read [bold]{safe(report_file)}[/]")
 
 
@@ -95,7 +95,7 @@ def _reproduce_paper(options: Namespace, resume: str) -> None:
     path = options.store or out / "results.sqlite"
     experiments = chosen.experiments()
     graphs = {name for experiment in experiments for name in experiment.datasets}
-    compare.train(path, runner, experiments, graphs, resume, compare.running(options))
+    compare.train(path, runner, experiments, graphs, resume, compare.run_settings(options))
     if not path.exists():  # the time limit came before the first result
         return
     with console.stage(WRITING):
@@ -147,7 +147,7 @@ def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
         options.epochs,
     )
     graphs = {name for protocol in chosen for name in protocol.datasets}
-    compare.train(path, missing_runs, chosen, graphs, resume, compare.running(options), unit="")
+    compare.train(path, missing_runs, chosen, graphs, resume, compare.run_settings(options), unit="")
     with Store(path) as store:
         stored = missing_runs.MissingResults.read(store)
     rows = lines(chosen, stored)
@@ -160,13 +160,13 @@ def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
     )
 
 
-def _selection(options: Namespace, *what: str) -> "Selection":
+def _selection(options: Namespace, *names: str) -> "Selection":
     """Return the part of the named experiments that the options select."""
     from pairnorm.paper.experiments import DATASETS, Selection
 
     graphs = names_in("dataset", options.dataset, DATASETS)
     depths, missing = (numbers_in(name, getattr(options, name)) for name in ("depth", "missing"))
-    return Selection(what, graphs, options.runs, options.epochs, depths, missing)
+    return Selection(names, graphs, options.runs, options.epochs, depths, missing)
 
 
 @command(

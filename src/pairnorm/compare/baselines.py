@@ -56,7 +56,7 @@ def tuned_correct_and_smooth(graph: Graph, probabilities: Tensor) -> Tensor:
         correct_and_smooth(matrix, probabilities, graph.labels, graph.train, *alphas)
         for alphas in product(ALPHAS, repeat=2)
     ]
-    right = [int((one.argmax(1) == graph.labels)[graph.validation].sum()) for one in smoothed]
+    right = [int((probs.argmax(1) == graph.labels)[graph.validation].sum()) for probs in smoothed]
     best = smoothed[right.index(max(right))]
     return best / best.sum(1, keepdim=True).clamp(min=1e-12)
 
@@ -79,8 +79,8 @@ def fsd_cap(graph: Graph, spec: Spec, seed: int, *, validation_labels: bool) -> 
     known = ~graph.missing
     diffused = subgraph_diffusion(graph.adjacency, graph.features, known)
     logits = _logits(graph, diffused, spec, seed)
-    given = graph.train | graph.validation if validation_labels else graph.train
-    classes = torch.where(given, graph.labels, logits.argmax(1))
+    trained_on = graph.train | graph.validation if validation_labels else graph.train
+    classes = torch.where(trained_on, graph.labels, logits.argmax(1))
     confidence = (logits / TEMPERATURE).softmax(1).amax(1)
     mixed = class_aware(graph.adjacency, diffused, classes, confidence)
     imputed = torch.where(known.unsqueeze(1), diffused, mixed)

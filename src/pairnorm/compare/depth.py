@@ -68,12 +68,12 @@ Row = Mapping[str, Any]
 
 
 def metric(dataset: str) -> str:
-    """Return the metric of a graph: one mine among five cells is no matter of accuracy."""
+    """Return the metric of a graph: AUC for Minesweeper, where one cell in five is a mine, else accuracy."""
     return "auc" if dataset == MINESWEEPER else "accuracy"
 
 
 def max_depth(dataset: str, model: str) -> int:
-    """Return the number of layers up to which a model is trained by default.
+    """Return the largest number of layers that a model is trained with by default.
 
     64 layers of GCN are trained on Cora alone, and no GAT has more than 32, or 16 on larger graphs: they take
     longer than all smaller depths together. SGC costs the same at every depth.
@@ -85,7 +85,7 @@ def max_depth(dataset: str, model: str) -> int:
 
 
 class DepthCell(NamedTuple):
-    """A row of the table."""
+    """A cell of the comparison: one method at one depth on one graph."""
 
     dataset: str
     model: str
@@ -151,7 +151,7 @@ class DepthComparison(Grid[DepthCell]):
 
     @property
     def rule(self) -> SelectionRule:
-        """The first run selects; between equal accuracies, by the lower validation loss."""
+        """Select by the validation accuracy of the first run; the lower validation loss breaks ties."""
         return SelectionRule(search_runs=1, loss_breaks_ties=True)
 
     def groups(self) -> Iterator[list[DepthCell]]:
@@ -159,16 +159,16 @@ class DepthComparison(Grid[DepthCell]):
 
         Methods with a cost quadratic in the nodes come last.
         """
-        every = DEPTHS if self.depths is None else self.depths
-        together = [[depth] for depth in sorted(every)] if self.shallow_first else [every]
+        all_depths = DEPTHS if self.depths is None else self.depths
+        together = [[depth] for depth in sorted(all_depths)] if self.shallow_first else [all_depths]
         sorts = product((False, True), self.datasets, self.models)
         for depths, (quadratic, dataset, model) in product(together, sorts):
             names = self._methods(dataset, model, quadratic)
             missing = [0] if dataset in LONG_RANGE else self.missing
             cells = [
-                DepthCell(dataset, model, *rest)
-                for rest in product(names, missing, depths)
-                if self.depths is not None or rest[-1] <= max_depth(dataset, model)
+                DepthCell(dataset, model, *key)
+                for key in product(names, missing, depths)
+                if self.depths is not None or key[-1] <= max_depth(dataset, model)
             ]
             if cells:
                 yield cells
@@ -182,16 +182,16 @@ class DepthComparison(Grid[DepthCell]):
                 [(self, cells)],
                 () if model == "SGC" else MEASURES,  # the states of SGC are as wide as the features
                 {"dataset": dataset, "model": model},
-                partial(self._own_graphs, dataset),
+                partial(self._generated_graphs, dataset),
             )
 
-    def _own_graphs(self, dataset: str) -> dict[str, Graph]:
-        """Return the graphs that are not loaded by name."""
-        own = {dataset: long_range_graph(dataset, self.root)} if dataset in LONG_RANGE else {}
-        return own | dict(self.graphs)
+    def _generated_graphs(self, dataset: str) -> dict[str, Graph]:
+        """Return the graphs that are not loaded by name: the user's, and generated ones."""
+        graphs = {dataset: long_range_graph(dataset, self.root)} if dataset in LONG_RANGE else {}
+        return graphs | dict(self.graphs)
 
     def cells(self) -> Iterator[DepthCell]:
-        """Yield every row of the table."""
+        """Yield every cell of the comparison."""
         for cells in self.groups():
             yield from cells
 
@@ -243,13 +243,13 @@ def _grid_points(comparison: DepthComparison, cell: DepthCell) -> tuple[Spec, ..
         "method": cell.method,
     }
     return tuple(
-        Spec(cell.dataset, cell.model, cell.depth, **common, **some, **settings, **method.settings)
-        for some in options
+        Spec(cell.dataset, cell.model, cell.depth, **common, **tuned, **settings, **method.settings)
+        for tuned in options
     )
 
 
 class DepthTable:
-    """The complete rows of a comparison.
+    """The results of the cells whose runs are all complete.
 
     Args:
         comparison: what was requested.
@@ -276,10 +276,12 @@ class DepthTable:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows that are complete."""
+        """A row of results per complete cell."""
         chosen = ((cell, self.index.chosen(self.comparison, cell)) for cell in self.comparison.cells())
         return [
-            {**cell._asdict(), **self._summarize(one.best)} for cell, one in chosen if one and one.complete
+            {**cell._asdict(), **self._summarize(selected.best)}
+            for cell, selected in chosen
+            if selected and selected.complete
         ]
 
     def _summarize(self, runs: Summary) -> dict[str, Any]:
@@ -302,7 +304,7 @@ class DepthTable:
             "diverged": sum(trial.diverged for trial in trials),
             "auc": runs.mean("test_auc") if spec.metric == "auc" else nan,
             **{name: runs.mean(name) if name in measured else nan for name in MEASURES},
-            "seconds_per_epoch": fmean(one.seconds / one.shared_by / spec.epochs for one in origins),
+            "seconds_per_epoch": fmean(origin.seconds / origin.shared_by / spec.epochs for origin in origins),
         }
 
     def csv(self) -> str:
@@ -321,7 +323,7 @@ def _format(value: Any) -> str:
 def reproduce(
     comparison: DepthComparison, store: Store, running: Running, on_progress: OnProgress = ignore_progress
 ) -> Outcome:
-    """Train what is pending of a comparison, batch by batch.
+    """Train the pending trials of a comparison, batch by batch.
 
     Args:
         comparison: what is requested.
@@ -379,12 +381,12 @@ def chains(distance: int, *, count: int = 400, classes: int = 4, seed: int = 0) 
 
 
 def long_range_graph(name: str, root: Path | None = None) -> Graph:
-    """Return one of ``LONG_RANGE``, with its split."""
-    return chains(CHAINS[name]) if name in CHAINS else _minesweeper(data_folder(root) / "tables" / name)
+    """Generate or read a graph of ``LONG_RANGE``, with its split."""
+    return chains(CHAINS[name]) if name in CHAINS else _read_minesweeper(data_folder(root) / "tables" / name)
 
 
-def _minesweeper(folder: Path) -> Graph:
-    """Read the board with the first of its ten published splits, without pandas."""
+def _read_minesweeper(folder: Path) -> Graph:
+    """Read the Minesweeper graph with the first of its ten published splits, without pandas."""
     for name in ("nodes.csv", "edges.csv", "splits.csv"):
         if not (folder / name).is_file():
             problem = f"{folder / name}: this file is missing"

@@ -28,7 +28,7 @@ OTHERS = "others"
 
 
 class Choice(NamedTuple):
-    """What validation accuracy selects: a method and its depth on one graph, or on each of several.
+    """A method with the depth that validation accuracy selects, on one graph or on each of several.
 
     Args:
         method: its name.
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def among(cls, rows: Iterable[Row]) -> "Choice | None":
-        """Select one of the rows of a graph; None where there are none."""
+        """Select the row with the highest validation score; None without rows."""
         best = max(rows, key=itemgetter("validation_score"), default=None)
         if best is None:
             return None
@@ -53,10 +53,10 @@ class Choice(NamedTuple):
     @classmethod
     def mean(cls, choices: "Sequence[Choice]") -> "Choice":
         """Average the choices of one method over graphs, run by run."""
-        seeds = set.intersection(*({*one.scores} for one in choices))
-        scores = {seed: fmean(one.scores[seed] for one in choices) for seed in sorted(seeds)}
-        depths = tuple(depth for one in choices for depth in one.depths)
-        return cls(choices[0].method, depths, fmean(one.validation for one in choices), scores)
+        seeds = set.intersection(*({*choice.scores} for choice in choices))
+        scores = {seed: fmean(choice.scores[seed] for choice in choices) for seed in sorted(seeds)}
+        depths = tuple(depth for choice in choices for depth in choice.depths)
+        return cls(choices[0].method, depths, fmean(choice.validation for choice in choices), scores)
 
     def __str__(self) -> str:
         depths = dict.fromkeys((min(self.depths), max(self.depths)))
@@ -69,7 +69,7 @@ class Choice(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """The selected one among the choices of several methods, and what it is compared with.
+    """The best of several methods by validation, and the choices that it is compared with.
 
     Args:
         best: the choice with the highest validation score.
@@ -85,19 +85,19 @@ class Selected(NamedTuple):
 
     @classmethod
     def among(cls, choices: Sequence[Choice]) -> "Selected":
-        """Select by validation; there must be at least one choice."""
+        """Select the best choice by validation; there must be at least one."""
 
         def best_of(methods: Iterable[str]) -> Choice | None:
-            some = [one for one in choices if one.method in methods]
-            return max(some, key=attrgetter("validation"), default=None)
+            allowed = [choice for choice in choices if choice.method in methods]
+            return max(allowed, key=attrgetter("validation"), default=None)
 
         best = max(choices, key=attrgetter("validation"))
-        compared = compare_with(best.method, {one.method: one.scores for one in choices})
+        compared = compare_with(best.method, {choice.method: choice.scores for choice in choices})
         not_worse = [
-            one.method
-            for one in sorted(choices, key=lambda one: -one.accuracy)
-            if one is not best
-            for gap, differs in [compared[one.method]]
+            choice.method
+            for choice in sorted(choices, key=lambda choice: -choice.accuracy)
+            if choice is not best
+            for gap, differs in [compared[choice.method]]
             if not differs or gap.mean > 0
         ]
         return cls(best, not_worse, best_of([NO_METHOD]), best_of(PAIR_NORM))
@@ -105,7 +105,7 @@ class Selected(NamedTuple):
 
 def choose_depths(rows: Iterable[Row]) -> list[Choice]:
     """Select the depth of every method on one graph."""
-    return [choice for some in group_by(rows, "method").values() if (choice := Choice.among(some))]
+    return [choice for group in group_by(rows, "method").values() if (choice := Choice.among(group))]
 
 
 def short(method: str) -> str:
@@ -124,10 +124,10 @@ def comparable(rows: Iterable[Row]) -> list[Row]:
     """
     rows, situation = list(rows), itemgetter("model", "dataset", "missing_percent", "depth")
     counts = Counter(map(situation, rows))
-    most: dict[str, int] = {}
+    largest: dict[str, int] = {}
     for (model, *_), count in counts.items():
-        most[model] = max(count, most.get(model, 0))
-    return [row for row in rows if 3 * counts[situation(row)] > most[row["model"]]]
+        largest[model] = max(count, largest.get(model, 0))
+    return [row for row in rows if 3 * counts[situation(row)] > largest[row["model"]]]
 
 
 Situation = tuple[str, int, int]
@@ -166,7 +166,7 @@ def describe_missing(percent: int) -> str:
 
 
 def group_by(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Group rows by some of their columns."""
+    """Group rows by the named columns."""
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         groups[tuple(row[name] for name in columns)].append(row)
@@ -174,7 +174,7 @@ def group_by(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[R
 
 
 def list_methods(methods: Sequence[str]) -> str:
-    """Name a few methods, and say how many more there are."""
+    """Format a list of methods: the first few names, and the number of the others."""
     more = len(methods) - MAX_NAMED
     named = ", ".join(map(short, methods[:MAX_NAMED]))
     return f"{named} and {more} more" if more > 0 else named
@@ -202,13 +202,13 @@ def draw(
     files, rows = {}, comparable(rows)
     is_alone = len(comparison.datasets) * len(comparison.models) == 1
     with plotting.style():
-        for (dataset, model), some in group_by(rows, "dataset", "model").items():
-            figure = _depth_figure(some, f"{title(comparison, dataset)}, {model}")
+        for (dataset, model), group in group_by(rows, "dataset", "model").items():
+            figure = _depth_figure(group, f"{title(comparison, dataset)}, {model}")
             file = name if is_alone else f"{name}-{dataset.partition('@')[0]}-{model}".lower()
             files[dataset, model] = plotting.save(figure, folder, file)
         citation = [row for row in rows if row["dataset"] not in LONG_RANGE]
-        for (model,), some in group_by(citation, "model").items():
-            if (ranking := draw_ranking(some, model)) is not None:
+        for (model,), group in group_by(citation, "model").items():
+            if (ranking := draw_ranking(group, model)) is not None:
                 files["", model] = plotting.save(ranking, folder, f"{name}-ranking-{model}".lower())
     return files
 
@@ -229,8 +229,8 @@ def _depth_figure(rows: Sequence[Row], name: str) -> "Figure":
     for measure, line in zip(measures, axes, strict=True):
         line[0].set_ylabel(measures[measure])
         for axis, percent in zip(line, percents, strict=True):
-            some = [row for row in rows if row["missing_percent"] == percent]
-            _draw_curves(axis, some, measure, styles)
+            group = [row for row in rows if row["missing_percent"] == percent]
+            _draw_curves(axis, group, measure, styles)
             axis.set_xscale("log", base=2)
             axis.set_xticks(depths, [str(depth) for depth in depths])
             axis.minorticks_off()
@@ -247,10 +247,10 @@ def _depth_figure(rows: Sequence[Row], name: str) -> "Figure":
 
 
 def _line_styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return the style of every method that has one of its own."""
-    best = [one.method for one in ranked(rows)[0]] or list(dict.fromkeys(row["method"] for row in rows))
+    """Return the line styles of the methods to highlight: the best ones, PairNorm, and no method."""
+    best = [rank.method for rank in ranked(rows)[0]] or list(dict.fromkeys(row["method"] for row in rows))
     panels = group_by(rows, "missing_percent").values()
-    chosen = {choice.method for some in panels if (choice := Choice.among(some))}
+    chosen = {choice.method for group in panels if (choice := Choice.among(group))}
     first = [method for method in best if "@" in method] + [method for method in best if method in chosen]
     first += [method for method in ("PN", "PN-SI") if method in best]
     shown = [method for method in dict.fromkeys([*first, *best]) if method != NO_METHOD][: len(COLORS)]
@@ -262,15 +262,15 @@ def _line_styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def _draw_curves(axis: "Axes", rows: Sequence[Row], measure: str, styles: Mapping[str, Any]) -> None:
-    for (method,), some in group_by(rows, "method").items():
-        depths = [row["depth"] for row in some]
-        values = [nan if never_trained(row) else row[measure] for row in some]
+    for (method,), group in group_by(rows, "method").items():
+        depths = [row["depth"] for row in group]
+        values = [nan if never_trained(row) else row[measure] for row in group]
         if method not in styles:
             axis.plot(depths, values, color="#bbbbbb", linewidth=1, label=OTHERS, zorder=2)
             continue
         axis.plot(depths, values, label=short(method), zorder=3, **styles[method])
         if measure == "score":
-            ends = zip(*(mean_interval(list(row["scores"].values())) for row in some), strict=True)
+            ends = zip(*(mean_interval(list(row["scores"].values())) for row in group), strict=True)
             axis.vlines(depths, *ends, color=styles[method]["color"], linewidth=0.8)
 
 
@@ -281,11 +281,11 @@ def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
         return None
     figure = plotting.new_figure(plotting.ONE_COLUMN, 0.9 + 0.16 * len(ranking))
     axis = figure.subplots()
-    for row, one in enumerate(ranking):
-        color = "black" if one.method == NO_METHOD else VERMILLION if one.method in PAIR_NORM else BLUE
-        axis.plot([one.low, one.high], [row, row], color=color, linewidth=1.5)
-        axis.plot([one.rank], [row], marker="o", markersize=5, color=color)
-    axis.set_yticks(range(len(ranking)), [short(one.method) for one in ranking])
+    for row, rank in enumerate(ranking):
+        color = "black" if rank.method == NO_METHOD else VERMILLION if rank.method in PAIR_NORM else BLUE
+        axis.plot([rank.low, rank.high], [row, row], color=color, linewidth=1.5)
+        axis.plot([rank.rank], [row], marker="o", markersize=5, color=color)
+    axis.set_yticks(range(len(ranking)), [short(rank.method) for rank in ranking])
     axis.set_ylim(len(ranking) - 0.4, -0.6)
     axis.set_xlim(left=0.5)
     axis.grid(visible=False, axis="y")

@@ -75,7 +75,7 @@ ALONE = ("SGC alone", "label propagation", "logistic regression", "boosted trees
 
 
 class MissingCell(NamedTuple):
-    """A row of the comparison.
+    """A cell of the comparison: an imputation and a model on one graph at one missing rate.
 
     Args:
         protocol: name of a ``Protocol``.
@@ -126,7 +126,7 @@ class Protocol(Grid[MissingCell]):
 
     @property
     def rule(self) -> SelectionRule:
-        """Validation accuracy of the first run selects; of equals, the first candidate."""
+        """Select by the validation accuracy of the first run; of equals, the first candidate."""
         return SelectionRule(search_runs=1)
 
     def cells(self) -> Iterator[MissingCell]:
@@ -172,7 +172,7 @@ class Protocol(Grid[MissingCell]):
         return graph.replace(test=graph.test & reached(graph), name=dataset) if dataset in REACHED else graph
 
     def graph_name(self, dataset: str) -> str:
-        """Return the name of the graph in specs."""
+        """Return the name in specs of the graph that is used for a dataset."""
         return f"{dataset}-largest" if self.graphs == "largest" else dataset
 
     def mask(self, graph: Graph, percent: float, seed: int) -> Graph:
@@ -293,7 +293,7 @@ def choose_protocols(
     runs: int | None = None,
     epochs: int | None = None,
 ) -> list[Protocol]:
-    """Return a part of the comparison; raise an error if nothing of it is left.
+    """Return the selected protocols, narrowed to graphs, methods and rates; raise an error if empty.
 
     Args:
         protocols: only these; ``"fp"``, ``"tables"`` and ``"by"`` are all whose names begin so.
@@ -308,34 +308,34 @@ def choose_protocols(
     [6, 1]
     """
     graphs = tuple(dict.fromkeys(name for protocol in PROTOCOLS.values() for name in protocol.datasets))
-    for what, names, allowed in (
+    for option, names, allowed in (
         ("protocol", protocols, (*PROTOCOLS, *GROUPS)),
         ("dataset", datasets, graphs),
         ("model", models, MODELS),
     ):
         for name in names or ():
-            one_of(what, name, allowed)
+            one_of(option, name, allowed)
     for percent in missing or ():
         real_number("missing", percent, least=0, most=100)
-    least_runs = None if runs is None else whole_number("runs", runs, least=1)
+    max_runs = None if runs is None else whole_number("runs", runs, least=1)
     changed = {} if epochs is None else {"epochs": whole_number("epochs", epochs, least=1)}
 
-    def only(own: Iterable[Name], chosen: Sequence[Name] | None) -> tuple[Name, ...]:
-        return tuple(one for one in own if chosen is None or one in chosen)
+    def pick(values: Iterable[Name], chosen: Sequence[Name] | None) -> tuple[Name, ...]:
+        return tuple(value for value in values if chosen is None or value in chosen)
 
-    narrowed = [
+    parts = [
         replace(
-            one,
-            runs=one.runs if least_runs is None else min(one.runs, least_runs),
-            datasets=only(one.datasets, datasets),
-            missing=only(one.missing, missing),
-            trained={name: {**one.trained[name], **changed} for name in only(one.trained, models)},
-            evaluated=only(one.evaluated, models),
+            protocol,
+            runs=protocol.runs if max_runs is None else min(protocol.runs, max_runs),
+            datasets=pick(protocol.datasets, datasets),
+            missing=pick(protocol.missing, missing),
+            trained={name: {**protocol.trained[name], **changed} for name in pick(protocol.trained, models)},
+            evaluated=pick(protocol.evaluated, models),
         )
-        for name, one in PROTOCOLS.items()
+        for name, protocol in PROTOCOLS.items()
         if protocols is None or {name, name.partition("-")[0]} & {*protocols}
     ]
-    chosen = [one for one in narrowed if one.datasets and one.missing and (one.trained or one.evaluated)]
+    chosen = [part for part in parts if part.datasets and part.missing and (part.trained or part.evaluated)]
     if not chosen:
         raise PairNormError(
             "nothing of the comparison is left",
@@ -376,26 +376,26 @@ def read_table(name: str, root: Path | None = None) -> Graph:
 
 
 def hold_out_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
-    """Split labels into test and training nodes, a share of every class each; nothing validates.
+    """Split labels into test and training nodes, stratified by class, without validation nodes.
 
     Args:
         labels: int64 [n]; nodes with -1 are in no part.
         share: of test nodes, from 0 to 1.
         seed: the same seed gives the same split on every machine.
     """
-    given = labels.cpu().numpy()
-    rank = np.full(len(given), np.inf)
-    order = Stream(seed, "hidden labels").order(len(given))
-    for number in range(int(given.max(initial=-1)) + 1):
-        nodes = order[given[order] == number]
+    known = labels.cpu().numpy()
+    rank = np.full(len(known), np.inf)
+    order = Stream(seed, "hidden labels").order(len(known))
+    for number in range(int(known.max(initial=-1)) + 1):
+        nodes = order[known[order] == number]
         rank[nodes] = np.arange(len(nodes)) / len(nodes)
     seen = rank < 1 - real_number("share", share, least=0, below=1)
-    masks = (seen, np.zeros_like(seen), ~seen & (given >= 0))
+    masks = (seen, np.zeros_like(seen), ~seen & (known >= 0))
     return Split(*(torch.from_numpy(mask).to(labels.device) for mask in masks))
 
 
 def reached(graph: Graph) -> Tensor:
-    """Return bool [n]: the nodes that share a component with a training node."""
+    """Return bool [n]: the nodes in a connected component with a training node."""
     return reachable(graph.adjacency, graph.train)
 
 

@@ -1,4 +1,4 @@
-"""Run the comparison under missing features: train and evaluate what is pending."""
+"""Run the comparison under missing features: train and evaluate pending runs."""
 
 import json
 import os
@@ -64,7 +64,7 @@ class Evaluation(NamedTuple):
 
     @property
     def cell(self) -> MissingCell:
-        """The row it belongs to."""
+        """The cell of the comparison."""
         return MissingCell(*self[:5])
 
 
@@ -73,7 +73,7 @@ KEY_FIELDS = 6
 
 
 def read_evaluations(store: Store) -> list[Evaluation]:
-    """Read the evaluations of a store."""
+    """Read the evaluations of methods without epochs from a store."""
     kinds = list(Evaluation.__annotations__.values())
     try:
         return [
@@ -119,18 +119,18 @@ class MissingResults:
 
     @classmethod
     def read(cls, store: Store) -> "MissingResults":
-        """Read a store."""
+        """Read trials and evaluations from a store."""
         results, evaluations = store.results_by_spec(), read_evaluations(store)
-        trials = {spec: [one.trial for one in some] for spec, some in results.items()}
-        commits = [one.origin.git_commit for some in results.values() for one in some]
+        trials = {spec: [run.trial for run in runs] for spec, runs in results.items()}
+        commits = [run.origin.git_commit for runs in results.values() for run in runs]
         commits += [row.git_commit for row in evaluations]
-        return cls(trials, evaluations, dict(Counter(one[:7] for one in commits if one).most_common()))
+        return cls(trials, evaluations, dict(Counter(sha[:7] for sha in commits if sha).most_common()))
 
 
 def reproduce(
     protocols: Sequence[Protocol], store: Store, running: Running, on_progress: OnProgress = ignore_progress
 ) -> Outcome:
-    """Train and evaluate what is pending.
+    """Train and evaluate the pending runs of protocols.
 
     Args:
         protocols: what is requested.
@@ -149,12 +149,12 @@ def _batches(protocols: Iterable[Protocol], root: Path | None) -> Iterator[Batch
     for protocol in protocols:
         for dataset in protocol.datasets if protocol.trained else ():
             cells = [cell for cell in protocol.cells() if cell.dataset == dataset]
-            graphs = partial(_own_graphs, protocol, dataset, root)
+            graphs = partial(_derived_graph, protocol, dataset, root)
             name = f"{protocol.name}, {dataset}"
             yield Batch(name, [(protocol, cells)], graphs=graphs, ignore_fingerprints=True)
 
 
-def _own_graphs(protocol: Protocol, dataset: str, root: Path | None) -> dict[str, Graph]:
+def _derived_graph(protocol: Protocol, dataset: str, root: Path | None) -> dict[str, Graph]:
     """Return the graph of a dataset by its name in specs, unless it is loaded by that name."""
     if protocol.graphs == "named" and dataset not in REACHED:
         return {}
@@ -170,7 +170,7 @@ def count_pending(protocols: Sequence[Protocol], store: Store) -> int:
 def pending_evaluations(
     protocols: Iterable[Protocol], results: MissingResults
 ) -> list[tuple[Protocol, MissingCell, int]]:
-    """Return what is to be evaluated: the first run of everything first, in case time runs out.
+    """List the pending evaluations, the first seed of all before the second, in case time runs out.
 
     Models that ``fit`` trains are left out where they are evaluated along with it.
     """
@@ -236,7 +236,7 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
     origin = Origin.here(seconds=time.perf_counter() - start, shared_by=1, device="cpu")
     tests = {cell.dataset: graph.test}
     if protocol.name == SSNC.name:
-        names = [name for name, whole in REACHED.items() if whole == cell.dataset]
+        names = [name for name, full in REACHED.items() if full == cell.dataset]
         tests |= {name: graph.test & reached(graph) for name in names}
     labels, rows = graph.labels.numpy(), []
     for model, probabilities in by_model.items():
@@ -262,7 +262,7 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
 def _predict(
     protocol: Protocol, cell: MissingCell, graph: Graph, seed: int
 ) -> "tuple[dict[str, NDArray[np.float32]], NodeClassifier | None]":
-    """Return probabilities by model, and the classifier that decides on labels; None for the largest."""
+    """Return probabilities by model, and the classifier whose decision rule applies; None for arg max."""
     from pairnorm.classify import NodeClassifier
 
     if cell.imputation == "fsd-cap":
@@ -286,12 +286,13 @@ def _predict(
 
 
 def _alone(classifier: "NodeClassifier", model: str) -> NDArray[np.float32]:
-    """Return the probabilities of the best candidate of one kind."""
+    """Return the probabilities of the best candidate of one model, without the rest of the ensemble."""
     from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
 
     choice, task = classifier.choice_, classifier.task_
-    candidates = [one for one in choice.results if one.candidate.model == model.removesuffix(" alone")]
-    best = max(candidates, key=lambda one: one.rank)
+    name = model.removesuffix(" alone")
+    candidates = [result for result in choice.results if result.candidate.model == name]
+    best = max(candidates, key=lambda result: result.rank)
     alone = choice._replace(parts=[(1, best)], smooths=(None,)).fit(task.with_all_folds)
     temperature = fit_temperature(
         best.probabilities.clamp(min=1e-30).log().unsqueeze(1), task.held_out_labels
