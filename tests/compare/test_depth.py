@@ -107,9 +107,9 @@ def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
 def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         stopped = reproduce(TINY, store, Running("cpu", workers=1, minutes=0))
-        assert (stopped.trained, stopped.left) == (0, 20)
+        assert (stopped.trained, stopped.pending) == (0, 20)
         done = reproduce(TINY, store, Running("cpu", workers=1))
-        assert (done.trained, done.left) == (20, 0)
+        assert (done.trained, done.pending) == (20, 0)
         assert reproduce(TINY, store, Running("cpu", workers=1)).trained == 0
         rows = list(csv.DictReader(DepthTable(TINY, store.results()).csv().splitlines()))
     assert tuple(rows[0]) == tuple("remedy" if name == "method" else name for name in COLUMNS)

@@ -57,8 +57,8 @@ def test_what_is_decided_by_less_than_the_noise_is_unsure() -> None:
     assert not compare("label", "deeper", high, near).unsure
     # More runs count where there are as many of both: one that is rare would decide against a mean.
     more = [
-        replace(chosen(2, 0.8, 0.81), every=chosen(2, *[0.8] * 20).best),
-        replace(low, every=chosen(4, *[0.7] * 20).best),
+        replace(chosen(2, 0.8, 0.81), all_runs=chosen(2, *[0.8] * 20).best),
+        replace(low, all_runs=chosen(4, *[0.7] * 20).best),
     ]
     assert compare("label", "better", *more) == Case("label", True, "0.800 @ 2 against 0.700 @ 4, 20 runs")
     assert compare("label", "better", more[0], low) == compare("label", "better", high, low)

@@ -46,7 +46,7 @@ def test_evidence_is_what_was_run_completely(tmp_path: Path) -> None:
     cell = TableCell("cora", "SGC", 0)
     found = Evidence(results, {}, small).chosen("table1", *cell)
     assert found is not None
-    assert replace(found, every=None) == results.chosen(experiment, cell)
+    assert replace(found, all_runs=None) == results.chosen(experiment, cell)
     curve = Evidence(results, {}, small).curve("table1", *cell)
     assert curve is not None
     assert [one.spec.depth for one in curve] == [2, 4]

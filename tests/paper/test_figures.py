@@ -9,14 +9,14 @@ from synthetic import SMALL, accuracy, fill, narrowed
 
 from pairnorm.base.plotting import GREEN
 from pairnorm.paper.experiments import BARS, FIGURE1, FIGURE3, FIGURE4, Selection
-from pairnorm.paper.figures import CLASSES, against_depth, bars, figure1, figure2, steps
+from pairnorm.paper.figures import CLASSES, against_depth, bars, figure1, figure2, pair_norm_steps
 from pairnorm.sweep.grid import TableCell
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Store
 
 
 def test_centering_moves_the_mean_and_rescaling_sets_the_length() -> None:
-    points, labels = steps()
+    points, labels = pair_norm_steps()
     before, centered, rescaled = points.values()
     assert float(before.mean(0).norm()) > 0.5
     torch.testing.assert_close(centered.mean(0), torch.zeros(2).double(), atol=1e-5, rtol=0)
@@ -30,7 +30,7 @@ def test_centering_moves_the_mean_and_rescaling_sets_the_length() -> None:
 
 def test_the_figure_shows_them() -> None:
     figure = figure2()
-    points, labels = steps()
+    points, labels = pair_norm_steps()
     for axis, plane in zip(figure.axes, points.values(), strict=True):
         drawn = [line for line in axis.lines if len(line.get_xdata()) == int((labels == 0).sum())]
         assert torch.equal(torch.as_tensor(drawn[0].get_xdata()), plane[labels == 0][:, 0])

@@ -182,7 +182,7 @@ def test_claims_that_hang_on_noise_get_more_runs(tmp_path: Path, monkeypatch: py
     spec = Spec("cora", "SGC", 1, epochs=2)
 
     def requested(results: ResultIndex, experiment: Experiment) -> dict[Spec, range]:
-        assert results.every_run(spec).trials[0].seed == 0  # it sees what the store has
+        assert results.all_runs(spec).trials[0].seed == 0  # it sees what the store has
         return {spec: range(experiment.missing[0])}
 
     path = tmp_path / "s.sqlite"
@@ -190,4 +190,4 @@ def test_claims_that_hang_on_noise_get_more_runs(tmp_path: Path, monkeypatch: py
         run([(spec, 0)], store, device="cpu")
     monkeypatch.setattr(module, "requested_runs", requested)
     [asked] = Selection(("claims",), runs=3).experiments()
-    assert train(path, asked, workers=1) == Outcome(trained=2, left=0)
+    assert train(path, asked, workers=1) == Outcome(trained=2, pending=0)

@@ -248,7 +248,7 @@ def train(
             console.show(f"Training {pending:,} trials; results in {safe(path)} are not computed again.")
         try:
             with console.progress() as on_progress:
-                remaining = runner.reproduce(requested, store, running, update).left
+                remaining = runner.reproduce(requested, store, running, update).pending
         except KeyboardInterrupt:
             remaining = runner.count_pending(requested, store)
             console.show(

@@ -151,7 +151,7 @@ class DepthComparison(Grid[DepthCell]):
 
     @property
     def rule(self) -> SelectionRule:
-        """Select by the validation accuracy of the first run; the lower validation loss breaks ties."""
+        """The rule: the highest validation accuracy of the first run; of equals, the lower loss."""
         return SelectionRule(search_runs=1, loss_breaks_ties=True)
 
     def groups(self) -> Iterator[list[DepthCell]]:

@@ -126,7 +126,7 @@ class Protocol(Grid[MissingCell]):
 
     @property
     def rule(self) -> SelectionRule:
-        """Select by the validation accuracy of the first run; of equals, the first candidate."""
+        """The rule: the highest validation accuracy of the first run; of equals, the first candidate."""
         return SelectionRule(search_runs=1)
 
     def cells(self) -> Iterator[MissingCell]:

@@ -22,12 +22,12 @@ NOISE = 0.01
 
 
 def decide(label: str, test: Callable[..., Decision], *numbers: object) -> Case:
-    """Return the case that ``test(*numbers)`` decides; with None among them it has not been run."""
-    return Case(label, None) if any(one is None for one in numbers) else Case(label, *test(*numbers))
+    """Return the case that ``test(*numbers)`` decides; with None among the numbers, it was not run."""
+    return Case(label, None) if any(number is None for number in numbers) else Case(label, *test(*numbers))
 
 
 def together(*parts: Cases) -> Cases:
-    """Return the cases of all parts."""
+    """Return a function that yields the cases of all parts."""
     return lambda evidence: (case for part in parts for case in part(evidence))
 
 
@@ -39,7 +39,7 @@ def selected(
     models: Sequence[str] = GNNS,
     experiment: str | None = None,
 ) -> Cases:
-    """Test the selected candidates of some cells: a case per model, graph and missing rate.
+    """Test the selected candidates of cells against each other: a case per model, graph and missing rate.
 
     Args:
         test: one of ``TESTS``, of the first candidate against the others, or a function of all candidates.
@@ -67,27 +67,27 @@ def selected(
 
 
 def _parse(cell: str, experiment: str | None) -> tuple[str, str, int | None]:
-    own, _, cell = cell.rpartition(":")
+    named, _, cell = cell.rpartition(":")
     method, _, rate = cell.partition("@")
-    return own or experiment or TABLE[method.split("-")[0]], method, int(rate) if rate else None
+    return named or experiment or TABLE[method.split("-")[0]], method, int(rate) if rate else None
 
 
 def pairs_of(
-    one: str,
+    method: str,
     others: str,
     test: str,
     percents: Sequence[int] = (100,),
     models: Sequence[str] = ("SGC", *GNNS),
     experiment: str | None = None,
 ) -> Cases:
-    """Compare a method with another; of several, that which validation accuracy selects. See ``selected``."""
-    first, shown = one.rpartition(":")[2], others.rpartition(":")[2]
+    """Compare a method with the best of others by validation; arguments as for ``selected``."""
+    name, shown = method.rpartition(":")[2], others.rpartition(":")[2]
     shown = f"best of {shown}" if ", " in shown else shown
     return selected(
         test,
-        one,
+        method,
         *others.split(", "),
-        label=f"{first} / {shown}, {{graph}}, {{percent}}%",
+        label=f"{name} / {shown}, {{graph}}, {{percent}}%",
         percents=percents,
         models=models,
         experiment=experiment,
@@ -110,10 +110,10 @@ def falls(*by_rate: Chosen) -> Decision:
 
     The paper has a single run of most.
     """
-    runs = [chosen.every or chosen.best for chosen in by_rate]
-    values = [one.mean("test_accuracy") for one in runs]
+    runs = [chosen.all_runs or chosen.best for chosen in by_rate]
+    values = [summary.mean("test_accuracy") for summary in runs]
     holds = all(later <= before + NOISE for before, later in pairwise(values))
-    counts = ", ".join(str(len(one.trials)) for one in runs)
+    counts = ", ".join(str(len(summary.trials)) for summary in runs)
     return holds, ", ".join(f"{value:.3f}" for value in values) + f"; of {counts} runs"
 
 
@@ -125,7 +125,7 @@ def varies_less(one: Chosen, other: Chosen) -> Decision:
 
 def reaches_further(*chosen: Chosen) -> Decision:
     """Test that over all missing rates the largest selected depth grows with PairNorm, to at most 12."""
-    layers = [one.layers for one in chosen]
+    layers = [best.layers for best in chosen]
     plain, normalized = max(layers[: len(BAR_RATES)]), max(layers[len(BAR_RATES) :])
     return plain < normalized <= 12, f"up to {normalized} layers, without up to {plain}"
 
@@ -139,7 +139,9 @@ def earlier_epoch(evidence: Evidence) -> Iterator[Case]:
 
     both = [evidence.chosen("deep-gcn", "cora", f"GCN-{norm}", 0) for norm in ("PN-SI", "PN")]
     # The paper reports no epochs.
-    known = [one.best if one is not None and one.best.mean("best_epoch") else None for one in both]
+    known = [
+        chosen.best if chosen is not None and chosen.best.mean("best_epoch") else None for chosen in both
+    ]
     yield decide("GCN, 12 layers, Cora", is_earlier, *known)
 
 
@@ -161,7 +163,7 @@ def trend(name: str, direction: int) -> Cases:
     """Test that a metric of SGC in Figure 1 on Cora rises (or falls) with every step in depth."""
 
     def is_monotone(curve: Sequence[Summary]) -> Decision:
-        points = [(one.spec.depth, one.mean(name)) for one in curve]
+        points = [(point.spec.depth, point.mean(name)) for point in curve]
         wrong = [
             str(depth)
             for (_, before), (depth, after) in pairwise(points)
@@ -174,29 +176,28 @@ def trend(name: str, direction: int) -> Cases:
 
 
 def _at_4_layers(curve: Sequence[Summary]) -> Summary:
-    return max(
-        (one for one in curve if one.spec.depth <= 4), default=curve[0], key=lambda one: one.spec.depth
-    )
+    shallow = [point for point in curve if point.spec.depth <= 4]
+    return shallow[-1] if shallow else curve[0]
 
 
 def gap_closes(curve: Sequence[Summary]) -> Decision:
     """Test that the test loss is nearer to the training loss at 4 layers than at the first depth."""
     ends = (curve[0], _at_4_layers(curve))
-    gaps = [one.mean("test_loss") - one.mean("train_loss") for one in ends]
-    shown = ", ".join(f"{gap:.3f} at {one.spec.depth}" for gap, one in zip(gaps, ends, strict=True))
+    gaps = [point.mean("test_loss") - point.mean("train_loss") for point in ends]
+    shown = ", ".join(f"{gap:.3f} at {point.spec.depth}" for gap, point in zip(gaps, ends, strict=True))
     return gaps[1] < gaps[0], f"{shown} layers"
 
 
 def accuracy_falls(curve: Sequence[Summary]) -> Decision:
     """Test that accuracy is lower at the largest depth than at 4 layers."""
     ends = (_at_4_layers(curve), curve[-1])
-    before, after = (one.mean("test_accuracy") for one in ends)
+    before, after = (point.mean("test_accuracy") for point in ends)
     return after < before, f"{before:.3f} at {ends[0].spec.depth}, {after:.3f} at {ends[1].spec.depth} layers"
 
 
 def loses_less(*both: Sequence[Summary]) -> Decision:
     """Test that from the best depth to the largest, less than half as much is lost with PairNorm."""
-    accuracies = [[one.mean("test_accuracy") for one in curve] for curve in both]
+    accuracies = [[point.mean("test_accuracy") for point in curve] for curve in both]
     plain, normalized = (max(values) - values[-1] for values in accuracies)
     return normalized < plain / 2, f"loses {normalized:.3f} against {plain:.3f}"
 
@@ -225,8 +226,8 @@ def constant(values: Sequence[float]) -> Decision:
 
 def is_steadier(*both: Layers) -> Decision:
     """Test that the APD of random pairs varies less over the layers with PN-SI than with PN."""
-    one, other = (1 - min(layers.apd["random"]) / max(layers.apd["random"]) for layers in both)
-    return one < other, f"varies by {one:.1%} with PN-SI, by {other:.1%} with PN"
+    with_si, with_pn = (1 - min(layers.apd["random"]) / max(layers.apd["random"]) for layers in both)
+    return with_si < with_pn, f"varies by {with_si:.1%} with PN-SI, by {with_pn:.1%} with PN"
 
 
 def stays_apart(layers: Layers) -> Decision:
@@ -405,8 +406,8 @@ def requested_runs(results: ResultIndex, experiment: Experiment) -> dict[Spec, r
         experiment: ``CLAIMS_AGAIN``, or a selected part of it.
     """
     selection = Selection(epochs=experiment.settings.get("epochs"), depths=experiment.settings.get("depth"))
-    decided = verdicts(Evidence(results, {}, selection, every_run=False))
-    specs = dict.fromkeys(spec for one in decided for case in one.unsure for spec in case.unsure)
+    decided = verdicts(Evidence(results, {}, selection, all_runs=False))
+    specs = dict.fromkeys(spec for verdict in decided for case in verdict.unsure for spec in case.unsure)
     runs = {percent / 100: range(count) for percent, count in experiment.missing.items()}
     return {
         spec: runs[spec.missing_rate]

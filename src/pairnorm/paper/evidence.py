@@ -56,7 +56,7 @@ def read_layers(store: Store) -> dict[Spec, Layers]:
 
 
 def _validated(layers: Layers) -> Layers:
-    """Return layers that can be drawn; raise an error for others."""
+    """Return layers, or raise an error unless their numbers are finite and their lengths agree."""
     numbers: list[tuple[int, list[Any]]] = [
         (1, [0 if layers.test_accuracy is None else layers.test_accuracy])
     ]
@@ -64,7 +64,7 @@ def _validated(layers: Layers) -> Layers:
         depth, counts = len(layers.apd[kind]), layers.histograms[kind]
         numbers += [(depth, layers.apd[kind]), (depth, layers.apsd[kind])]
         numbers.append((len(counts[0]) + 1, layers.edges[kind]))
-        numbers += [(len(counts[0]), some) for some in counts]
+        numbers += [(len(counts[0]), bins) for bins in counts]
         if len(counts) != depth:
             raise ValueError(f"{len(counts)} histograms of {depth} layers")
     for expected, values in numbers:
@@ -75,12 +75,12 @@ def _validated(layers: Layers) -> Layers:
 
 
 def write_layers(store: Store, layers: Mapping[Spec, Layers]) -> None:
-    """Write the layers of some specs atomically."""
-    store.write_records(RECORDS, {spec.text: asdict(one) for spec, one in layers.items()})
+    """Write the layers of specs to a store atomically."""
+    store.write_records(RECORDS, {spec.text: asdict(measured) for spec, measured in layers.items()})
 
 
 def studied(layers: Mapping[Spec, Layers], experiment: Experiment, model: str) -> dict[str, Layers]:
-    """Return what was measured of a model, by norm."""
+    """Return the measured layers of a model in the case study, by norm."""
     specs = [spec for cell in experiment.cells() for spec in experiment.candidates(cell)]
     return {spec.norm: layers[spec] for spec in specs if spec.model == model and spec in layers}
 
@@ -149,61 +149,61 @@ TESTS = {
 }
 
 
-def compare(label: str, test: str, one: Chosen | None, *others: Chosen | None) -> Case:
-    """Return the case in which one of the ``TESTS`` must pass.
+def compare(label: str, test: str, first: Chosen | None, *others: Chosen | None) -> Case:
+    """Test one candidate against others, by one of the ``TESTS``.
 
     Of several others, the one with the highest validation accuracy is compared.
     """
     known = [other for other in others if other is not None]
-    if one is None or len(known) < len(others):
+    if first is None or len(known) < len(others):
         return Case(label, None)
     other = max(known, key=lambda chosen: chosen.best.validation)
-    one, other = one.among((other,)), other.among((one,))
-    rule, deeper = TESTS[test], one.layers - other.layers
-    runs, other_runs = (chosen.best.values("test_accuracy") for chosen in (one, other))
+    first, other = first.among((other,)), other.among((first,))
+    rule, deeper = TESTS[test], first.layers - other.layers
+    runs, other_runs = (chosen.best.values("test_accuracy") for chosen in (first, other))
     difference = paired_difference(runs, other_runs)
     unsure = rule.passes(difference.low, deeper) != rule.passes(difference.high, deeper)
-    shown = " against ".join(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (one, other))
+    shown = " against ".join(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (first, other))
     if len(runs) > max(TABLE1.missing.values()):  # the paper's number
         shown += f", {len(runs)} runs"
     margin = None
     if rule.sign and difference.runs > 1:
         target = {seed: value + rule.threshold for seed, value in other_runs.items()}
         margin = paired_difference(runs, target) if rule.sign > 0 else paired_difference(target, runs)
-    specs = tuple(chosen.best.spec for chosen in (one, *known))
-    holds = rule.passes(one.accuracy - other.accuracy, deeper)
+    specs = tuple(chosen.best.spec for chosen in (first, *known))
+    holds = rule.passes(first.accuracy - other.accuracy, deeper)
     return Case(label, holds, shown, specs if unsure else (), margin)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The numbers that claims look at; None for what was not run completely.
+    """The results that claims are tested on; None for cells whose trials are incomplete.
 
     Args:
         results: the trials.
         layers: the measured layers of the case study.
         selection: the selected part of the experiments.
-        every_run: compare selected candidates over all runs that the store has of both, not only over those
+        all_runs: compare selected candidates over all runs that the store has of both, not only over those
             of their table.
     """
 
     results: ResultIndex
     layers: Mapping[Spec, Layers]
     selection: Selection
-    every_run: bool = True
+    all_runs: bool = True
 
     def chosen(self, experiment: str, dataset: str, method: str, percent: int) -> Chosen | None:
-        """Return the selected candidate of a cell of an experiment."""
+        """Return the selected candidate of a cell of an experiment; None if it is incomplete."""
         narrowed = self.selection.narrow(EXPERIMENTS[experiment])
         if narrowed is None or dataset not in narrowed.datasets or percent not in narrowed.missing:
             return None
         chosen = self.results.chosen(narrowed, TableCell(dataset, method, percent))
         if chosen is None or not chosen.complete:
             return None
-        return replace(chosen, every=self.results.every_run(chosen.best.spec)) if self.every_run else chosen
+        return replace(chosen, all_runs=self.results.all_runs(chosen.best.spec)) if self.all_runs else chosen
 
     def curve(self, experiment: str, dataset: str, method: str, percent: int) -> list[Summary] | None:
-        """Return the best candidate of each depth in a cell, with one scale for all of them in Figure 1."""
+        """Return the best candidate of each depth in a cell; in Figure 1, all with the same scale."""
         narrowed = self.selection.narrow(EXPERIMENTS[experiment])
         if narrowed is None or self.chosen(experiment, dataset, method, percent) is None:
             return None
@@ -246,7 +246,7 @@ Cases = Callable[[Evidence], Iterable[Case]]
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper.
+    """A statement of the paper, and how it is tested.
 
     Args:
         section: of the paper.

@@ -300,16 +300,16 @@ class Selection:
 
     def names(self) -> list[str]:
         """Return the names of the requested experiments, with groups expanded."""
-        return list(dict.fromkeys(name for given in self.what for name in GROUPS.get(given, (given,))))
+        return list(dict.fromkeys(name for group in self.what for name in GROUPS.get(group, (group,))))
 
     def narrow(self, experiment: Experiment) -> Experiment | None:
         """Return the selected part of an experiment, None if nothing of it is left."""
         for name in self.datasets or ():
             one_of("dataset", name, DATASETS)
-        for what, values in (("runs", [self.runs]), ("epochs", [self.epochs]), ("depths", self.depths or ())):
+        for name, values in (("runs", [self.runs]), ("epochs", [self.epochs]), ("depths", self.depths or ())):
             for value in values:
                 if value is not None:
-                    whole_number(what, value, least=1)
+                    whole_number(name, value, least=1)
         missing = {
             percent: runs if self.runs is None else self.runs
             for percent, runs in experiment.missing.items()

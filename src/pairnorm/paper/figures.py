@@ -46,8 +46,8 @@ SPREAD = 0.35
 """Standard deviation of a coordinate before PairNorm: small enough that rescaling shows."""
 
 
-def steps() -> tuple[dict[str, Tensor], Tensor]:
-    """Return the points before PairNorm, centered, and rescaled, each [nodes, 2], and their classes.
+def pair_norm_steps() -> tuple[dict[str, Tensor], Tensor]:
+    """Return the points of Figure 2 before PairNorm, centered, and rescaled, [nodes, 2], and their classes.
 
     The points are Cora's papers of three fields after two convolutions. Their coordinates say how much their
     words resemble those of the training papers of the first and of the last field.
@@ -72,7 +72,7 @@ def steps() -> tuple[dict[str, Tensor], Tensor]:
 
 def figure2() -> "Figure":
     """Draw the input of PairNorm, then the same points centered and rescaled."""
-    points, labels = steps()
+    points, labels = pair_norm_steps()
     titles = (
         r"output of graph convolution, $\tilde{x}_i$",
         r"centered, $\tilde{x}^c_i$",
@@ -176,8 +176,8 @@ def against_depth(
             # Last, so that no line covers a diamond.
             for line in (PLAIN, NORMALIZED):
                 if test_only and (curve := curves.get((model, line), ())):
-                    one = best(curve)
-                    axis.plot(one.spec.depth, one.mean("test_accuracy"), zorder=5, **DIAMOND)
+                    top = best(curve)
+                    axis.plot(top.spec.depth, top.mean("test_accuracy"), zorder=5, **DIAMOND)
             axis.set_title(model)
             axis.set_xlabel("Layers")
             whole_ticks(axis)
@@ -208,14 +208,14 @@ def bars(results: ResultIndex, experiment: Experiment, model: str) -> "Figure | 
         width = 0.8 / len(methods)
         for (left, right), dataset in zip(axes, datasets, strict=True):
             for number, method in enumerate(methods):
-                offset, looks = (number - (len(methods) - 1) / 2) * width, _bar_looks(method)
+                offset, looks = (number - (len(methods) - 1) / 2) * width, _bar_style(method)
                 here = {
                     position + offset: selected[cell]
                     for position, percent in enumerate(percents)
                     if (cell := TableCell(dataset, method, percent)) in selected
                 }
                 left.bar([*here], [chosen.accuracy for chosen in here.values()], width, **looks)
-                runs = [list(one.best.values("test_accuracy").values()) for one in here.values()]
+                runs = [list(chosen.best.values("test_accuracy").values()) for chosen in here.values()]
                 if ends := [mean_interval(values) for values in runs]:
                     left.vlines([*here], *zip(*ends, strict=True), color="black", linewidth=0.6)
                 right.bar([*here], [chosen.layers for chosen in here.values()], width, **looks)
@@ -226,7 +226,7 @@ def bars(results: ResultIndex, experiment: Experiment, model: str) -> "Figure | 
         for axis in axes[-1]:
             axis.set_xticks(range(len(percents)), [f"{percent}%" for percent in percents])
             axis.set_xlabel("Vectors missing")
-        handles = [Patch(**_bar_looks(method), label=method) for method in methods]
+        handles = [Patch(**_bar_style(method), label=method) for method in methods]
         figure.legend(handles=handles, loc="outside upper center", ncols=len(methods))
         return figure
 
@@ -237,11 +237,11 @@ def _draw_parts(axis: "Axes", curve: Curve, metric: str, line: Line) -> None:
 
 
 def _draw(axis: "Axes", curve: Curve, name: str, color: str, line: Line, marker: str) -> None:
-    depths, means = [one.spec.depth for one in curve], [one.mean(name) for one in curve]
+    depths, means = [point.spec.depth for point in curve], [point.mean(name) for point in curve]
     axis.plot(depths, means, color=color, linestyle=line, marker=marker, markeredgewidth=0.8,
               markerfacecolor="white" if line == PLAIN else color)  # fmt: skip
     if name.startswith("test_"):
-        low, high = zip(*(mean_interval(list(one.values(name).values())) for one in curve), strict=True)
+        low, high = zip(*(mean_interval(list(point.values(name).values())) for point in curve), strict=True)
         axis.fill_between(depths, low, high, color=color, alpha=0.18, linewidth=0)
 
 
@@ -271,8 +271,8 @@ def _legend(figure: "Figure", title: str, test_only: bool = False) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, title=title, handlelength=2.6)
 
 
-def _bar_looks(method: str) -> dict[str, Any]:
-    """Return color by skip; filled with PairNorm, hatched without."""
+def _bar_style(method: str) -> dict[str, Any]:
+    """Return the style of a method's bars: the color shows its skip, the filling PairNorm."""
     color = VERMILLION if "t1" in method else ORANGE if "t2" in method else BLUE
     if method.endswith("-PN"):
         return {"facecolor": color, "edgecolor": color, "linewidth": 1}
@@ -352,7 +352,7 @@ def _panels_by_norm(
 
 
 def _ridges(axis: "Axes", layers: Layers, kind: str) -> None:
-    """Draw a histogram for some of the layers, the first on top, each as high as its row."""
+    """Draw histograms of at most ``MAX_RIDGES`` layers as rows, the first layer on top."""
     from matplotlib.patches import StepPatch
 
     histograms, edges = layers.histograms[kind], layers.edges[kind]
@@ -379,8 +379,8 @@ MODELS = {"table1": "SGC", "table2": "GCN", "table3": "GAT"}
 """The model that a table of the paper is about."""
 
 
-def two_steps() -> Iterator[Drawing]:
-    """Draw Figure 2, which needs no experiment."""
+def figure2_drawing() -> Iterator[Drawing]:
+    """Yield Figure 2 with its caption; it needs no experiment."""
     yield "figure2", "Figure 2. The two steps of PairNorm, on papers of Cora.", figure2()
 
 
@@ -422,12 +422,12 @@ def drawings(
             )
             yield f"bars-{model.lower()}", caption, bars(results, experiment, model)
     elif name == "case-study":
-        for model, what in (
+        for model, subject in (
             ("SGC", "SGC"),
             ("GCN", "a trained 12-layer GCN (without its last layer, the logits)"),
         ):
             by_norm, file = studied(layers, experiment, model), f"case-study-{model.lower()}"
-            caption = f"Distances of node pairs by layer in {what}; every panel has its own range."
+            caption = f"Distances of node pairs by layer in {subject}; every panel has its own range."
             yield file, caption, mean_distances(by_norm, model)
             caption = f"Distributions of these distances, {model}; every panel has its own range."
             yield f"{file}-distributions", caption, distributions(by_norm, model)

@@ -31,7 +31,7 @@ def reproduce(
     running: Running,
     on_progress: OnProgress = ignore_progress,
 ) -> Outcome:
-    """Train what is pending of the experiments.
+    """Train the pending trials of experiments, and measure their case study.
 
     Args:
         experiments: the requested ones.
@@ -57,7 +57,7 @@ def reproduce(
 def count_pending(experiments: Sequence[Experiment], store: Store) -> int:
     """Return how many trials of the experiments are not in the store."""
     index = ResultIndex(store.trials_by_spec())
-    count = index.count_pending([one for one in experiments if _is_grid(one)])
+    count = index.count_pending([experiment for experiment in experiments if _is_grid(experiment)])
     for experiment in experiments:
         if experiment.name == CLAIMS_AGAIN.name:
             count += sum(pair not in index for pair in _runs_for_claims(experiment, index))
@@ -74,10 +74,10 @@ def _is_grid(experiment: Experiment) -> bool:
 def _batches(experiments: Sequence[Experiment]) -> list[Batch]:
     """Put experiments with the same measures together, so that models of one architecture train together."""
     batches = []
-    for measures in dict.fromkeys(one.measures for one in experiments):
-        some = [one for one in experiments if one.measures == measures]
-        work = [(one, list(one.cells())) for one in some]
-        batches.append(Batch(", ".join(one.name for one in some), work, measures))
+    for measures in dict.fromkeys(experiment.measures for experiment in experiments):
+        group = [experiment for experiment in experiments if experiment.measures == measures]
+        work = [(experiment, list(experiment.cells())) for experiment in group]
+        batches.append(Batch(", ".join(experiment.name for experiment in group), work, measures))
     return batches
 
 
@@ -143,13 +143,14 @@ def measure_layers(
     probe = Probe(model, measures=("apd", "apsd"), adjacency=graph.adjacency.to(device), histograms=True)
     with torch.no_grad(), probe:
         model(*inputs)
-    return _layers(probe.records if accuracy is None else probe.records[:-1], accuracy)
+    return _summarize_layers(probe.records if accuracy is None else probe.records[:-1], accuracy)
 
 
-def _layers(records: Sequence[Record], accuracy: float | None) -> Layers:
+def _summarize_layers(records: Sequence[Record], accuracy: float | None) -> Layers:
+    """Return the mean distances and the histograms of distances in every layer."""
     distances = {kind: [record.distances[kind].flatten() for record in records] for kind in PAIRS}
     # Most bins would hold nothing but outliers; what lies beyond the last edge is counted in the last bin.
-    tops = {kind: max(float(one.quantile(0.995)) for one in some) for kind, some in distances.items()}
+    tops = {kind: max(float(x.quantile(0.995)) for x in layers) for kind, layers in distances.items()}
     edges = {kind: torch.linspace(0, top or 1.0, BINS + 1) for kind, top in tops.items()}
 
     def histogram(values: Tensor, kind: str) -> list[int]:
@@ -158,10 +159,10 @@ def _layers(records: Sequence[Record], accuracy: float | None) -> Layers:
 
     return Layers(
         test_accuracy=None if accuracy is None else _rounded(accuracy),
-        apd={kind: [_rounded(one.mean().item()) for one in some] for kind, some in distances.items()},
-        apsd={kind: [_rounded(one.measures[f"apsd_{kind}"].item()) for one in records] for kind in PAIRS},
+        apd={kind: [_rounded(x.mean().item()) for x in layers] for kind, layers in distances.items()},
+        apsd={kind: [_rounded(layer.measures[f"apsd_{kind}"].item()) for layer in records] for kind in PAIRS},
         edges={kind: [_rounded(edge) for edge in edges[kind].tolist()] for kind in PAIRS},
-        histograms={kind: [histogram(one, kind) for one in some] for kind, some in distances.items()},
+        histograms={kind: [histogram(x, kind) for x in layers] for kind, layers in distances.items()},
     )
 
 

@@ -18,7 +18,7 @@ from pairnorm.base.plotting import Save, save, saving
 from pairnorm.paper.claims import requested_runs, verdicts
 from pairnorm.paper.evidence import STATUSES, Evidence, Layers, Verdict, read_layers
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
-from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, two_steps
+from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, figure2_drawing
 from pairnorm.report.document import (
     Details,
     Document,
@@ -120,7 +120,7 @@ def write_outputs(
     outputs, names = Outputs(out, save), list(names)
     for name in names:
         if name == "figure2":
-            outputs.add_figures(two_steps())
+            outputs.add_figures(figure2_drawing())
         elif experiment := selection.narrow(EXPERIMENTS[name]):
             if name == "tuned":
                 # Below what the paper's optimizer gives with the same features.
@@ -170,7 +170,7 @@ def write_report(
             outputs.write(USER_FILE, _user_csv(others))
             sections.append(user_section(others))
         if not only_others:
-            decided = verdicts(Evidence(results, layers, selection, every_run=selection.runs is None))
+            decided = verdicts(Evidence(results, layers, selection, all_runs=selection.runs is None))
             gains = split_gains(results, selection)
             title, lead = "PairNorm, reproduced", _lead(outputs.tables, gains, decided, selection)
             sections += _sections(outputs, gains, decided)

@@ -140,7 +140,7 @@ class Grid(ABC, Generic[CellT]):
     @property
     @abstractmethod
     def rule(self) -> SelectionRule:
-        """How one candidate of a cell is selected."""
+        """The rule that selects one candidate of each cell."""
 
     @abstractmethod
     def cells(self) -> Iterable[CellT]:
@@ -155,7 +155,7 @@ class Grid(ABC, Generic[CellT]):
         """Return the candidates of a cell in a fixed order; the split may depend on the seed."""
 
     def pairs(self, cell: CellT, positions: Iterable[int] | None = None) -> Iterator[Pair]:
-        """Yield the trials of a cell.
+        """Yield the (spec, seed) pairs of a cell.
 
         Args:
             cell: the cell.
@@ -175,7 +175,7 @@ class Grid(ABC, Generic[CellT]):
         }
 
     def requested(self) -> Iterator[Pair]:
-        """Yield every trial that does not depend on the outcome of a search."""
+        """Yield the (spec, seed) pairs that do not depend on the outcome of a search."""
         return (pair for cell in self.cells() for pair in self.pairs(cell))
 
 
@@ -220,7 +220,7 @@ class Experiment(Grid[TableCell]):
 
     @property
     def rule(self) -> SelectionRule:
-        """Mean validation accuracy over all runs selects; of equals, the shallowest candidate."""
+        """The rule: the highest mean validation accuracy over all runs; of equals, the shallowest."""
         return SelectionRule(self.search_runs, self.searched)
 
     def cells(self) -> Iterator[TableCell]:

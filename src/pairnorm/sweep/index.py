@@ -26,17 +26,17 @@ class Chosen:
     Args:
         best: its runs.
         complete: whether all finalists had been trained.
-        every: all runs of it in the store, where there are more than the reported ones.
+        all_runs: the runs of it in the store, where there are more than the reported ones.
     """
 
     best: Summary
     complete: bool
-    every: Summary | None = None
+    all_runs: Summary | None = None
 
     def among(self, others: "Sequence[Chosen]") -> "Chosen":
-        """Return it with all the runs that the store has of each of the others too."""
-        runs = [one.every or one.best for one in (self, *others)]
-        seeds = set.intersection(*({trial.seed for trial in one.trials} for one in runs))
+        """Return the candidate with all runs in the store whose seeds the others have too."""
+        runs = [chosen.all_runs or chosen.best for chosen in (self, *others)]
+        seeds = set.intersection(*({trial.seed for trial in summary.trials} for summary in runs))
         if len(seeds) <= len(self.best.trials):
             return self
         shared = tuple(trial for trial in runs[0].trials if trial.seed in seeds)
@@ -54,7 +54,7 @@ class Chosen:
 
     @property
     def layers(self) -> int:
-        """The depth."""
+        """The depth of the candidate."""
         return self.best.spec.depth
 
 
@@ -68,11 +68,11 @@ class ResultIndex:
 
     def __init__(self, trials: Mapping[Spec, Iterable[Trial]], ignore_fingerprints: bool = False) -> None:
         self._trials: dict[Spec, dict[int, Trial]] = {}
-        for spec, some in trials.items():
+        for spec, runs in trials.items():
             key = spec
             if ignore_fingerprints and "@" in spec.dataset:
                 key = spec.replace(dataset=spec.dataset.partition("@")[0])
-            self._trials.setdefault(key, {}).update((trial.seed, trial) for trial in some)
+            self._trials.setdefault(key, {}).update((trial.seed, trial) for trial in runs)
         self._candidates: dict[Any, tuple[list[Summary], bool]] = {}
 
     @classmethod
@@ -91,7 +91,7 @@ class ResultIndex:
         except KeyError:
             return None
 
-    def every_run(self, spec: Spec) -> Summary:
+    def all_runs(self, spec: Spec) -> Summary:
         """Return all runs of a spec."""
         return Summary(spec, tuple(self._trials[spec].values()))
 
@@ -106,9 +106,9 @@ class ResultIndex:
     def _summaries(
         self, grid: Grid[CellT], cell: CellT, positions: Iterable[int], seeds: range
     ) -> list[Summary]:
-        """Return those of some candidates that have all these runs."""
+        """Summarize the candidates at ``positions``, except those with pending runs among ``seeds``."""
         specs = [(grid.candidates(cell, seed), seed) for seed in seeds]
-        all_ = (self._summary([(some[position], seed) for some, seed in specs]) for position in positions)
+        all_ = (self._summary([(row[position], seed) for row, seed in specs]) for position in positions)
         return [summary for summary in all_ if summary is not None]
 
     def candidates(self, grid: Grid[CellT], cell: CellT) -> tuple[list[Summary], bool]:
@@ -121,12 +121,12 @@ class ResultIndex:
         return self._candidates[key]
 
     def chosen(self, grid: Grid[CellT], cell: CellT) -> Chosen | None:
-        """Return the selected candidate of a cell, or None where no finalist has all runs."""
+        """Return the selected candidate of a cell; None before a finalist has all its runs."""
         summaries, complete = self.candidates(grid, cell)
         return Chosen(summaries[grid.rule.best(summaries)], complete) if summaries else None
 
     def runs(self, grid: Grid[CellT], cell: CellT) -> list[Trial]:
-        """Return the runs so far of the only finalist of a cell, none while the search is incomplete."""
+        """Return the finished runs of a cell that has one finalist; none while the search is incomplete."""
         pairs = grid.pairs(cell, self.finalists(grid, cell) or ())
         return [self._trials[spec][seed] for spec, seed in pairs if (spec, seed) in self]
 
@@ -141,7 +141,7 @@ class ResultIndex:
         summaries, _ = self.candidates(grid, cell)
         if one_scale and summaries:
             scales = _grouped(summaries, "scale")
-            summaries = max(scales.values(), key=lambda group: fmean(one.validation for one in group))
+            summaries = max(scales.values(), key=lambda group: fmean(each.validation for each in group))
         return [group[grid.rule.best(group)] for _, group in sorted(_grouped(summaries, "depth").items())]
 
     def pending(self, grid: Grid[CellT], cells: Iterable[CellT] | None = None) -> list[Pair]:
@@ -159,7 +159,7 @@ class ResultIndex:
         return list(pairs)
 
     def count_pending(self, grids: Iterable[Grid[Any]]) -> int:
-        """Return how many trials are still to be trained, those that wait for a search included."""
+        """Count the trials that are still to be trained, including those that wait for a search."""
         known: set[Pair] = set()
         later = 0
         for grid in grids:
@@ -172,7 +172,7 @@ class ResultIndex:
 
 
 OnProgress = Callable[[str, Progress], None]
-"""Called with the name of the stage and how far it is."""
+"""Called with the name of the stage and its progress."""
 
 
 def ignore_progress(stage: str, progress: Progress) -> None:
@@ -181,10 +181,10 @@ def ignore_progress(stage: str, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did: trials trained now, and trials still pending because time was up."""
+    """The outcome of a call: the number of trials that it trained, and of those still pending."""
 
     trained: int
-    left: int
+    pending: int
 
 
 @dataclass(frozen=True)

@@ -147,13 +147,13 @@ def mean_ranks(
     drawn = [values.mean(2)]
     for _ in range(RESAMPLES):
         positions = generator.integers(len(together), size=len(together))
-        some = values[np.concatenate([together[position] for position in positions])]
-        again = np.take_along_axis(some, generator.integers(runs, size=some.shape), axis=2)
+        sample = values[np.concatenate([together[position] for position in positions])]
+        again = np.take_along_axis(sample, generator.integers(runs, size=sample.shape), axis=2)
         drawn.append(again.mean(2))
     ranks, *resampled = _rank_means(drawn)
     low, high = np.quantile(resampled, [ERROR_RATE / 2, 1 - ERROR_RATE / 2], axis=0)
     rows = zip(methods, ranks.tolist(), low.tolist(), high.tolist(), strict=True)
-    return sorted((MeanRank(*one) for one in rows), key=lambda one: one.rank)
+    return sorted((MeanRank(*row) for row in rows), key=lambda row: row.rank)
 
 
 def _rank_means(drawn: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """Entries, graph by graph and method by method."""
+    """A table of results, whose entries are ordered by graph and method."""
 
     name: str
     title: str
@@ -66,7 +66,7 @@ class Table:
         *experiments: Experiment,
         reported: Mapping[TableCell, Reported] | None = None,
     ) -> "Table":
-        """Look up every cell of experiments with the same columns; the last gives name and title.
+        """Make a table of experiments with the same columns; the last experiment gives name and title.
 
         Args:
             index: the trials.
@@ -82,7 +82,7 @@ class Table:
             for cell in experiment.cells()
         }
         skips = {
-            name: settings.get("skip", 0) for one in experiments for name, settings in one.methods.items()
+            name: settings.get("skip", 0) for grid in experiments for name, settings in grid.methods.items()
         }
         top: dict[tuple[str, int], float] = {}
         for cell, (ours, _) in numbers.items():
@@ -119,7 +119,7 @@ class Table:
 
     @property
     def partial(self) -> bool:
-        """Whether a number of ours was chosen among fewer candidates than there should be."""
+        """Whether a number of ours was selected before all candidates were trained."""
         return any(entry.ours is not None and not entry.ours.complete for entry in self.entries)
 
     def rows(self) -> Iterator[tuple[str, str, list[Entry | None]]]:
@@ -166,14 +166,14 @@ def markdown(table: Table) -> str:
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
-    """Return any table as Markdown; columns after the first ``left`` are aligned to the right."""
+    """Return a table of texts as Markdown; columns after the first ``left`` are aligned to the right."""
     rule = "".join("---|" if left is None or column < left else "---:|" for column in range(len(headings)))
     lines = [f"| {' | '.join(row)} |" for row in (headings, *rows)]
     return "\n".join([lines[0], f"|{rule}", *lines[1:]])
 
 
 def latex(table: Table) -> str:
-    """Return the table as LaTeX (booktabs), under each method the paper's numbers and the differences."""
+    """Return the table as LaTeX (booktabs), with the paper's numbers and differences below each method."""
     percents = table.percents
     missing = "".join(rf" & \multicolumn{{2}}{{c}}{{{percent}\% missing}}" for percent in percents)
     lines = [
