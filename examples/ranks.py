@@ -20,8 +20,10 @@ def main(device: torch.device, epochs: int = 100, checkpoint: Path | None = None
     """Train, and let all that knows the group go."""
     graph = csbm(2000, classes=4, features=100, seed=0)
     shards = Shards(graph.num_nodes)
-    x = shards.own(graph.features).to(device)
-    labels, train, test = (shards.own(part).to(device) for part in (graph.labels, graph.train, graph.test))
+    x = shards.local_rows(graph.features).to(device)
+    labels, train, test = (
+        shards.local_rows(part).to(device) for part in (graph.labels, graph.train, graph.test)
+    )
     adjacency = shards.adjacency(normalized_adjacency(graph.adjacency).to(device))
 
     torch.manual_seed(0)

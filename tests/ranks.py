@@ -181,7 +181,7 @@ def check_shards(size):
     with pytest.raises(PairNormError, match="this rank's rows"):
         shards.adjacency(matrix) @ torch.rand(nodes, 2)
     with pytest.raises(PairNormError, match="one per node"):
-        shards.own(labels[1:])
+        shards.local_rows(labels[1:])
     for refused in (GCN(9, 3, norm=partial(BatchNorm, 32)), GCN(9, 3, residual=True), GCNII(9, 3)):
         with pytest.raises(PairNormError, match="no other method"):
             shards.join(refused)
@@ -223,10 +223,10 @@ def check_shards(size):
         expected = one_step(alone, features, values, keys, loss)
         found = one_step(
             model,
-            shards.own(features),
+            shards.local_rows(features),
             shards.adjacency(values),
             keys,
-            lambda logits: shards.cross_entropy(logits, shards.own(labels), shards.own(train)),
+            lambda logits: shards.cross_entropy(logits, shards.local_rows(labels), shards.local_rows(train)),
         )
         shards.sum_gradients(model)
         tolerance = 1e-10 if dtype == torch.float64 else 1e-5
@@ -242,7 +242,10 @@ def check_traffic(size):
     nodes, hidden, depth, classes = 6000, 64, 4, 16
     shards = Shards(nodes)
     matrix = normalized_adjacency(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
-    x, labels = shards.own(torch.rand(nodes, 32)), shards.own(torch.randint(0, classes, (nodes,)))
+    x, labels = (
+        shards.local_rows(torch.rand(nodes, 32)),
+        shards.local_rows(torch.randint(0, classes, (nodes,))),
+    )
     for kind in (GCN, GAT):
         model = shards.join(kind(32, classes, depth, hidden, norm="PN-SI", dropout=0.5))
 

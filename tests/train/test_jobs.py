@@ -199,12 +199,12 @@ def test_halves_share_out_the_trials_until_one_is_left(model: str) -> None:
         Spec("cora", model, 2, norm="PN", scale=scale) for scale in ((1, 10) if model == "SGC" else (1,))
     ]
     job = Job(tuple(pairs_of(specs, range(5))))
-    halves = job.halves()
+    halves = job.split()
     check_covers(halves, list(job.pairs))
     assert sorted(len(half.trials) for half in halves) == [2, 3]
     assert sum(half.cost for half in halves) == job.cost
     single = Job(tuple(pairs_of(specs, range(1))))
-    assert single.halves() == [single]
+    assert single.split() == [single]
 
 
 def test_nothing_to_do_is_no_job(graph: Graph) -> None:

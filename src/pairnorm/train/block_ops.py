@@ -75,9 +75,9 @@ class Plan:
     @cached_property
     def width(self) -> int:
         """The number of columns of the widest block that fits into memory."""
-        most = max(1, min(self.max_width, self.features))
-        lines = range(most // COLUMNS_PER_LINE * COLUMNS_PER_LINE, 0, -COLUMNS_PER_LINE)
-        for width in [most, *lines, *(narrow for narrow in (8, 4, 2, 1) if narrow < most)]:
+        widest = max(1, min(self.max_width, self.features))
+        lines = range(widest // COLUMNS_PER_LINE * COLUMNS_PER_LINE, 0, -COLUMNS_PER_LINE)
+        for width in [widest, *lines, *(narrow for narrow in (8, 4, 2, 1) if narrow < widest)]:
             if self.peak(width) <= self.memory:
                 return int(width)
         raise PairNormError(
@@ -191,10 +191,10 @@ class BlockOps:
             product = values if weight is None else values @ weight
             state.numpy()[rows, : product.shape[1]] = product
             return
-        given = torch.from_numpy(values).pin_memory().to(self.device, non_blocking=True)
+        block = torch.from_numpy(values).pin_memory().to(self.device, non_blocking=True)
         if weight is not None:
-            given = given @ torch.from_numpy(np.ascontiguousarray(weight)).to(self.device)
-        state[rows, : given.size(1)] = given.to(state.dtype)
+            block = block @ torch.from_numpy(np.ascontiguousarray(weight)).to(self.device)
+        state[rows, : block.size(1)] = block.to(state.dtype)
 
     def read(self, state: Tensor, rows: Index) -> Array:
         """Copy rows of a state to a float32 array on the CPU."""

@@ -52,7 +52,7 @@ class Shards:
         >>> shards = Shards(num_nodes=3)
         >>> model = shards.join(GCN(in_channels=4, out_channels=2, num_layers=3, norm="PN-SI"))
         >>> adjacency = shards.adjacency(normalized_adjacency(torch.tensor([[0, 1, 2], [1, 2, 0]])))
-        >>> x, labels = shards.own(torch.rand(3, 4)), shards.own(torch.tensor([0, 1, 1]))
+        >>> x, labels = shards.local_rows(torch.rand(3, 4)), shards.local_rows(torch.tensor([0, 1, 1]))
         >>> loss = shards.cross_entropy(model(x, adjacency), labels)
         >>> loss.backward()
         >>> shards.sum_gradients(model)
@@ -64,7 +64,7 @@ class Shards:
         self.process_group = check_group(dist.group.WORLD if process_group is None else process_group)
         self.rows = self._share(num_nodes)
 
-    def own(self, x: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
+    def local_rows(self, x: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
         """Return this rank's rows of a tensor over all nodes, such as features, labels or masks."""
         count = x.pattern.shape[0] if isinstance(x, SparseMatrix) else x.size(0)
         if count != self.num_nodes:
@@ -126,9 +126,9 @@ class Shards:
         """Return the mean loss over the nodes of all ranks; the gradient is of this rank's part of it.
 
         Args:
-            logits: of own nodes, ``[nodes, classes]``, or ``[nodes, trials, classes]``: losses are summed.
-            labels: of own nodes.
-            mask: own nodes that count; default: all.
+            logits: of local nodes, ``[nodes, classes]``, or ``[nodes, trials, classes]``: losses are summed.
+            labels: of local nodes.
+            mask: local nodes that count; default: all.
         """
         if mask is not None:
             logits, labels = logits[mask], labels[mask]
@@ -139,7 +139,7 @@ class Shards:
         """Return the mean over the nodes of all ranks; the gradient is of this rank's part of it.
 
         Args:
-            values: of some own nodes, perhaps none, ``[nodes, ...]``.
+            values: of local nodes, perhaps of none, ``[nodes, ...]``.
         """
         part = values.sum(0)
         with torch.no_grad():
@@ -159,7 +159,7 @@ class Shards:
     def sum_gradients(self, model: nn.Module) -> None:
         """Sum the gradients of all ranks in one collective; call it after ``backward``."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         total = all_sum(torch.cat([gradient.flatten() for gradient in gradients]), self.process_group)
         parts = total.split([gradient.numel() for gradient in gradients])
         for parameter, part in zip(parameters, parts, strict=True):
@@ -218,7 +218,7 @@ def shards_of(num_nodes: int) -> Shards | None:
 
 
 def _is_local(module: nn.Module) -> bool:
-    """Return whether a module of this package would compute something else on own rows than on all rows."""
+    """Return whether a module of this package would compute something else on local rows than on all."""
     if isinstance(module, DeepModel):
         other = isinstance(module, GCN | GAT) and (module.drop_edge or module.residuals is not None)
         return bool(other) or not isinstance(module, GCN | GAT | SGC)
@@ -227,7 +227,7 @@ def _is_local(module: nn.Module) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ShardedMatrix(SparseMatrix):
-    """A square matrix that every rank has; ``matrix @ rows`` takes own rows and returns own rows.
+    """A square matrix that every rank has; ``matrix @ rows`` maps local rows to local rows.
 
     Args:
         rows: this rank's rows.
@@ -241,12 +241,12 @@ class ShardedMatrix(SparseMatrix):
 
     @property
     def first_row(self) -> int:
-        """The number of the first own row."""
+        """The number of the first local row."""
         return int(self.rows.start)
 
     @property
     def num_rows(self) -> int:
-        """The number of own rows."""
+        """The number of local rows."""
         return int(self.rows.stop - self.rows.start)
 
     def __matmul__(self, dense: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ class ShardedMatrix(SparseMatrix):
         self, scores: Tensor, z: Tensor, bias: Tensor | None = None, activation: str = "none",
         rate: float = 0.0, keys: Tensor | None = None, norm: PairNorm | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return own rows of ``pairnorm.nn.ops.convolution.attend``, from own rows.
+        """Return the local rows of ``pairnorm.nn.ops.convolution.attend``, from local rows.
 
         In addition to the traffic of a product, a rank sends its scores to all others: 2 (P - 1)/P numbers
         per node and model, and as many backward.
@@ -299,7 +299,7 @@ class SparseRows(SparseMatrix):
 
     @classmethod
     def of(cls, matrix: SparseMatrix, rows: slice) -> "SparseRows":
-        """Return some rows of a matrix."""
+        """Return the rows of a matrix in a slice."""
         crow = matrix.pattern.crow[rows.start : rows.stop + 1]
         first, last = int(crow[0]), int(crow[-1])
         shape = (rows.stop - rows.start, matrix.pattern.shape[1])
@@ -307,7 +307,7 @@ class SparseRows(SparseMatrix):
         return cls(pattern, matrix.values[..., first:last], first, matrix.pattern.num_entries)
 
     def drop_entries(self, rate: float, keys: Tensor) -> SparseMatrix:
-        """Drop the entries that dropout of the larger matrix drops."""
+        """Drop the same entries as dropout of the larger matrix."""
         mask = keep_entries(keys, self.first_entry, self.pattern.num_entries, self.entries, rate)
         return SparseMatrix(self.pattern, mask.mul_(factor(rate)).to(self.values.dtype) * self.values)
 
@@ -331,25 +331,25 @@ def all_rows(rows: Tensor, nodes: int, group: "ProcessGroup") -> Tensor:
 
 
 def _to_columns(rows: Tensor, nodes: int, group: "ProcessGroup", unit: int = 1) -> Tensor:
-    """Send own rows ``[own, columns]``, receive own columns of all rows ``[nodes, own]``.
+    """Send local rows ``[rows, columns]``, receive local columns of all rows, ``[nodes, width]``.
 
     Columns are divided among ranks in multiples of ``unit``.
     """
     widths, counts = _units(rows.size(1), unit, group), blocks(nodes, group.size())
-    own = widths[group.rank()]
+    width = widths[group.rank()]
     parts = torch.cat([part.flatten() for part in rows.split(widths, 1)])
-    received = [count * own for count in counts]
-    return _exchange(parts, [len(rows) * width for width in widths], received, group).view(nodes, own)
+    received = [count * width for count in counts]
+    return _exchange(parts, [len(rows) * other for other in widths], received, group).view(nodes, width)
 
 
 def _to_rows(columns: Tensor, width: int, group: "ProcessGroup", unit: int = 1) -> Tensor:
-    """Invert ``_to_columns``: send own columns ``[nodes, own]``, receive own rows ``[own, width]``."""
+    """Invert ``_to_columns``: send local columns, receive all columns of local rows, ``[rows, width]``."""
     widths, counts = _units(width, unit, group), blocks(len(columns), group.size())
-    own = counts[group.rank()]
-    received = [own * some for some in widths]
+    num_rows = counts[group.rank()]
+    received = [num_rows * width for width in widths]
     parts = _exchange(columns.flatten(), [count * columns.size(1) for count in counts], received, group)
     pairs = zip(parts.split(received), widths, strict=True)
-    return torch.cat([part.view(own, some) for part, some in pairs], 1)
+    return torch.cat([part.view(num_rows, width) for part, width in pairs], 1)
 
 
 def _units(width: int, unit: int, group: "ProcessGroup") -> list[int]:

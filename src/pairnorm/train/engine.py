@@ -49,7 +49,7 @@ class Job:
 
     @property
     def trials(self) -> list[Pair]:
-        """The trials along the trial axis. Depths and variants of an SGC share a propagation and a trial."""
+        """The (spec, seed) pairs along the trial axis; depths and variants of an SGC share a trial."""
         return list(dict.fromkeys(map(_trial, self.pairs)))
 
     @property
@@ -59,22 +59,23 @@ class Job:
 
     @property
     def variants(self) -> list[list[Pair]]:
-        """For every trial of SGC, one pair per scale and optimizer, sorted; equally many for every trial.
+        """For every trial of SGC, its (spec, seed) pairs of each scale and optimizer, sorted.
 
-        The last variant of a trial is repeated if others have more.
+        All trials have equally many variants: the last one of a trial is repeated if others have more.
         """
-        variants = [sorted(own.values(), key=_variant) for own in _variants_by_trial(self.pairs).values()]
-        most = max(map(len, variants))
-        return [own + own[-1:] * (most - len(own)) for own in variants]
+        by_trial = _variants_by_trial(self.pairs).values()
+        variants = [sorted(by_variant.values(), key=_variant) for by_variant in by_trial]
+        longest = max(map(len, variants))
+        return [pairs + pairs[-1:] * (longest - len(pairs)) for pairs in variants]
 
     @property
     def cost(self) -> int:
-        """Work in layer-epochs, for progress bars. An epoch of an SGC counts as one layer."""
+        """The work in layer-epochs, for progress bars. An epoch of an SGC counts as one layer."""
         spec = self.pairs[0][0]
         layers = len(self.depths) if spec.model == "SGC" else spec.depth
         return spec.epochs * len(self.trials) * layers
 
-    def halves(self) -> "list[Job]":
+    def split(self) -> "list[Job]":
         """Split the trials into two jobs; a single trial stays one job."""
         return _split(self.pairs, (len(self.trials) + 1) // 2)
 
@@ -104,11 +105,11 @@ def plan(
         parts: dict[int, list[Pair]] = defaultdict(list)
         for pair in group:
             parts[len(variants_by_trial[_trial(pair)]) if cuda else 1].append(pair)
-        for variants, some in parts.items():
-            size = len(some) if device is None else _trials_per_job(graph, shared, device, variants)
+        for variants, part in parts.items():
+            size = len(part) if device is None else _trials_per_job(graph, shared, device, variants)
             if not cuda:  # no core should be idle while another has all trials
-                size = min(size, -(-len(Job(tuple(some)).trials) // (cores or os.cpu_count() or 1)))
-            jobs += _split(some, size)
+                size = min(size, -(-len(Job(tuple(part)).trials) // (cores or os.cpu_count() or 1)))
+            jobs += _split(part, size)
     return sorted(jobs, key=lambda job: -job.cost)
 
 
@@ -183,7 +184,7 @@ def _check(graph: object, spec: object) -> None:
 
 
 def find_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device of a name, if torch can use it; ``"auto"`` is CUDA if available."""
+    """Return a torch device by name, or raise an error; ``"auto"`` is CUDA if available, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -238,7 +239,7 @@ def train_job(
                 trials |= part
         return trials
     except torch.cuda.OutOfMemoryError:
-        halves = Job(tuple(pair for pair in job.pairs if pair not in trials)).halves()
+        halves = Job(tuple(pair for pair in job.pairs if pair not in trials)).split()
         if len(halves) == 1:
             raise
     torch.cuda.empty_cache()
@@ -286,7 +287,7 @@ def _train_sgc(
             for name in measures
         }
         values |= _aucs(trainer.problem, fitted.logits, trainer.spec)
-        pairs = [(spec.replace(depth=fitted.depth), seed) for own in variants for spec, seed in own]
+        pairs = [(spec.replace(depth=fitted.depth), seed) for row in variants for spec, seed in row]
         trained = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), values)
         yield {pair: trial for pair, trial in zip(pairs, trained, strict=True) if pair in requested}
 
@@ -365,7 +366,7 @@ def _trials(
 
 
 def _variants_by_trial(pairs: Iterable[Pair]) -> dict[Pair, dict[tuple[float, ...], Pair]]:
-    """Return a pair of every variant of every trial."""
+    """Group (spec, seed) pairs by trial and variant."""
     variants: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
     for pair in pairs:
         variants[_trial(pair)][_variant(pair)] = pair
@@ -374,20 +375,22 @@ def _variants_by_trial(pairs: Iterable[Pair]) -> dict[Pair, dict[tuple[float, ..
 
 @lru_cache(2**16)  # a grid asks for the same with every seed
 def _architecture(spec: Spec, cuda: bool) -> Spec:
-    """Return the fields that pairs of a job share: all except missing features; for SGC, depth and scale.
+    """Return a spec that is equal for all pairs that may share a job.
+
+    They may differ in missing features, and for SGC also in depth and scale.
 
     On CUDA, jobs also mix optimizers, since a few trials do not fill a GPU. On a CPU they do not, so that a
     trial gives the same bits whatever it trains with.
     """
-    own: dict[str, Any] = {
+    replaced: dict[str, Any] = {
         "missing_rate": 1.0,
         "missing_kind": "entries" if spec.missing_kind in ENTRIES else "vectors",
     }
     if cuda:
-        own |= {"learning_rate": 1.0, "weight_decay": 0.0}
+        replaced |= {"learning_rate": 1.0, "weight_decay": 0.0}
     if spec.model == "SGC":
-        own |= {"depth": 1, "scale": spec.scale if spec.norm == "PN-SCS" else 1.0}
-    return spec.replace(**own)
+        replaced |= {"depth": 1, "scale": spec.scale if spec.norm == "PN-SCS" else 1.0}
+    return spec.replace(**replaced)
 
 
 def _trial(pair: Pair) -> Pair:

@@ -57,8 +57,8 @@ class Loop:
         with torch.no_grad(), on_device(device):
             shape = accuracy().shape
         rates, decays = (
-            list(given) if isinstance(given, Sequence) else [given] * shape.numel()
-            for given in (learning_rate, weight_decay)
+            list(value) if isinstance(value, Sequence) else [value] * shape.numel()
+            for value in (learning_rate, weight_decay)
         )
         self._slices: list[tuple[Tensor, Tensor, slice]] = []
         self._adam = self._optimizer(list(zip(rates, decays, strict=True)))
@@ -78,19 +78,19 @@ class Loop:
         else:  # adjacent models with equal settings form one slice: Adam is faster on few large tensors
             for setting, group in groupby(range(len(settings)), settings.__getitem__):
                 numbers = list(group)
-                some = slice(numbers[0], numbers[-1] + 1)
+                columns = slice(numbers[0], numbers[-1] + 1)
                 for parameter in self._parameters:
-                    models = parameter.detach().view(len(settings), -1)[some]
-                    self._slices.append((models, parameter, some))
+                    models = parameter.detach().view(len(settings), -1)[columns]
+                    self._slices.append((models, parameter, columns))
                     groups[setting].append(models)
         return torch.optim.Adam(
-            [{"params": own, "lr": rate, "weight_decay": decay} for (rate, decay), own in groups.items()],
+            [{"params": part, "lr": rate, "weight_decay": decay} for (rate, decay), part in groups.items()],
             fused=True,
             capturable=self.cuda,
         )
 
     def reset(self) -> None:
-        """Restart at epoch 0 from the present parameters."""
+        """Restart at epoch 0 from the current parameters."""
         for state in self._adam.state.values():
             for value in state.values():
                 value.zero_()
@@ -125,16 +125,16 @@ class Loop:
             warm = 0 if self._captured else min(3, epochs)
             if warm:
                 self._capture(warm, epochs > warm)
-            since = warm
+            epochs_since_tick = warm
             for epoch in range(warm + 1, epochs + 1):
                 self._captured.replay()  # type: ignore[union-attr]
                 self._record()
-                since += 1
+                epochs_since_tick += 1
                 if epoch % EPOCHS_PER_SYNC == 0:
                     self._stream.synchronize()
-                    tick(since)
-                    since = 0
-            tick(since)
+                    tick(epochs_since_tick)
+                    epochs_since_tick = 0
+            tick(epochs_since_tick)
         here.wait_stream(self._stream)
 
     def _capture(self, warm: int, more: bool) -> None:
@@ -173,9 +173,9 @@ class Loop:
             tensor.grad = None
 
     def _step(self) -> None:
-        for models, parameter, some in self._slices:
+        for models, parameter, columns in self._slices:
             if parameter.grad is not None:
-                models.grad = parameter.grad.reshape(-1, models.size(1))[some]
+                models.grad = parameter.grad.reshape(-1, models.size(1))[columns]
         self._adam.step()
 
     def _keep(self, better: Tensor, accuracy: Tensor) -> None:

@@ -34,7 +34,7 @@ GENERATOR = threading.Lock()
 
 
 class PerTrial(nn.Module):
-    """Copies of the module that ``make`` makes: trial t of ``[nodes, models, features]`` is for copy t.
+    """Copies of a user's module, one per model: copy t gets ``x[:, t]`` of ``[nodes, models, features]``.
 
     Parameters and buffers are stacked along a leading trial axis, as those of every model here.
     """
@@ -67,7 +67,7 @@ class PerTrial(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """The module that all copies share, with parameters of its own."""
+        """The template module, which computes each copy with the copy's parameters and buffers."""
         return self._template[0].train(self.training)
 
     def call(self, trial: int, *inputs: Any) -> Any:
@@ -131,9 +131,9 @@ class ModelPerTrial(nn.Module):
         if "edge_index" not in pattern.derived:  # as in PyG, from source to target, without self-loops
             edges = torch.stack([pattern.column, pattern.row]).long()
             pattern.derived["edge_index"] = edges[:, edges[0] != edges[1]]
-        for trial, own in enumerate(_dense_by_trial(x, self.num_models)):
+        for trial, features in enumerate(_dense_by_trial(x, self.num_models)):
             with _drawn_from(None if keys is None or not self.training else keys[0, 0, trial]):
-                logits.append(self.copies.call(trial, own, pattern.derived["edge_index"]))
+                logits.append(self.copies.call(trial, features, pattern.derived["edge_index"]))
         return torch.stack(logits, 1)
 
     def hidden_and_logits(
@@ -357,16 +357,16 @@ def _own_model(
     return ModelPerTrial(made, num_models, dropout, adjacency)
 
 
-def _try(made: partial[nn.Module], given: tuple[Tensor, ...], width: int, expected: str) -> None:
-    """Raise an error unless the module gives three nodes ``width`` features each."""
+def _try(made: partial[nn.Module], inputs: tuple[Tensor, ...], width: int, expected: str) -> None:
+    """Run a user's module on three nodes; raise an error unless it returns ``width`` features for each."""
     try:
         with torch.no_grad():
-            shape = tuple(made().eval()(*given).shape)
+            shape = tuple(made().eval()(*inputs).shape)
         if shape == (3, width):
             return
         problem, cause = f"makes {shape} of 3 nodes, not {(3, width)}", None
     except Exception as error:  # whatever a user's module may raise
-        problem, cause = f"does not work on {given[0].size(1)} features ({error!r})", error
+        problem, cause = f"does not work on {inputs[0].size(1)} features ({error!r})", error
     problem = f"method {getattr(made.func, '__name__', made.func)} {problem}"
     raise PairNormError(problem, code="method-failed", value=made.args, expected=expected) from cause
 

@@ -84,16 +84,16 @@ def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) 
 
 def work(graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: OnEvent) -> None:
     """Train a job in this process and send its events. The origin of a trial is this process."""
-    since = time.perf_counter()
+    start = time.perf_counter()
     options = dict(options)
     add_methods(options.pop("methods", {}))
 
     def emit(trials: dict[Pair, Trial]) -> None:
-        nonlocal since
+        nonlocal start
         now = time.perf_counter()
-        origin = Origin.here(seconds=now - since, shared_by=len(trials), device=device)
+        origin = Origin.here(seconds=now - start, shared_by=len(trials), device=device)
         send([Result(spec, trial, origin) for (spec, _), trial in trials.items()])
-        since = now
+        start = now
 
     train_job(graph, job, device, tick=send, emit=emit, **options)
 
@@ -386,17 +386,17 @@ class RayPool(Pool):
             self._on_event(event)
 
     def retry(self, task: Task, error: Exception) -> list[Task]:
-        """Return what is left of a job whose worker died, in halves if it ran out of memory."""
+        """Return the pending part of a job whose worker died, in halves if it ran out of memory."""
         graph, job = task
-        left = Job(tuple(pair for pair in job.pairs if pair not in self._trained))
-        may_restart = self._cluster.may_restart(left, error)
-        done = job.cost - (left.cost if left.pairs else 0)
+        pending = Job(tuple(pair for pair in job.pairs if pair not in self._trained))
+        may_restart = self._cluster.may_restart(pending, error)
+        done = job.cost - (pending.cost if pending.pairs else 0)
         self._on_event(done - self._progress[job])  # the work that is lost is done again
-        if may_restart or not left.pairs:
-            return [(graph, left)] if left.pairs else []
-        halves = left.halves()
+        if may_restart or not pending.pairs:
+            return [(graph, pending)] if pending.pairs else []
+        halves = pending.split()
         if len(halves) == 1:
-            spec = str(left.pairs[0][0])
+            spec = str(pending.pairs[0][0])
             raise worker_died(spec, spec, "Give the nodes more memory. What had finished is in the store.")
         return [(graph, half) for half in halves]
 
@@ -429,13 +429,13 @@ def _train_job(
     with futures.ThreadPoolExecutor(1) as thread:
         training = thread.submit(train)
         training.add_done_callback(lambda _: events.put(None))
-        done, since = 0, time.monotonic()
+        done, last_event = 0, time.monotonic()
         while (event := events.get()) is not None:
             if isinstance(event, int):
                 done += event
-            if isinstance(event, list) or time.monotonic() - since > EVENT_SECONDS:
+            if isinstance(event, list) or time.monotonic() - last_event > EVENT_SECONDS:
                 yield done
-                done, since = 0, time.monotonic()
+                done, last_event = 0, time.monotonic()
             if isinstance(event, list):
                 yield event
         training.result()

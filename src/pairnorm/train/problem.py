@@ -1,4 +1,4 @@
-"""What the trials of a job train on: features with their missing values, labels, losses and accuracies."""
+"""The data that the trials of a job train on: features with missing values, labels; losses, accuracies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class Problem:
         features, labels = _features(graph, trials, device), graph.labels
         width = graph.num_features if isinstance(features, SparseMatrix) else features.size(-1)
         if shards is not None:
-            adjacency, features = shards.adjacency(adjacency), shards.own(features)
+            adjacency, features = shards.adjacency(adjacency), shards.local_rows(features)
             labels = labels[shards.rows]
             parts = {name: mask[shards.rows] for name, mask in parts.items()}
         return cls(
@@ -205,8 +205,8 @@ def _known(graph: Graph, missing: Missing) -> Tensor:
         raise PairNormError(problem, code="sparse-entries", value="entries", expected=expected, hint=hint)
     else:
         known = known.view(graph.num_nodes, graph.num_features, -1).transpose(1, 2)
-    given = graph.missing if graph.missing.dim() == 2 else graph.missing.unsqueeze(1)
-    return known & ~given.unsqueeze(1) if given.any() else known
+    missing_in_data = graph.missing if graph.missing.dim() == 2 else graph.missing.unsqueeze(1)
+    return known & ~missing_in_data.unsqueeze(1) if missing_in_data.any() else known
 
 
 def _missing(graph: Graph, spec: Spec, seed: int) -> Missing:

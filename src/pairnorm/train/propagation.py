@@ -181,11 +181,11 @@ class Propagation:
             depth: at most the deepest stored depth.
             out: the file.
         """
-        every, ops = range(self.graph.facts.features), self._ops
+        all_columns, ops = range(self.graph.facts.features), self._ops
         result = _new_file(out, self.graph.facts.nodes, weight.shape[1])
         for classes in blocks(weight.shape[1], self.width):
             part = slice(classes.start, classes.stop)
-            steps = self._steps(self._start(every, weight[:, part]), depth)
+            steps = self._steps(self._start(all_columns, weight[:, part]), depth)
             for k, (state, unit, _) in enumerate(steps):  # noqa: B007
                 self.on_progress(f"classes {classes.start + 1} to {classes.stop}, depth {k}")
             factor = np.float32(unit * self._scales[depth])
@@ -352,7 +352,8 @@ class RayBlocks:
         rooms = [(node["CPU"], node.get("memory", 0) // bytes_per_block) for node in self._nodes]
         threads = max(1, min((int(cores // room) for cores, room in rooms if room), default=1))
         remote = self._cluster.remote(_propagate_block, num_cpus=threads, memory=bytes_per_block)
-        pending = [(one, number) for one in propagations if one.norm != "PN-SI" for number in one.pending()]
+        independent = [propagation for propagation in propagations if propagation.norm != "PN-SI"]
+        pending = [(propagation, number) for propagation in independent for number in propagation.pending()]
         reported: set[tuple[Propagation, str]] = set()
 
         def handle(propagation: Propagation, number: int, event: BlockEvent) -> None:
@@ -427,7 +428,7 @@ def label_propagation(
 
 
 def _multiply_rows(state: Tensor, factors: Tensor, out: Tensor) -> None:
-    """Write each row times its factor to ``out``, slice by slice: a state may be mapped from a file."""
+    """Multiply each row by a factor into ``out``, slice by slice: a state may be mapped from a file."""
     for rows in slices(len(state)):
         torch.mul(state[rows], factors[rows, None], out=out[rows])
 
@@ -442,7 +443,7 @@ def _new_file(path: Path, *shape: int) -> Array:
 
 
 def _divided(state: Array, width: int) -> Array:
-    """Return the first ``width`` columns of a state; with one more column, divided by it."""
+    """Return the first ``width`` columns of a state, divided by the mass in the next column, if any."""
     if state.shape[1] == width:
         return state
     mass = state[:, width:]

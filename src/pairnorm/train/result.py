@@ -229,7 +229,7 @@ _FIXED = tuple(name for name in TYPES if name != "measures")
 def trial_row(trial: Trial) -> list[Any]:
     """Return the values of a trial as SQLite stores them; it stores NaN as NULL."""
     values = vars(trial) | {"measures": trial.measures or None}
-    return [json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for one in values.values()]
+    return [json.dumps(x, sort_keys=True) if isinstance(x, dict) else x for x in values.values()]
 
 
 def trial_from_row(row: Sequence[Any]) -> Trial:
@@ -252,8 +252,8 @@ def table(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Return the columns of a table of results, followed by one column per measure."""
     columns = {name: list(map(attrgetter(_ATTRIBUTES[name]), results)) for name in _FIXED}
     measures = [result.trial.measures for result in results]
-    for name in sorted({name for some in measures for name in some}):
-        columns[name] = [some.get(name) for some in measures]
+    for name in sorted({name for measured in measures for name in measured}):
+        columns[name] = [measured.get(name) for measured in measures]
     return columns
 
 
@@ -279,7 +279,7 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         for row in zip(*columns.values(), strict=True):
-            writer.writerow(json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for one in row)
+            writer.writerow(json.dumps(x, sort_keys=True) if isinstance(x, dict) else x for x in row)
 
 
 def read_csv(path: Path) -> list[Result]:
@@ -287,9 +287,9 @@ def read_csv(path: Path) -> list[Result]:
     with long_cells(), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, strict=True)
         try:
-            given = {*(reader.fieldnames or ()), *_ADDED_COLUMNS}
+            columns = {*(reader.fieldnames or ()), *_ADDED_COLUMNS}
             for name in _FIXED:
-                if name not in given:
+                if name not in columns:
                     raise _no_export(f"{path}: there is no column {name!r}", "unknown-column", name)
             return [_read_row(values, f"{path}, line {reader.line_num}") for values in reader]
         except (csv.Error, UnicodeDecodeError) as error:
@@ -304,8 +304,8 @@ def _read_row(texts: dict[str, str], where: str) -> Result:
     try:
         if None in texts or None in texts.values():
             raise _no_export("more or fewer values than there are columns", "file-damaged", len(texts))
-        given = {**_ADDED_COLUMNS, **texts}
-        values = {name: _read(name, text) for name, text in given.items() if text or name in TYPES}
+        cells = {**_ADDED_COLUMNS, **texts}
+        values = {name: _read(name, text) for name, text in cells.items() if text or name in TYPES}
         measures = {name: value for name, value in values.items() if name not in TYPES}
         result = Result(
             Spec(**{name: values[column] for column, name in SPEC.items()}),

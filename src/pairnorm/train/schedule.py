@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Progress:
-    """Finished and all work in layer-epochs, the number of pending trials, and the spec stored last."""
+    """The finished and the total work in layer-epochs, the number of pending trials, and the latest spec."""
 
     done: int
     total: int
@@ -40,7 +40,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Running:
-    """Where trials run, as in ``run``, and after how many minutes no more jobs start.
+    """Options of a training run: device, files, workers and back end, as in ``run``, and a time limit.
 
     Values that cannot be used raise an error at once.
     """
@@ -65,7 +65,7 @@ class Running:
         return {name: getattr(self, name) for name in ("device", "root", "workers", "on")}
 
     def clock(self) -> Callable[[], bool]:
-        """Return a function, for ``should_stop``, that is true once the minutes have passed."""
+        """Start the time limit; return a function, for ``should_stop``, that is true once it has passed."""
         end = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         return lambda: end is not None and time.monotonic() >= end
 
@@ -113,7 +113,7 @@ def run(
         seeds: dict[Spec, list[int]] = defaultdict(list)
         for spec, seed in pairs:
             seeds[spec].append(seed)
-        pending = [(spec, seed) for spec, some in seeds.items() for seed in results.missing(spec, some)]
+        pending = [(spec, seed) for spec, group in seeds.items() for seed in results.missing(spec, group)]
         total, done, trained, label = 0, 0, 0, "starting"
 
         def handle(event: Event) -> None:

@@ -260,7 +260,7 @@ class Spec:
         return replace(self, **changes)
 
     def at(self, depth: int) -> Self:
-        """Return the spec with another depth, quickly: the other fields are not checked again.
+        """Return the spec with another depth, without checking the other fields again.
 
         A ``skip`` that this spec has lost since it is too shallow does not come back.
         """

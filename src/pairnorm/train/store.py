@@ -159,15 +159,15 @@ class Store:
         self, spec: Spec, trials: Iterable[Trial], *, seconds: float, device: "torch.device | str" = "cpu"
     ) -> int:
         """Write trials that this process computed together in some seconds; return how many are new."""
-        given = list(trials)
-        origin = Origin.here(seconds=seconds, shared_by=len(given), device=device)
-        return self.add_results(Result(spec, trial, origin) for trial in given)
+        listed = list(trials)
+        origin = Origin.here(seconds=seconds, shared_by=len(listed), device=device)
+        return self.add_results(Result(spec, trial, origin) for trial in listed)
 
     def add_results(self, results: Iterable[Result]) -> int:
         """Write results atomically and return how many are new."""
-        given = list(results)
+        listed = list(results)
         with self._transaction() as connection:
-            return _add(connection, given)
+            return _add(connection, listed)
 
     def trials(self, spec: Spec) -> list[Trial]:
         """Return the trials of a spec by seed."""
@@ -176,11 +176,11 @@ class Store:
     def trials_by_spec(self, **where: Any) -> dict[Spec, list[Trial]]:
         """Return the trials of every spec, sorted. ``where`` restricts a field to a value or several."""
         results = self.results_by_spec(**where)
-        return {spec: [result.trial for result in some] for spec, some in results.items()}
+        return {spec: [result.trial for result in group] for spec, group in results.items()}
 
     def results(self, **where: Any) -> list[Result]:
         """Return all results, sorted by spec and seed. ``where`` as in ``trials_by_spec``."""
-        return [result for some in self.results_by_spec(**where).values() for result in some]
+        return [result for group in self.results_by_spec(**where).values() for result in group]
 
     def results_by_spec(self, **where: Any) -> dict[Spec, list[Result]]:
         """Return the results of every spec, sorted. ``where`` as in ``trials_by_spec``."""

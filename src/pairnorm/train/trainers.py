@@ -33,7 +33,7 @@ from pairnorm.train.spec import Spec
 def build(
     spec: Spec, num_features: int, num_classes: int, seeds: Sequence[int], device: torch.device
 ) -> Model:
-    """Build the GCN, GAT or own model of a spec; the seed of a trial alone decides its initial weights."""
+    """Build the GCN, GAT or registered model of a spec; the seed of a trial decides its initial weights."""
     method = find_method(spec.method)
     shared = {
         "num_layers": spec.depth,
@@ -49,27 +49,27 @@ def build(
     else:
         kinds: dict[str, Any] = {"GCN": GCN, "GAT": partial(GAT, heads=spec.heads)}
         kind = kinds[one_of("model", spec.model, tuple(kinds))]
-        own = {name: getattr(spec, name) for name in ("scale", "skip", "order", "precision")}
-        own |= {"norm": spec.mode, **method.arguments(spec, len(seeds))}
-        model = kind(num_features, num_classes, **shared, **own)
+        options = {name: getattr(spec, name) for name in ("scale", "skip", "order", "precision")}
+        options |= {"norm": spec.mode, **method.arguments(spec, len(seeds))}
+        model = kind(num_features, num_classes, **shared, **options)
     model.reset_parameters(seeds)
     return model.to(device)
 
 
 def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
-    """Return the factory of an SGC's norm other than PairNorm, or None."""
+    """Return a function that makes the norm of an SGC's method; None for PairNorm and no norm."""
     method = find_method(spec.method)
     return None if method.norm is None else partial(method.norm, 0, trials, spec.strength)
 
 
 def sgc_settings(spec: Spec, trials: int = 1) -> dict[str, Any]:
     """Return the arguments of the SGC of a spec, except its weights."""
-    own = {name: getattr(spec, name) for name in ("scale", "dropout", "adjacency")}
-    return {"num_layers": spec.depth, "norm": make_norm(spec, trials) or spec.mode, **own}
+    options = {name: getattr(spec, name) for name in ("scale", "dropout", "adjacency")}
+    return {"num_layers": spec.depth, "norm": make_norm(spec, trials) or spec.mode, **options}
 
 
 def bind_graph(module: nn.Module, graph: Graph) -> nn.Module:
-    """Give the graph to the norms that depend on its degrees or eigenvectors, and return the module."""
+    """Set the degrees or eigenvectors of a graph in the norms that need them, and return the module."""
     for norm in module.modules():
         if isinstance(norm, DegreePairNorm | GraphNormV2):
             norm.bind_graph(graph.adjacency)
@@ -166,7 +166,7 @@ class GNNTrainer:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The regressions of one depth.
+    """The fitted regressions of one depth of SGC.
 
     Args:
         depth: number of propagation steps.
@@ -201,22 +201,22 @@ class SGCTrainer:
         device: torch.device,
         curves: bool = False,
     ) -> None:
-        trials = [own[0] for own in variants]
+        trials = [pairs[0] for pairs in variants]
         self.problem, self._graph = Problem.of(graph, trials, device), graph
         self.spec, self.seeds = trials[0][0], [seed for _, seed in trials]
-        self.variants = [[spec for spec, _ in own] for own in variants]
+        self.variants = [[spec for spec, _ in pairs] for pairs in variants]
         self.depths, self._curves = sorted(set(depths)), curves
 
     @property
     def factors(self) -> list[list[float]]:
-        """The factor of a trial's states for every variant."""
-        own = self.spec.norm == "PN-SCS"
-        return [[1.0 if own else spec.scale for spec in specs] for specs in self.variants]
+        """For every trial, the factor of its states in each variant."""
+        is_scaled_by_norm = self.spec.norm == "PN-SCS"
+        return [[1.0 if is_scaled_by_norm else spec.scale for spec in specs] for specs in self.variants]
 
     def fit(self, tick: Callable[[int], None] = lambda epochs: None) -> Iterator[Fitted]:
         """Propagate, and train a regression at every requested depth."""
         iterates = self._iterates()
-        problem, spec, specs = self.problem, self.spec, [spec for own in self.variants for spec in own]
+        problem, spec, specs = self.problem, self.spec, [spec for row in self.variants for spec in row]
         device, labels = problem.labels.device, problem.labels
         train, validation = problem.parts["train"], problem.parts["validation"]
         train_labels, validation_labels, score = labels[train], labels[validation], SCORES[spec.metric]
