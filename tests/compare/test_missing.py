@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +56,29 @@ def test_fsd_cap_is_judged_where_whole_vectors_are_missing() -> None:
         for model in (FSD_CAP, FSD_CAP_RELEASED)
         for percent in (99.5, 90, 50)
     }
+
+
+def test_models_are_trained_again_where_some_nodes_may_be_unreachable() -> None:
+    cells = [cell for protocol in PROTOCOLS.values() for cell in protocol.fallback_cells()]
+    assert {cell[:2] + cell[4:] for cell in cells} == {
+        *(("ssnc-mv", name, percent) for name in ("cora", "citeseer") for percent in (100, 80, 40)),
+        *(
+            (by, name, percent)
+            for by in ("by-class", "by-degree")
+            for name in ("cora", "citeseer")
+            for percent in (80, 40)
+        ),
+    }
+    assert SSNC.test_sets("cora") == ("cora", "cora-reached")
+    assert SSNC.test_sets("pubmed") == FP_VECTORS.test_sets("pubmed") == ("pubmed",)
+    assert FP_VECTORS.test_sets("cora") == ("cora",)
+
+
+@pytest.mark.skipif("PAIRNORM_DATA" not in os.environ, reason="PAIRNORM_DATA is not set")
+@pytest.mark.parametrize("name", ["pubmed", "coauthor-cs"])
+def test_other_graphs_have_no_unreachable_nodes(name: str) -> None:
+    graph = SSNC.graph(name)
+    assert bool(reached(graph)[graph.test].all())
 
 
 def test_what_has_no_seed_is_run_once_where_all_masks_are_alike() -> None:

@@ -20,6 +20,7 @@ from pairnorm.compare.missing import (
     MissingCell,
     Protocol,
     mask_features,
+    reached,
 )
 from pairnorm.compare.missing_runs import (
     Evaluation,
@@ -27,8 +28,10 @@ from pairnorm.compare.missing_runs import (
     count_pending,
     evaluate,
     pending_evaluations,
+    pending_fallbacks,
     read_evaluations,
     reproduce,
+    with_fallback,
     write_evaluations,
 )
 from pairnorm.data import Graph, csbm, load, missing_nodes, missing_vectors
@@ -61,12 +64,13 @@ def an_evaluation(**changes: object) -> Evaluation:
 
 def test_it_trains_evaluates_and_resumes_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "missing.sqlite"
-    # Two candidates of two cells, the second run of the selected ones, and one evaluation.
+    # Two candidates of two cells, the second run of the selected ones, and one evaluation; then both runs of
+    # the selected ones with the fallback.
     with Store(path) as store:
-        assert count_pending([SMALL], store) == 4 + 2 + 1
-        assert reproduce([SMALL], store, Running("cpu", workers=1, minutes=0)) == Outcome(0, 7)
+        assert count_pending([SMALL], store) == 4 + 2 + 1 + 4
+        assert reproduce([SMALL], store, Running("cpu", workers=1, minutes=0)) == Outcome(0, 11)
         assert not path.exists()
-        assert reproduce([SMALL], store, Running("cpu", workers=1)) == Outcome(7, 0)
+        assert reproduce([SMALL], store, Running("cpu", workers=1)) == Outcome(11, 0)
         assert len(store) == 4 + 2
         found = MissingResults.read(store)
     before = path.read_bytes()
@@ -74,12 +78,52 @@ def test_it_trains_evaluates_and_resumes_where_it_stopped(tmp_path: Path) -> Non
     assert chosen is not None
     spec = chosen.best.spec
     assert found.index.runs(SMALL, CELL) == train(load("cora"), spec, [0, 1], "cpu")
-    assert [row.cell for row in found.evaluated.values()] == [
-        MissingCell("ssnc-mv", name, "", "label propagation", 100) for name in ("cora", "cora-reached")
-    ]
+    methods = [("", "label propagation", [0]), *((one, "SGC", [0, 1]) for one in SMALL.imputations)]
+    assert found.evaluated.keys() == {
+        (MissingCell("ssnc-mv", name, *method, 100), seed)
+        for name in ("cora", "cora-reached")
+        for *method, seeds in methods
+        for seed in seeds
+    }
+    # The reached nodes have the labels of the trial: only the fallback differs.
+    graph, trials = load("cora"), found.index.runs(SMALL, CELL)
+    unreached = graph.test & ~reached(graph)
+    for trial in trials:
+        whole, part = (
+            found.evaluated[CELL._replace(dataset=name), trial.seed].accuracy
+            for name in ("cora", "cora-reached")
+        )
+        own, count = int(unreached.sum()), int(graph.test.sum())
+        wrong = [round((trial.test_accuracy * count - right) / (count - own), 6) for right in range(own + 1)]
+        assert part in wrong
+        right = whole * count - part * (count - own)
+        shares = graph.labels[unreached].bincount() / own
+        assert any(right / own == pytest.approx(float(share), abs=1e-3) for share in shares)
     with Store(path) as store:
         assert reproduce([SMALL], store, Running("cpu", workers=1)) == Outcome(0, 0)
     assert path.read_bytes() == before
+
+
+def test_a_trained_model_is_evaluated_again_once_its_candidate_is_selected() -> None:
+    one = replace(SMALL, imputations=("fp",))
+    first, second = one.candidates(CELL, 0)
+    searched = {first: [a_trial(0, 0.7)], second: [a_trial(0, 0.8)]}
+    assert pending_fallbacks([one], MissingResults({first: [a_trial(0, 0.7)]})) == []
+    pairs = [(second, 0), (second, 1)]
+    assert pending_fallbacks([one], MissingResults(searched)) == [(one, CELL, pairs)]
+    done = Evaluation(*CELL, 0, 0.7, 0.6, nan, 1.5, "abc", "2026")
+    assert pending_fallbacks([one], MissingResults(searched, [done])) == [(one, CELL, pairs[1:])]
+
+
+def test_unreachable_nodes_get_the_mean_prediction_for_the_other_nodes_to_label() -> None:
+    edges = torch.tensor([[0, 1, 3, 5], [1, 2, 4, 6]])
+    labels, train = torch.arange(7) % 2, torch.arange(7) == 0
+    graph = Graph.from_edges(edges, torch.eye(7), labels=labels, train=train, missing=torch.arange(7) != 3)
+    probabilities = torch.rand(7, 2, generator=torch.Generator().manual_seed(1))
+    filled = with_fallback(graph, probabilities)
+    assert torch.equal(filled[:5], probabilities[:5])  # a label reaches 1 and 2, a feature 4
+    mean = probabilities[1:5].mean(0)
+    assert filled[5:].tolist() == [pytest.approx((mean / mean.sum()).tolist())] * 2
 
 
 def test_the_first_run_of_everything_is_evaluated_before_the_second_of_anything() -> None:

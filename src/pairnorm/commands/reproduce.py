@@ -156,7 +156,7 @@ def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
         "missing",
         as_csv(rows),
         lambda folder: draw(rows, folder),
-        lambda figures: document(chosen, rows, figures.get("missing"), stored.commits),
+        lambda figures: document(chosen, rows, figures.get("missing"), stored.origins),
     )
 
 

@@ -23,8 +23,8 @@ from pairnorm.train import Spec
 from pairnorm.train.problem import DRAW
 
 Name = TypeVar("Name")
-REACHED = {"cora-reached": "cora", "citeseer-reached": "citeseer"}
-"""Graphs tested only on nodes in a component with a training node: no feature or label reaches the others."""
+REACHED = {"cora": "cora-reached", "citeseer": "citeseer-reached"}
+"""Names for the test nodes in a component with a training node: no training label reaches the others."""
 _CODES = ("status", "major", "second_major", "dorm", "high_school")
 TABLES: dict[str, dict[str, Any]] = {
     "amherst41": {"label": "year", "classes": "each", "categorical": _CODES},
@@ -132,18 +132,25 @@ class Protocol(Grid[MissingCell]):
     def cells(self) -> Iterator[MissingCell]:
         """Yield the cells of trained models; with one imputation where nothing is missing."""
         for dataset, percent in product(self.datasets, self.missing):
-            if dataset in REACHED and percent != 100:  # at other rates features are known everywhere
-                continue
             for imputation, model in product(self.imputations, self.trained):
                 if percent or imputation == self.imputations[0]:
                     yield MissingCell(self.name, dataset, imputation, model, percent)
+
+    def test_sets(self, dataset: str) -> tuple[str, ...]:
+        """Return the names of a graph's test sets: all test nodes; the reached ones, if not all are."""
+        return (dataset, REACHED[dataset]) if self.graphs == "named" and dataset in REACHED else (dataset,)
+
+    def fallback_cells(self) -> Iterator[MissingCell]:
+        """Yield the cells of trained models on graphs where some nodes may be unreachable."""
+        return (
+            cell for cell in self.cells() if cell.missing_percent and len(self.test_sets(cell.dataset)) > 1
+        )
 
     def evaluated_cells(self) -> Iterator[MissingCell]:
         """Yield the cells of methods without epochs, percentage by percentage."""
         for percent, dataset, model in product(self.missing, self.datasets, self.evaluated):
             imputation = IMPUTATION_OF.get(model, "")
-            is_gcn = imputation == "fsd-cap" and percent == 0  # nothing to impute
-            if dataset not in REACHED and not is_gcn:  # reached nodes are evaluated with the whole graph
+            if imputation != "fsd-cap" or percent:  # with nothing to impute it is a GCN
                 yield MissingCell(self.name, dataset, imputation, model, percent)
 
     def seeds(self, cell: MissingCell) -> range:
@@ -168,8 +175,7 @@ class Protocol(Grid[MissingCell]):
             return graph.with_split(hold_out_labels(graph.labels, int(self.split) / 100, seed))
         if self.graphs == "largest":
             return largest_graph(dataset, root).with_split(self.split.format(seed=seed))
-        graph = load(REACHED.get(dataset, dataset), root)
-        return graph.replace(test=graph.test & reached(graph), name=dataset) if dataset in REACHED else graph
+        return load(dataset, root)
 
     def graph_name(self, dataset: str) -> str:
         """Return the name in specs of the graph that is used for a dataset."""
@@ -210,7 +216,7 @@ def _candidates(protocol: Protocol, cell: MissingCell, seed: int) -> tuple[Spec,
 SSNC = Protocol(
     "ssnc-mv",
     "Our task: vectors are missing outside the training set",
-    ("cora", "cora-reached", "citeseer", "citeseer-reached", "pubmed", "coauthor-cs"),
+    ("cora", "citeseer", "pubmed", "coauthor-cs"),
     (100, 0, 80, 40),
 )
 BY_CLASS = Protocol(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.compare.baselines import fsd_cap, tuned_correct_and_smooth
@@ -25,9 +26,7 @@ from pairnorm.compare.missing import (
     FSD_CAP_GCN,
     FSD_CAP_RELEASED,
     IMPUTATION_OF,
-    REACHED,
     REFITTED,
-    SSNC,
     MissingCell,
     Protocol,
     reached,
@@ -35,9 +34,11 @@ from pairnorm.compare.missing import (
 from pairnorm.data import Graph
 from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, Trial
+from pairnorm.train.engine import Pair
 from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin
 from pairnorm.train.schedule import Running
+from pairnorm.train.trainers import GNNTrainer, SGCTrainer
 
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
@@ -47,7 +48,10 @@ RECORDS = "missing"
 
 
 class Evaluation(NamedTuple):
-    """One run of a method without epochs: scores on the test nodes, and where they come from."""
+    """One run: scores on the test nodes, and where they come from.
+
+    Of a method without epochs, or of a trained model with the fallback for unreachable nodes.
+    """
 
     protocol: str
     dataset: str
@@ -61,6 +65,7 @@ class Evaluation(NamedTuple):
     seconds: float
     git_commit: str
     finished: str
+    device: str = ""
 
     @property
     def cell(self) -> MissingCell:
@@ -77,7 +82,7 @@ def read_evaluations(store: Store) -> list[Evaluation]:
     kinds = list(Evaluation.__annotations__.values())
     try:
         return [
-            Evaluation(*(kind(value) for kind, value in zip(kinds, json.loads(key) + values, strict=True)))
+            Evaluation(*(kind(value) for kind, value in zip(kinds, json.loads(key) + values, strict=False)))
             for key, values in store.records(RECORDS).items()
         ]
     except (TypeError, ValueError) as error:
@@ -104,27 +109,28 @@ class MissingResults:
     Args:
         trials: the trials of every spec; fingerprints of graphs are ignored.
         evaluations: of methods without epochs.
-        commits: how many of them each commit computed, the most frequent first.
+        origins: how many of them each commit and device computed, the most frequent first.
     """
 
     def __init__(
         self,
         trials: Mapping[Spec, list[Trial]],
         evaluations: Sequence[Evaluation] = (),
-        commits: Mapping[str, int] = MappingProxyType({}),
+        origins: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.index = ResultIndex(trials, ignore_fingerprints=True)
         self.evaluated = {(row.cell, row.seed): row for row in evaluations}
-        self.commits = commits
+        self.origins = origins
 
     @classmethod
     def read(cls, store: Store) -> "MissingResults":
         """Read trials and evaluations from a store."""
         results, evaluations = store.results_by_spec(), read_evaluations(store)
         trials = {spec: [run.trial for run in runs] for spec, runs in results.items()}
-        commits = [run.origin.git_commit for runs in results.values() for run in runs]
-        commits += [row.git_commit for row in evaluations]
-        return cls(trials, evaluations, dict(Counter(sha[:7] for sha in commits if sha).most_common()))
+        computed = [(run.origin.git_commit, run.origin.device) for runs in results.values() for run in runs]
+        computed += [(row.git_commit, row.device) for row in evaluations]
+        names = [" on ".join(filter(None, (commit[:7], device))) for commit, device in computed if commit]
+        return cls(trials, evaluations, dict(Counter(names).most_common()))
 
 
 def reproduce(
@@ -156,7 +162,7 @@ def _batches(protocols: Iterable[Protocol], root: Path | None) -> Iterator[Batch
 
 def _derived_graph(protocol: Protocol, dataset: str, root: Path | None) -> dict[str, Graph]:
     """Return the graph of a dataset by its name in specs, unless it is loaded by that name."""
-    if protocol.graphs == "named" and dataset not in REACHED:
+    if protocol.graphs == "named":
         return {}
     return {protocol.graph_name(dataset): protocol.graph(dataset, root)}
 
@@ -164,7 +170,11 @@ def _derived_graph(protocol: Protocol, dataset: str, root: Path | None) -> dict[
 def count_pending(protocols: Sequence[Protocol], store: Store) -> int:
     """Return how many runs of the protocols are not in the store."""
     results = MissingResults.read(store)
-    return results.index.count_pending(protocols) + len(pending_evaluations(protocols, results))
+    with_fallback = {
+        (cell, seed) for one in protocols for cell in one.fallback_cells() for seed in one.seeds(cell)
+    }
+    evaluations = len(pending_evaluations(protocols, results)) + len(with_fallback - results.evaluated.keys())
+    return results.index.count_pending(protocols) + evaluations
 
 
 def pending_evaluations(
@@ -189,6 +199,19 @@ def pending_evaluations(
     return sorted(jobs, key=lambda job: job[2])
 
 
+def pending_fallbacks(
+    protocols: Iterable[Protocol], results: MissingResults
+) -> list[tuple[Protocol, MissingCell, list[Pair]]]:
+    """Return the selected candidates to train again, for the fallback for unreachable nodes."""
+    jobs = []
+    for protocol in protocols:
+        for cell in protocol.fallback_cells():
+            pairs = protocol.pairs(cell, results.index.finalists(protocol, cell) or ())
+            if pending := [pair for pair in pairs if (cell, pair[1]) not in results.evaluated]:
+                jobs.append((protocol, cell, pending))
+    return jobs
+
+
 def _evaluate_all(
     protocols: Sequence[Protocol],
     store: Store,
@@ -196,9 +219,17 @@ def _evaluate_all(
     on_progress: OnProgress,
     should_stop: Callable[[], bool],
 ) -> int:
-    """Evaluate pending runs of methods without epochs, in several processes; return how many."""
-    waiting = pending_evaluations(protocols, MissingResults.read(store))
-    total = len(waiting)
+    """Evaluate pending runs in several processes; return how many."""
+    results, root = MissingResults.read(store), running.root
+    waiting: list[tuple[int, MissingCell, Callable[[], list[Evaluation]]]] = [
+        (1, cell, partial(evaluate, protocol, cell, seed, root))
+        for protocol, cell, seed in pending_evaluations(protocols, results)
+    ]
+    waiting += [
+        (len(pairs), cell, partial(evaluate_trained, protocol, cell, pairs, root))
+        for protocol, cell, pairs in pending_fallbacks(protocols, results)
+    ]
+    total, started = sum(runs for runs, _, _ in waiting), 0
     if not waiting or should_stop():
         return 0
     futures: set[Future[list[Evaluation]]] = set()
@@ -206,13 +237,13 @@ def _evaluate_all(
     with Workers(workers) as pool:
         while True:
             while waiting and len(futures) < workers and not should_stop():
-                protocol, cell, seed = waiting.pop(0)
-                futures.add(pool.submit(evaluate, protocol, cell, seed, running.root))
-                done = total - len(waiting) - len(futures)
+                runs, cell, job = waiting.pop(0)
+                futures.add(pool.submit(job))
                 label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
-                on_progress(f"{protocol.name}, without epochs", Progress(done, total, total, label))
+                on_progress(f"{cell.protocol}, evaluation", Progress(started, total, total, label))
+                started += runs
             if not futures:
-                return total - len(waiting)
+                return started
             finished, futures = wait(futures, return_when=FIRST_COMPLETED)
             write_evaluations(store, [row for future in finished for row in future.result()])
 
@@ -226,37 +257,99 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
         seed: of the run.
         root: folder of the graphs' files.
     """
-    from pairnorm.classify import Scores
-
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few labels are on purpose
         graph = protocol.mask(protocol.graph(cell.dataset, root, seed), cell.missing_percent, seed)
         by_model, classifier = _predict(protocol, cell, graph, seed)
     origin = Origin.here(seconds=time.perf_counter() - start, shared_by=1, device="cpu")
-    tests = {cell.dataset: graph.test}
-    if protocol.name == SSNC.name:
-        names = [name for name, full in REACHED.items() if full == cell.dataset]
-        tests |= {name: graph.test & reached(graph) for name in names}
-    labels, rows = graph.labels.numpy(), []
+    rows: list[Evaluation] = []
     for model, probabilities in by_model.items():
         predicted = probabilities.argmax(1) if classifier is None else classifier.decide(probabilities)
-        for dataset, test in tests.items():
-            mask = test.numpy()
-            scores = Scores.of(labels[mask], predicted[mask], graph.num_classes, probabilities[mask])
-            rows.append(
-                Evaluation(
-                    *cell._replace(dataset=dataset, model=model, imputation=IMPUTATION_OF.get(model, "")),
-                    seed=seed,
-                    accuracy=round(scores.accuracy, 6),
-                    macro_f1=round(scores.macro_f1, 6),
-                    auc=round(scores.auc, 6),
-                    seconds=round(origin.seconds, 1),
-                    git_commit=origin.git_commit or "",
-                    finished=origin.finished,
-                )
-            )
+        own = cell._replace(model=model, imputation=IMPUTATION_OF.get(model, ""))
+        rows += _evaluations(protocol, own, seed, graph, probabilities, predicted, origin)
     return rows
+
+
+def evaluate_trained(
+    protocol: Protocol, cell: MissingCell, pairs: Sequence[Pair], root: Path | None = None
+) -> list[Evaluation]:
+    """Train the selected candidate of a cell again, and evaluate it with the fallback for unreachable nodes.
+
+    Args:
+        protocol: the protocol.
+        cell: its graph and model.
+        pairs: the candidate with each seed.
+        root: folder of the graphs' files.
+    """
+    start = time.perf_counter()
+    graph = protocol.graph(cell.dataset, root)
+    by_run = _train_logits(graph, pairs).softmax(-1).unbind(1)
+    origin = Origin.here(seconds=time.perf_counter() - start, shared_by=len(pairs), device="cpu")
+    rows: list[Evaluation] = []
+    for (_, seed), probabilities in zip(pairs, by_run, strict=True):
+        masked = protocol.mask(graph, cell.missing_percent, seed)
+        own = with_fallback(masked, probabilities).numpy()
+        rows += _evaluations(protocol, cell, seed, masked, own, own.argmax(1), origin)
+    return rows
+
+
+def _train_logits(graph: Graph, pairs: Sequence[Pair]) -> Tensor:
+    """Train a candidate on the CPU, and return the logits of all nodes: ``[nodes, pairs, classes]``."""
+    device, (spec, _) = torch.device("cpu"), pairs[0]
+    if spec.model == "SGC":
+        (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], device).fit()
+        return fitted.logits[:, :, 0]
+    trainer = GNNTrainer(graph, pairs, device)
+    trainer.fit()
+    return trainer.evaluate()[1]
+
+
+def with_fallback(graph: Graph, probabilities: Tensor) -> Tensor:
+    """Return predictions with the fallback that ``fit`` has for unreachable nodes.
+
+    Nodes that no path connects with a known feature or a training label get the mean prediction for the
+    other nodes to label.
+
+    Args:
+        graph: with masked features.
+        probabilities: predicted for every node, [n, classes].
+    """
+    from pairnorm.classify.candidates.task import expected_shares, unreachable
+
+    nodes = unreachable(graph, graph.train)
+    shares = expected_shares(probabilities, ~nodes & ~graph.train, probabilities.mean(0))
+    return torch.where(nodes.unsqueeze(1), shares, probabilities)
+
+
+def _evaluations(
+    protocol: Protocol,
+    cell: MissingCell,
+    seed: int,
+    graph: Graph,
+    probabilities: NDArray[np.float32],
+    predicted: NDArray[np.int64],
+    origin: Origin,
+) -> Iterator[Evaluation]:
+    """Yield the scores of predictions on every test set of a graph."""
+    from pairnorm.classify import Scores
+
+    for name in protocol.test_sets(cell.dataset):
+        test = (graph.test if name == cell.dataset else graph.test & reached(graph)).numpy()
+        scores = Scores.of(
+            graph.labels.numpy()[test], predicted[test], graph.num_classes, probabilities[test]
+        )
+        yield Evaluation(
+            *cell._replace(dataset=name),
+            seed=seed,
+            accuracy=round(scores.accuracy, 6),
+            macro_f1=round(scores.macro_f1, 6),
+            auc=round(scores.auc, 6),
+            seconds=round(origin.seconds / origin.shared_by, 1),
+            git_commit=origin.git_commit or "",
+            finished=origin.finished,
+            device=origin.device,
+        )
 
 
 def _predict(
