@@ -94,11 +94,12 @@ def test_strength_is_the_margin_and_the_significant_cases() -> None:
 
 
 def test_more_runs_are_wanted_of_what_decides_and_then_decide() -> None:
-    def world(runs: int, level: float) -> ResultIndex:
+    def world(runs: int, level: float, selection: Selection = Selection()) -> ResultIndex:  # noqa: B008
         """One case of one claim: GAT-PN against GAT with skips, which have 0.625."""
-        cells = {}
+        cells, table = {}, selection.narrow(TABLE3)
+        assert table is not None
         for method, mean in {"GAT-PN": level, "GAT-t1": 0.625, "GAT-t2": 0.61}.items():
-            for spec in TABLE3.candidates(TableCell("cora", method, 100)):
+            for spec in table.candidates(TableCell("cora", method, 100)):
                 cells[spec] = [
                     replace(
                         trial(spec, seed),
@@ -118,6 +119,13 @@ def test_more_runs_are_wanted_of_what_decides_and_then_decide() -> None:
     ]  # type: ignore[arg-type]
     assert requested_runs(few, CLAIMS_AGAIN) == dict.fromkeys(specs, range(20))
     assert requested_runs(few, replace(CLAIMS_AGAIN, datasets=("pubmed",))) == {}
+    # Bug: options that narrow the experiments did not narrow the runs for their claims.
+    selection = Selection(("claims",), epochs=7, depths=[4, 8])
+    [narrow] = selection.experiments()
+    assert requested_runs(few, narrow) == {}  # it has no trials of 7 epochs
+    narrowed = [spec.replace(epochs=7) for spec in specs]
+    assert requested_runs(world(5, 0.6, selection), narrow) == dict.fromkeys(narrowed, range(20))
+    assert requested_runs(world(5, 0.6, selection), CLAIMS_AGAIN) == {}
     found = {}
     for name, results in {"few": few, "many": many}.items():
         [found[name]] = [

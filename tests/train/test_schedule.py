@@ -161,7 +161,7 @@ def test_a_named_graph_that_is_passed_keeps_its_plain_name(store: Store) -> None
     spec, cora = Spec("cora", "SGC", 2, epochs=2), load("cora")
     assert run([(spec, 0)], store, device="cpu", graphs={"cora": cora}, workers=1) == 1
     assert run([(spec, 0)], store, device="cpu", workers=1) == 0
-    assert spec.on(cora) == spec
+    assert spec.on(cora) == spec.replace(dataset=f"cora@{cora.fingerprint}").on(cora) == spec
     assert spec.on(cora.with_split("random")) != spec
     assert Spec("csbm", "SGC", 2).on(load("csbm")) == Spec("csbm", "SGC", 2)
 
@@ -186,6 +186,9 @@ def test_a_graph_of_ones_own_is_asked_for_by_its_name(raises: Any, store: Store)
     with raises("unknown-choice", "the dataset of a spec is 'mine'", value="mine") as caught:
         run([(spec.replace(dataset="mine"), 0)], store)
     assert "graphs={'mine': graph}" in str(caught.value)
+    with raises("unknown-choice", value="Cora") as caught:  # else "cora" would have trials under two names
+        run([(spec.replace(dataset="Cora"), 0)], store)
+    assert "Did you mean 'cora'?" in str(caught.value)
     with raises("unknown-choice", value="halves") as caught:
         run([(spec.replace(split="halves"), 0)], store)
     assert "graphs=" not in str(caught.value)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairnorm.data import datasets, load
+from pairnorm.data import Graph, datasets, load
 from pairnorm.nn.models import ORDERS
 from pairnorm.nn.propagate import NORMALIZATIONS
+from pairnorm.train import train
 from pairnorm.train.spec import FINGERPRINTS, HIDDEN, MISSING_KINDS, NORMS, Spec
 
 names = st.text(st.characters(categories=("L", "N", "P", "S", "Zs")), min_size=1).filter(str.isprintable)
@@ -241,3 +242,28 @@ def test_a_depth_that_is_replaced_is_the_same_as_a_spec_of_that_depth() -> None:
         deep.at(depth) == deep.replace(depth=depth) == Spec("cora", "GCN", depth, skip=2)
         for depth in (1, 3, 4)
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "idle", "depth"),
+    [
+        ("csbm GCN depth=1 epochs=3", {"norm": "PN", "scale": 5.0, "order": "before"}, 2),
+        ("csbm GAT depth=1 epochs=3", {"norm": "PN-SI"}, 2),
+        ("csbm GCN depth=1 epochs=3", {"precision": "bfloat16"}, 2),
+        ("csbm GCN depth=1 epochs=3", {"method": "BatchNorm"}, 2),
+        ("csbm GCN depth=2 epochs=3", {"skip": 1}, 3),
+        ("csbm GAT depth=3 epochs=3", {"skip": 2}, 4),
+        ("csbm GCN depth=3 norm=PN epochs=3", {"skip": 3}, 5),
+    ],
+)
+def test_a_field_that_cannot_act_at_a_depth_changes_neither_the_spec_nor_the_result(
+    graph: Graph, text: str, idle: dict[str, Any], depth: int
+) -> None:
+    spec = Spec.parse(text)
+    assert spec.replace(**idle) == spec
+    forced = copy.copy(spec)
+    vars(forced).update(idle)
+    assert train(graph, forced, [0], "cpu") == train(graph, spec, [0], "cpu")
+    deep = spec.at(depth)  # where the field can act
+    assert train(graph, deep.replace(**idle), [0], "cpu") != train(graph, deep, [0], "cpu")
+    assert deep.replace(**idle).at(spec.depth) == spec

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
+from hashlib import sha256
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -562,3 +563,21 @@ def test_specs_of_committed_stores_keep_their_hashes(path: Path) -> None:
         specs = list(store.trials_by_spec())
     assert {spec.hash for spec in specs} == stored
     assert all(Spec.parse(spec.text) == Spec.parse(str(spec)) == spec for spec in specs[:: len(specs) // 500])
+
+
+def test_specs_that_an_older_version_named_in_two_ways_are_read_as_one(tmp_path: Path) -> None:
+    """Bug: of two specs that differ in a field without effect only one was read; exports were refused."""
+    idle, canonical = Spec("cora", "GCN", 8, skip=2), Spec("cora", "GCN", 2)
+    as_written = canonical.text.replace("skip=0", "skip=2")
+    with Store(tmp_path / "s.sqlite") as store:
+        add_trials(store, {idle: [a_trial(0)], canonical: [a_trial(1)]})
+        exported = store.export(tmp_path / "s.csv")
+        with closing(sqlite3.connect(store.path)) as connection, connection:
+            connection.execute("UPDATE specs SET depth = 2")
+        assert {seed.seed for seed in store.trials_by_spec()[canonical]} == {0, 1}
+    hash_ = sha256(as_written.encode()).hexdigest()[:16]
+    text = exported.read_text().replace(idle.hash, hash_).replace(",GCN,8,", ",GCN,2,")
+    exported.write_text(text)
+    with Store(tmp_path / "other.sqlite") as other:
+        assert other.merge(exported) == Merged(2, 0, 0)
+        assert [trial.seed for trial in other.trials(canonical)] == [0, 1]

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
@@ -307,12 +308,15 @@ def _read_row(texts: dict[str, str], where: str) -> Result:
         cells = {**_ADDED_COLUMNS, **texts}
         values = {name: _read(name, text) for name, text in cells.items() if text or name in TYPES}
         measures = {name: value for name, value in values.items() if name not in TYPES}
+        fields_of_spec = {name: values[column] for column, name in SPEC.items()}
         result = Result(
-            Spec(**{name: values[column] for column, name in SPEC.items()}),
+            Spec(**fields_of_spec),
             Trial(**{name: values[name] for name in TRIAL if name != "measures"}, measures=measures),
             Origin(**{name: values[name] for name in ORIGIN}),
         )
-        if (stored := values["hash"]) != result.spec.hash:
+        as_written = copy(result.spec)  # an older version may not have fixed a field without effect
+        vars(as_written).update(fields_of_spec)
+        if (stored := values["hash"]) not in (result.spec.hash, as_written.hash):
             problem = f"hash is {quoted(stored)}, but the spec's {result.spec.hash!r}"
             raise _no_export(problem, "wrong-hash", stored)
     except PairNormError as error:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
-from pairnorm.data import Graph, load
+from pairnorm.data import Graph, datasets, load
 from pairnorm.data.graph import check_graph
 from pairnorm.train.engine import Pair, check_measures, find_device, plan
 from pairnorm.train.methods import registered_methods
@@ -236,9 +236,10 @@ def _plan(
 def _load(name: str, root: Any, split: str) -> Graph:
     """Read a named graph; for an unknown name, the error says how to pass a graph."""
     try:
-        return load(name, root, split=None if split == "default" else split)
+        # ``load`` also accepts "Cora", whose trials would be stored as those of another graph.
+        one_of("dataset", name, (*(dataset.name for dataset in datasets()), "csbm"))
     except PairNormError as error:
-        if error.code == "unknown-choice" and error.value != split:
-            error.problem = f"the dataset of a spec is {quoted(name)}, which is not a named graph"
-            error.hint = f"{error.hint} Pass your own graph with graphs={{{name!r}: graph}}.".strip()
+        error.problem = f"the dataset of a spec is {quoted(name)}, which is not a named graph"
+        error.hint = f"{error.hint} Pass your own graph with graphs={{{name!r}: graph}}.".strip()
         raise
+    return load(name, root, split=None if split == "default" else split)

@@ -80,7 +80,7 @@ class Spec:
     A *trial* is a spec and a seed. Seeds are not part of the spec, so that a request for ten runs after five
     computes only five. Specs of the same computation are equal: a field that cannot change the result takes
     one fixed value. An SGC has no ``hidden``, a model without a norm no ``scale``, attention no weighted
-    ``adjacency``, two layers no ``skip``; the split ``"random@0"`` is ``"random"``.
+    ``adjacency``, two layers no ``skip``, one layer no ``norm``; the split ``"random@0"`` is ``"random"``.
 
     Args:
         dataset: name of the graph.
@@ -161,12 +161,18 @@ class Spec:
         plain = self.method == "none" and {*map(type, others)} <= {str, int, float}
         values |= (_canonical_fields if plain else _canonical_fields.__wrapped__)(*others)
         values["depth"] = _check("depth", self.depth)
-        self._drop_idle_skip()
+        self._fix_idle_fields_of_depth()
 
-    def _drop_idle_skip(self) -> None:
-        """Set ``skip`` to 0 if no two hidden layers are that far apart: the model is the same without it."""
-        if self.skip > max(self.depth - 2, 0):
-            vars(self)["skip"] = 0
+    def _fix_idle_fields_of_depth(self) -> None:
+        """Fix the fields that cannot act at this depth: without hidden layers those of their states too."""
+        values = vars(self)
+        if self.skip > max(self.depth - 2, 0):  # no two hidden layers are that far apart
+            values["skip"] = 0
+        if self.depth == 1 and self.model != "SGC":
+            if "@" not in self.method and METHODS[self.method].uses_order:
+                values |= {"method": "none", "strength": 0.0}
+            if self.method == "none":
+                values |= {"norm": "none", "scale": 1.0, "order": "after", "precision": "float32"}
 
     def __hash__(self) -> int:
         """Return the hash of all fields, computed once: a report looks up a million specs."""
@@ -242,8 +248,6 @@ class Spec:
         that graph with the split that ``load`` gives it.
         """
         name, at, known = self.dataset.partition("@")
-        if not at and graph.fingerprint == _package_fingerprint(name):
-            return self
         if at and known != graph.fingerprint:
             raise PairNormError(
                 f"the spec is of {self.dataset!r}, but that graph has the fingerprint {graph.fingerprint!r}",
@@ -251,7 +255,9 @@ class Spec:
                 value=self.dataset,
                 hint="Pass the graph that the spec was made for, or remove the text after the @.",
             )
-        return self.replace(dataset=f"{name}@{graph.fingerprint}")
+        if graph.fingerprint != _package_fingerprint(name):
+            name = f"{name}@{graph.fingerprint}"
+        return self.replace(dataset=name)
 
     def replace(self, **changes: Any) -> Self:
         """Return a spec with some fields changed."""
@@ -262,14 +268,14 @@ class Spec:
     def at(self, depth: int) -> Self:
         """Return the spec with another depth, without checking the other fields again.
 
-        A ``skip`` that this spec has lost since it is too shallow does not come back.
+        What this spec has lost since it is too shallow, such as ``skip``, does not come back.
         """
         spec = object.__new__(type(self))
         values = vars(spec)
         values |= vars(self) | {"depth": _check("depth", depth)}
         for name in ("hash", "_hashed"):
             values.pop(name, None)
-        spec._drop_idle_skip()
+        spec._fix_idle_fields_of_depth()
         return spec
 
 

@@ -213,7 +213,8 @@ class Store:
             for number, protocol, depth, *others in specs:
                 if number in by_hash:
                     spec = deep(protocol, *others).at(depth)
-                    by_spec[spec] = [Result(spec, trial, origin) for trial, origin in by_hash[number]]
+                    results = by_spec.setdefault(spec, [])  # an older store may name a spec in two ways
+                    results += [Result(spec, trial, origin) for trial, origin in by_hash[number]]
         return by_spec
 
     def _rows(self, table: str, columns: Sequence[str], names: Sequence[str]) -> dict[int, dict[str, Any]]:
