@@ -15,7 +15,14 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
-from pairnorm.base.errors import PairNormError, closest, is_out_of_memory, quoted, redact, register_password
+from pairnorm.base.errors import (
+    PairNormError,
+    did_you_mean,
+    is_out_of_memory,
+    quoted,
+    redact,
+    register_password,
+)
 from pairnorm.base.files import check_path
 from pairnorm.commands import compare, console, fit, graphs, predict, reproduce
 from pairnorm.commands.options import OPTION_NAMES, Command, CommandParser, Parser
@@ -88,9 +95,11 @@ def _sigterm_interrupts(received: list[int]) -> Iterator[None]:
 
 
 def build_parser() -> tuple[Parser, dict[str, CommandParser]]:
-    """Return the parser of words without a command, and those of the commands by name."""
+    """Return the parser for arguments without a command, such as --help, and that of each command."""
     sections = [
-        "\n".join([f"{title}:", *(f"  {one.name:<10} {one.help.partition(chr(10))[0]}" for one in commands)])
+        "\n".join(
+            [f"{title}:", *(f"  {entry.name:<10} {entry.help.partition(chr(10))[0]}" for entry in commands)]
+        )
         for title, commands in COMMANDS.items()
     ]
     parser = Parser(
@@ -106,7 +115,7 @@ def build_parser() -> tuple[Parser, dict[str, CommandParser]]:
         "--version", action="version", version=f"pairnorm {__version__}", help="Show the version."
     )
     general.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-    return parser, {one.name: CommandParser(one) for commands in COMMANDS.values() for one in commands}
+    return parser, {entry.name: CommandParser(entry) for commands in COMMANDS.values() for entry in commands}
 
 
 def _run(words: list[str]) -> int:
@@ -118,7 +127,7 @@ def _run(words: list[str]) -> int:
             return WRONG_USAGE
         name, *words = words
         if name not in commands:
-            parser.error(f"there is no command {quoted(name)}. {closest(name, list(commands))}".rstrip())
+            parser.error(f"there is no command {quoted(name)}. {did_you_mean(name, list(commands))}".rstrip())
         options = commands[name].parse(words)
     except SystemExit as leaving:  # after the help, the version or an error
         return int(leaving.code or 0)

@@ -4,7 +4,7 @@ import matplotlib
 import pytest
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.base.plotting import Save, new_figure, save, saving, style, whole_ticks
+from pairnorm.base.plotting import Save, new_figure, save, saving_in_processes, style, use_integer_ticks
 
 
 def draw(folder: Path, height: float = 0.2, color: str = "red", save: Save = save) -> list[Path]:
@@ -13,7 +13,7 @@ def draw(folder: Path, height: float = 0.2, color: str = "red", save: Save = sav
         axis, _ = figure.subplots(1, 2, sharey=True)
         axis.plot([1, 2, 60], [0.1, 0.5, height], label="α ± 1", color=color)
         axis.legend()
-        whole_ticks(axis)
+        use_integer_ticks(axis)
     return save(figure, folder, "one")
 
 
@@ -39,14 +39,17 @@ def test_another_figure_replaces_the_files(tmp_path: Path) -> None:
 
 def test_processes_draw_the_same_bytes(tmp_path: Path) -> None:
     here = draw(tmp_path / "a") + draw(tmp_path / "b", color="blue")
-    with saving(2) as save_there:
+    with saving_in_processes(2) as save_there:
         there = draw(tmp_path / "c", save=save_there) + draw(tmp_path / "d", color="blue", save=save_there)
     assert [path.read_bytes() for path in there] == [path.read_bytes() for path in here]
 
 
 def test_what_a_process_cannot_write_is_an_error_here(tmp_path: Path) -> None:
     (tmp_path / "one.png").mkdir()
-    with pytest.raises(PairNormError, match="there is a folder of that name"), saving(2) as save_there:
+    with (
+        pytest.raises(PairNormError, match="there is a folder of that name"),
+        saving_in_processes(2) as save_there,
+    ):
         draw(tmp_path, save=save_there)
 
 
@@ -60,6 +63,6 @@ def test_the_users_settings_come_back() -> None:
 def test_ticks_are_whole_numbers() -> None:
     axis = new_figure(3, 2).subplots()
     axis.plot([1, 2, 3], [0, 0, 0])
-    whole_ticks(axis)
+    use_integer_ticks(axis)
     assert all(float(tick).is_integer() for tick in axis.get_xticks())
     assert axis.get_xlim()[0] == 0

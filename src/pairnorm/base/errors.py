@@ -117,18 +117,18 @@ def _as_option(name: str, value: Any) -> str:
     )
 
 
-def quoted(value: object, most: int = 80) -> str:
-    r"""Return a value as Python writes it, but backslashes as they are, cut to ``most`` characters.
+def quoted(value: object, max_length: int = 80) -> str:
+    r"""Return a value as Python writes it, but backslashes as they are, cut to ``max_length`` characters.
 
-    >>> quoted("abcdefghijklmnop", most=8)
+    >>> quoted("abcdefghijklmnop", max_length=8)
     "'abcdef…"
     >>> print(quoted(r"C:\temp"))
     'C:\temp'
     """
-    long = isinstance(value, str | bytes) and len(value) > most
-    text = repr(value[:most]) if isinstance(value, str | bytes) else repr(value)
+    long = isinstance(value, str | bytes) and len(value) > max_length
+    text = repr(value[:max_length]) if isinstance(value, str | bytes) else repr(value)
     text = text.replace(r"\\", "\\") if isinstance(value, str) else text
-    return text[: most - 1] + "…" if long or len(text) > most else text
+    return text[: max_length - 1] + "…" if long or len(text) > max_length else text
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -138,21 +138,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def closest(value: object, allowed: Sequence[str]) -> str:
-    """Return a question that suggests the closest allowed value, or an empty text where none is close.
+def did_you_mean(value: object, allowed: Sequence[str]) -> str:
+    """Suggest the closest allowed value as a question; empty where none is close.
 
-    >>> closest("acc", ["auc", "accuracy"])
+    >>> did_you_mean("acc", ["auc", "accuracy"])
     "Did you mean 'accuracy'?"
-    >>> closest("pn-si", ["PN", "PN-SI"])
+    >>> did_you_mean("pn-si", ["PN", "PN-SI"])
     "Did you mean 'PN-SI'?"
-    >>> len(closest("risk", ["risk" + 10_000 * "?"])) < 100
+    >>> len(did_you_mean("risk", ["risk" + 10_000 * "?"])) < 100
     True
     """
-    prefixed = [one for one in allowed if value and one.startswith(str(value))]
+    prefixed = [name for name in allowed if value and name.startswith(str(value))]
     close = prefixed if len(prefixed) == 1 else get_close_matches(str(value), allowed, n=1)
     if not close:  # then without regard to case
-        lower = {one.lower(): one for one in reversed(allowed)}
-        close = [lower[one] for one in get_close_matches(str(value).lower(), [*lower], n=1)]
+        lower = {name.lower(): name for name in reversed(allowed)}
+        close = [lower[name] for name in get_close_matches(str(value).lower(), [*lower], n=1)]
     return f"Did you mean {quoted(close[0])}?" if close else ""
 
 
@@ -169,7 +169,7 @@ def one_of(what: str, value: object, allowed: Sequence[str]) -> str:
         return value
     problem = f"{what} is {quoted(value)}"
     expected = f"one of {', '.join(map(repr, allowed))}"
-    hint = closest(value, allowed)
+    hint = did_you_mean(value, allowed)
     raise PairNormError(problem, code="unknown-choice", value=value, expected=expected, hint=hint)
 
 
@@ -214,13 +214,13 @@ def real_number(
 
 
 def wrong_shape(name: str, shape: Sequence[int], expected: str, **details: Any) -> PairNormError:
-    """Return the error of a tensor, or something else with a shape, that has another one."""
+    """Return an error about a tensor or array whose shape is not the expected one."""
     problem, value = f"{name} has shape {list(shape)}", list(shape)
     return PairNormError(problem, code="wrong-shape", value=value, expected=expected, **details)
 
 
 def no_tensor(name: str, value: object, expected: str = "a tensor") -> PairNormError:
-    """Return the error of an argument of that name that is no tensor."""
+    """Return an error about an argument that is no tensor."""
     problem, hint = f"{name} is of type {type(value).__name__}", f"Call torch.tensor({name})."
     return PairNormError(problem, code="wrong-type", value=value, expected=expected, hint=hint)
 
@@ -242,7 +242,7 @@ def register_password(url: str) -> None:
     """Register the password of a URL as a secret, so that ``redact`` removes it from any text."""
     match = re.match(r"[\w+.-]+://[^:/@]*:(.*)@", url, re.DOTALL)
     secrets = [match[1], unquote(match[1])] if match else []
-    secrets += [unquote(one.partition("=")[2]) for one in re.findall(r"(?i)\b(?:password|pwd)=[^&;]+", url)]
+    secrets += [unquote(pair.partition("=")[2]) for pair in re.findall(r"(?i)\b(?:password|pwd)=[^&;]+", url)]
     _secrets.update(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
 
 

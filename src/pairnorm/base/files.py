@@ -40,7 +40,7 @@ def check_path(path: Path) -> Path:
 
 
 def check_not_file(folder: Path) -> None:
-    """Raise an error where a file is in the place of a folder to write to."""
+    """Raise an error if the folder to write to is a file."""
     if folder.exists() and not folder.is_dir():
         raise _refused("there is a file of that name", folder, "is-a-file", "Choose another folder.")
 

@@ -94,7 +94,7 @@ class MemoryLimit:
 
     @classmethod
     def of(cls, memory: int | str | None) -> "MemoryLimit":
-        """Return the limit that a user names. Default: half of the free memory."""
+        """Return the limit in bytes or as a text such as ``'8GB'``. Default: half of the free memory."""
         return cls(free_memory() // 2 if memory is None else parse_memory(memory))
 
     def check(self, name: str, needed: float, what: str) -> None:

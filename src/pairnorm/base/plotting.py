@@ -56,7 +56,7 @@ _SETTINGS = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the style of this package, whatever the user has set."""
+    """Use the plotting style of this package within the context, whatever the user has set."""
     import matplotlib
     import matplotlib.style
 
@@ -71,8 +71,8 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def whole_ticks(axis: "Axes") -> None:
-    """Use whole numbers on the x axis, which starts at 0."""
+def use_integer_ticks(axis: "Axes") -> None:
+    """Put the ticks of the x axis at integers, and start it at 0."""
     from matplotlib.ticker import MaxNLocator
 
     axis.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
@@ -87,8 +87,8 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
 
 
 @contextmanager
-def saving(workers: int) -> Iterator[Save]:
-    """Give a ``save`` that draws in other processes; all files are written when the context ends.
+def saving_in_processes(workers: int) -> Iterator[Save]:
+    """Give a variant of ``save`` that runs in other processes; the context ends once all files are written.
 
     Processes start with the first figure and import matplotlib, but no torch.
 

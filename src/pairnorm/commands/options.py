@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from pairnorm.base.errors import PairNormError, closest, one_of, quoted
+from pairnorm.base.errors import PairNormError, did_you_mean, one_of, quoted
 from pairnorm.base.files import check_path
 from pairnorm.commands import console
 
@@ -295,7 +295,7 @@ class CommandParser(Parser):
     def _unknown_option(self, word: str) -> str:
         name = word.partition("=")[0]
         advice = [text for names, text in OUT_OF_SCOPE.items() if name.removeprefix("--") in names]
-        suggestion = advice[0] if advice else closest(name, sorted(self._option_string_actions))
+        suggestion = advice[0] if advice else did_you_mean(name, sorted(self._option_string_actions))
         return f"there is no option {quoted(name)}. {suggestion}".rstrip()
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, closest, one_of, quoted, whole_number
+from pairnorm.base.errors import PairNormError, did_you_mean, one_of, quoted, whole_number
 from pairnorm.data.adjacency import csr_tensor
 from pairnorm.data.features import take_columns
 from pairnorm.data.files import check_encoding, quote_names
@@ -302,7 +302,7 @@ def compare_columns(place: str, names: Sequence[str], known: Encoder, strict: bo
     unknown = [name for name in names if name not in expected]
     if absent := [name for name in expected if name not in there]:
         problem = f"{place} has no column {quote_names(absent)}, which the model uses"
-        hint = closest(absent[0], unknown)
+        hint = did_you_mean(absent[0], unknown)
         if strict or len(absent) == len(expected):
             hint = hint or "Add it; its cells may be empty."
             raise PairNormError(problem, code="column-missing", value=absent[0], hint=hint)

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pandas
 
-from pairnorm.base.errors import PairNormError, closest, load_library, missing_library, quoted
+from pairnorm.base.errors import PairNormError, did_you_mean, load_library, missing_library, quoted
 from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, BYTES_PER_XML_BYTE, NO_LIMIT, MemoryLimit
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import (
@@ -133,7 +133,7 @@ def _read_excel(source: _Reading) -> pandas.DataFrame:
         requested = role.removeprefix("#").strip().lower()
         named = [sheet for sheet in sheets if sheet.strip().lower() == requested]
         if role.startswith("#") and not named:
-            problem, hint = f"there is no sheet {quoted(role[1:])}", closest(role[1:], sheets)
+            problem, hint = f"there is no sheet {quoted(role[1:])}", did_you_mean(role[1:], sheets)
             expected = f"one of {quote_names(sheets, 10)}"
             raise PairNormError(problem, code="unknown-sheet", value=role[1:], expected=expected, hint=hint)
         sheet = next(iter(named), sheets[0])

@@ -14,7 +14,7 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 
-from pairnorm.base.errors import PairNormError, closest, quoted
+from pairnorm.base.errors import PairNormError, did_you_mean, quoted
 from pairnorm.data.features import plain_integers
 from pairnorm.data.files import (
     TextFile,
@@ -97,7 +97,7 @@ class Table:
         problem = f"{self.name}: there is no column {quoted(name)} ({option}); it has "
         problem += quote_names(self.columns, 10)
         problem += "" if self.has_header else ", because line 1 is data, not a header"
-        raise PairNormError(problem, code="unknown-column", value=name, hint=closest(name, self.columns))
+        raise PairNormError(problem, code="unknown-column", value=name, hint=did_you_mean(name, self.columns))
 
     def line(self, row: int) -> str:
         """Name the position of a row: ``'line 7'`` of a text file (the header is line 1) or ``'row 7'``."""

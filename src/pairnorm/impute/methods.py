@@ -70,7 +70,7 @@ def diffuse(
 
 
 def apply_linear(imputation: Callable[[Tensor], Tensor], x: Tensor, missing: Tensor) -> Tensor:
-    """Apply a linear imputation, by the cheaper of two ways.
+    """Apply a linear imputation to features, or to the identity of the known nodes if that is cheaper.
 
     For K < d / 2 known vectors it is f(I_K) X_K: K weights per node are propagated instead of d features.
     """

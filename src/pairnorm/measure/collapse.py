@@ -118,8 +118,8 @@ def dominant_subspace_distance(
     tensor(3.5355)
     """
     check_states(x)
-    for name, given in (("degree", degree), ("component", component)):
-        _check_per_node(name, given, len(x))
+    for name, values in (("degree", degree), ("component", component)):
+        _check_per_node(name, values, len(x))
     root = x.new_ones(len(x), 1, dtype=torch.float64)
     if degree is not None:
         root = check_degrees(degree).to(root).sqrt().unsqueeze(1)
@@ -128,13 +128,13 @@ def dominant_subspace_distance(
 
     @per_trial
     def distance(trial: Tensor) -> Tensor:
-        rest = trial
+        residual = trial
         for _ in range(2):  # the second projection takes off what rounding left of the first
-            rest = rest - share * _sums(root * rest, index)
-        norm: Tensor = torch.linalg.vector_norm(rest)
+            residual = residual - share * _sums(root * residual, index)
+        norm: Tensor = torch.linalg.vector_norm(residual)
         if relative:
-            whole = torch.linalg.vector_norm(trial)
-            norm = norm / whole.where(whole > 0, 1)
+            total = torch.linalg.vector_norm(trial)
+            norm = norm / total.where(total > 0, 1)
         return norm
 
     return distance(x)
@@ -243,7 +243,7 @@ def estimate_instance_information_gain(
 
 
 def _gains(x: Tensor, features: Tensor, rows: Tensor, variance: float) -> Tensor:
-    """Return the information gains of some nodes, [rows, trials...]: NaN for a trial with NaN."""
+    """Return the information gains of the nodes in ``rows``, [rows, trials...]: NaN for a trial with NaN."""
     check_states(x)
     check_states(features)
     variance = real_number("variance", variance, above=0)
@@ -256,34 +256,34 @@ def _gains(x: Tensor, features: Tensor, rows: Tensor, variance: float) -> Tensor
     # One column for every entry of every trial: a product with it sums over the nodes that share the entry.
     member = torch.nn.functional.one_hot(entries, size).flatten(1).double()
     counts = member.sum(0)
-    own = entries + size * torch.arange(entries.shape[1], device=x.device)
+    own_class = entries + size * torch.arange(entries.shape[1], device=x.device)
     gains = []
-    for some in rows.to(x.device).split(ROWS):
-        sums = member.new_zeros(len(some), member.shape[1])
+    for block in rows.to(x.device).split(ROWS):
+        sums = member.new_zeros(len(block), member.shape[1])
         for columns in torch.arange(nodes, device=x.device).split(block_length(ROWS, x.device)):
-            squared = torch.addmm(squares[columns], unit[some], unit[columns].T, alpha=-2)
-            kernel = squared.add_(squares[some, None]).clamp_(min=0).mul_(-1 / (8 * variance)).exp_()
+            squared = torch.addmm(squares[columns], unit[block], unit[columns].T, alpha=-2)
+            kernel = squared.add_(squares[block, None]).clamp_(min=0).mul_(-1 / (8 * variance)).exp_()
             sums.addmm_(kernel, member[columns])
-        among = (sums / counts.where(counts > 0, 1)).gather(1, own[some])
+        among = (sums / counts.where(counts > 0, 1)).gather(1, own_class[block])
         gains.append((among * nodes / sums[:, :size].sum(1, keepdim=True)).log2())
     gain = torch.cat(gains).view(len(rows), *x.shape[1:-1])
     return gain.where(~x.isnan().any(-1).any(0), torch.nan)  # arg max takes NaN for the largest entry
 
 
 def _sums(x: Tensor, index: Tensor | None) -> Tensor:
-    """Return to each row the sum over the rows of its index: [rows, ...], or [1, ...] where all have one."""
+    """Return for each row the sum over the rows with its index: [rows, ...], or [1, ...] if all share it."""
     if index is None or not len(index):
         return x.sum(0, keepdim=True)
     return x.new_zeros(int(index.max()) + 1, x.shape[1]).index_add_(0, index, x)[index]
 
 
-def _check_per_node(name: str, given: Tensor | None, nodes: int) -> None:
-    if given is not None and given.shape != (nodes,):
-        raise wrong_shape(name, given.shape, f"[{nodes}], a value for each node")
+def _check_per_node(name: str, values: Tensor | None, nodes: int) -> None:
+    if values is not None and values.shape != (nodes,):
+        raise wrong_shape(name, values.shape, f"[{nodes}], a value for each node")
 
 
 class Measure(NamedTuple):
-    """A measure of states alone; s times the states have s to the power ``degree`` times the measure."""
+    """A measure of states alone. Scaling the states by s scales it by s to the power ``degree``."""
 
     function: Callable[[Tensor], Tensor]
     degree: int
@@ -339,7 +339,9 @@ class Measures:
             if estimate is not None and work > EXACT_WORK:
                 values[name], values[f"{name}_standard_error"] = estimate(x, self.sample, self.seed)
             elif name in PAIR_MEASURES:
-                values |= {f"{name}_{kind}": PAIR_MEASURES[name](x, some) for kind, some in pairs.items()}
+                values |= {
+                    f"{name}_{kind}": PAIR_MEASURES[name](x, kind_pairs) for kind, kind_pairs in pairs.items()
+                }
                 if name == "apsd":
                     values["apsd_random"] = tpsd(x) / max(1, len(x) ** 2)
             elif name == "dirichlet_energy":

@@ -30,7 +30,7 @@ NEGLIGIBLE_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Influence:
-    """The influence of nodes on the outputs of some nodes, by their distance in hops.
+    """The influence of nodes on the outputs of sampled nodes, by their distance in hops.
 
     The last hop stands for all nodes farther than ``steps`` hops, or not connected at all. These have an
     influence only where a layer runs over all nodes, as PairNorm and BatchNorm do.
@@ -52,7 +52,7 @@ class Influence:
 
     @property
     def shares(self) -> Tensor:
-        """The share of the influence that comes from each distance, the mean over the nodes, [steps + 2]."""
+        """The share of influence from nodes at each distance, averaged over the sample, [steps + 2]."""
         sums = self.totals.sum(1, keepdim=True)
         return (self.totals / sums)[sums[:, 0] > 0].mean(0)
 
@@ -107,7 +107,7 @@ class Influence:
             axis.set_xlabel("hops")
             axis.set_title(f"share of the influence; breadth {self.breadth:.1f} hops", loc="left")
             axis.set_ylim(bottom=0)
-            plotting.whole_ticks(axis)
+            plotting.use_integer_ticks(axis)
             axis.legend()
         return figure
 
@@ -120,7 +120,7 @@ def influence_by_hop(
     nodes: int | Tensor = 16,
     seed: int = 0,
 ) -> Influence:
-    """Measure the influence of nodes on the outputs of some nodes, by their distance in hops.
+    """Measure the influence of nodes on the outputs of sampled nodes, by their distance in hops.
 
     The influence of node u on node v is the L1 norm of a Jacobian at ``x``, Σ_{c,f} |∂ output_{v,c} / ∂
     x_{u,f}|. A linear model has the same Jacobian everywhere, so that its influence is exact. Distances are
@@ -202,14 +202,14 @@ def influence_of_inputs(
         if isinstance(getattr(inputs[key], "x", None), Tensor):
             changed = copy.copy(inputs[key])
             changed.x = x
-        given = {**inputs, key: changed}
-        return model(*(given[i] for i in range(len(args))), **{name: given[name] for name in kwargs})
+        arguments = {**inputs, key: changed}
+        return model(*(arguments[i] for i in range(len(args))), **{name: arguments[name] for name in kwargs})
 
     return influence_by_hop(forward, x, graph, steps, nodes, seed)
 
 
 def _find_features(inputs: dict[Any, Any], graph: Adjacency) -> tuple[Any, Tensor]:
-    """Return the key and the features [nodes, features] of the input that holds some, itself or in ``x``."""
+    """Return the key and the features [nodes, features] of the first input that is features or has ``x``."""
     for key, value in inputs.items():
         x = value.x if isinstance(getattr(value, "x", None), Tensor) else value
         if x is not graph and hasattr(x, "to_dense"):
@@ -298,24 +298,24 @@ def last_forward(records: Sequence[Record]) -> list[Record]:
 
 
 def _not_finite(records: list[Record]) -> Verdict | None:
-    """Return the verdict on states with NaN or infinity, or else on such gradients, first met at the end."""
+    """Return the verdict on NaN or infinity: of states, from the first layer on, or else of gradients, from the last."""
     states = [("States", "on", record, record.norm) for record in records]
     gradients = [
         ("Gradients", "down", record, record.measures.get("gradient_norm", record.norm))
         for record in reversed(records)
     ]
-    for what, way, record, norm in states + gradients:
+    for subject, way, record, norm in states + gradients:
         if not norm.isfinite().all():
-            text = f"{what} are not finite from layer {record.layer} ({_where(record)}) {way}."
+            text = f"{subject} are not finite from layer {record.layer} ({_where(record)}) {way}."
             return Verdict("not-finite", record.layer, text)
     return None
 
 
 def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
-    """Return the verdict on states that have collapsed from some layer on to the last of ``layers``."""
+    """Return the verdict on states that have collapsed in one layer and in all later ones of ``layers``."""
     verdict = None
     for layer in reversed(layers):
-        collapsed = [one for one in records if one.layer == layer and _describe_collapse(one)]
+        collapsed = [record for record in records if record.layer == layer and _describe_collapse(record)]
         if not collapsed:
             break
         where, how = _where(collapsed[0]), _describe_collapse(collapsed[0])

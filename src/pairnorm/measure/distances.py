@@ -91,7 +91,7 @@ def edges(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
 
 
 def no_graph(what: str) -> PairNormError:
-    """Return the error of what needs a graph, where none is among the inputs of a model."""
+    """Return an error about a measure that needs a graph, where a model's inputs have none."""
     problem, hint = f"{what} needs a graph and none was found", "Give the Probe {adjacency}."
     return PairNormError(problem, code="no-graph", value=what, hint=hint, adjacency=...)
 
@@ -175,8 +175,8 @@ def _mean_distance(rows: Tensor) -> Tensor:
     total = rows.new_zeros(())
     step = block_length(len(rows), rows.device)
     for start in range(0, len(rows), step):
-        strip, rest = slice(start, start + step), slice(start, None)
-        squared = torch.addmm(lengths[rest], rows[strip], rows[rest].T, alpha=-2)
+        strip, others = slice(start, start + step), slice(start, None)
+        squared = torch.addmm(lengths[others], rows[strip], rows[others].T, alpha=-2)
         distances = squared.add_(lengths[strip, None]).clamp_(min=0).sqrt_()
         # By symmetry a strip meets only itself and later rows; pairs with the latter count twice.
         total += 2 * distances.sum() - distances[:, :step].sum()
@@ -273,9 +273,9 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
     check_states(x)
     if not isinstance(pairs, Tensor) or pairs.ndim != 2 or len(pairs) != 2 or pairs.is_floating_point():
         is_tensor = isinstance(pairs, Tensor)
-        given = list(pairs.shape) if is_tensor else pairs
-        problem = f"pairs is {given} of {pairs.dtype if is_tensor else type(pairs).__name__}"
-        raise PairNormError(problem, code="wrong-shape", value=given, expected="an integer tensor [2, pairs]")
+        shape = list(pairs.shape) if is_tensor else pairs
+        problem = f"pairs is {shape} of {pairs.dtype if is_tensor else type(pairs).__name__}"
+        raise PairNormError(problem, code="wrong-shape", value=shape, expected="an integer tensor [2, pairs]")
     check_nodes("pairs", pairs, len(x))
     size = block_length(math.prod(x.shape[1:]), x.device)
     blocks = torch.split(pairs.to(x.device).long(), size, dim=1)
@@ -336,8 +336,8 @@ def dirichlet_energy(
         weight = weight * (1 / degree)[pairs].mean(0)
     energy: Tensor = torch.tensordot(weight, squared_distances(states, pairs), dims=1) / 2
     if relative:
-        whole = x.double().square().sum((0, -1))
-        energy = energy / whole.where(whole > 0, 1)
+        squares = x.double().square().sum((0, -1))
+        energy = energy / squares.where(squares > 0, 1)
     return energy.to(result_dtype(x))
 
 

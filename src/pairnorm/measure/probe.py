@@ -257,7 +257,9 @@ class Probe:
         """Register hooks on the PairNorm modules, those included that a patch added in this forward pass."""
         assert self._hooks is not None
         for module in self.model.modules():
-            if module not in self._norms and any(one.__name__ == "PairNorm" for one in type(module).__mro__):
+            if module not in self._norms and any(
+                base.__name__ == "PairNorm" for base in type(module).__mro__
+            ):
                 self._norms.add(module)
                 self._hooks.callback(module.register_forward_hook(self._after_norm).remove)
 
@@ -319,7 +321,7 @@ class Probe:
             graph = None if connected is None else torch.cat([connected, connected.flip(0)], dim=1)
         measures = {key: value.cpu() for key, value in self.measures(x, pairs, graph).items()}
         sampled = self._sample(pairs, len(x)) if self.histograms else ()
-        distances = {kind: pair_distances(x, some).cpu() for kind, some in sampled}
+        distances = {kind: pair_distances(x, kind_pairs).cpu() for kind, kind_pairs in sampled}
         call = (max(self._forward, 0), self._layer, name, node_type)
         record = Record(*call, len(x), _norm(x), measures, distances)
         if states.requires_grad:
@@ -338,8 +340,8 @@ class Probe:
             for value in (*values[1:], *values[:1]):
                 if isinstance(value, Mapping):
                     types = [key for key in value if isinstance(key, tuple)]
-                    own = [key for key in types if {key[0], key[-1]} == {node_type}]
-                    value = value[own[0]] if own else None
+                    matching = [key for key in types if {key[0], key[-1]} == {node_type}]
+                    value = value[matching[0]] if matching else None
                 if is_edge_index(value) or is_sparse_adjacency(value):
                     graph: Adjacency = value
                     return graph
@@ -425,8 +427,8 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
     for (label, column), (color, marker) in zip(ordered, itertools.cycle(_LINE_STYLES), strict=False):
         trials = frame.groupby("layer")[column]
         mean = trials.mean()
-        every = -(-len(mean) // 20)
-        axis.plot(mean.index, mean, color=color, marker=marker, markevery=every, label=label)
+        step = -(-len(mean) // 20)
+        axis.plot(mean.index, mean, color=color, marker=marker, markevery=step, label=label)
         axis.fill_between(mean.index, trials.min(), trials.max(), color=color, alpha=0.18, linewidth=0)
     shown = frame[list(lines.values())].to_numpy()
     if (shown > 0).all() and shown.max() > 30 * shown.min():
@@ -438,6 +440,6 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
         axis.set_ylim(bottom, top + 0.05 * (top - bottom))
         axis.ticklabel_format(axis="y", useMathText=True, scilimits=(-3, 5))
     axis.set_title(title, loc="left")
-    plotting.whole_ticks(axis)
+    plotting.use_integer_ticks(axis)
     if len(lines) > 1:
         axis.legend()

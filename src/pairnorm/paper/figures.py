@@ -22,7 +22,7 @@ from pairnorm.base.plotting import (
     VERMILLION,
     new_figure,
     style,
-    whole_ticks,
+    use_integer_ticks,
 )
 from pairnorm.data import features_after, load
 from pairnorm.nn import normalized_adjacency, pair_norm
@@ -135,7 +135,7 @@ def figure1(results: ResultIndex, experiment: Experiment, dataset: str) -> "Figu
         for axis, title in zip(axes, ("Loss", "Accuracy", "Row-diff", "Col-diff"), strict=True):
             axis.set_title(title)
             axis.set_xlabel("Layers")
-            whole_ticks(axis)
+            use_integer_ticks(axis)
         for axis in axes[2:]:
             _logarithmic_if_wide(axis)
         _legend(figure, f"SGC on {TITLES[dataset]}")
@@ -180,7 +180,7 @@ def against_depth(
                     axis.plot(top.spec.depth, top.mean("test_accuracy"), zorder=5, **DIAMOND)
             axis.set_title(model)
             axis.set_xlabel("Layers")
-            whole_ticks(axis)
+            use_integer_ticks(axis)
         axes[0].set_ylabel("Test accuracy" if test_only else "Accuracy")
         missing = f", {percent}% of vectors missing" if percent else ""
         _legend(figure, f"{TITLES[dataset]}{missing}", test_only=test_only)
@@ -297,7 +297,7 @@ def mean_distances(by_norm: dict[str, Layers], model: str) -> "Figure | None":
             axis.plot(numbers, values[kind], label=f"{kind} pairs", **looks,
                       markevery=max(1, len(numbers) // 12))  # fmt: skip
         axis.set_ylim(bottom=0)
-        whole_ticks(axis)
+        use_integer_ticks(axis)
         return max(max(values[kind]) for kind in PAIRS)
 
     labels = ("Mean squared distance\n(APSD)", "Mean distance\n(APD)")

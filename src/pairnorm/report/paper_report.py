@@ -14,7 +14,7 @@ from pairnorm.base.errors import markdown as markdown_text
 from pairnorm.base.errors import markdown_code
 from pairnorm.base.files import csv_text, write_text
 from pairnorm.base.memory import without_collection
-from pairnorm.base.plotting import Save, save, saving
+from pairnorm.base.plotting import Save, save, saving_in_processes
 from pairnorm.paper.claims import requested_runs, verdicts
 from pairnorm.paper.evidence import STATUSES, Evidence, Layers, Verdict, read_layers
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
@@ -160,7 +160,7 @@ def write_report(
     results = ResultIndex(trials)
     others = find_user_trials(trials, selection)
     only_others = bool(others) and len(others) == len(trials)  # then the report is not about the paper
-    with saving(workers) as save:  # while the rest is written
+    with saving_in_processes(workers) as save:  # while the rest is written
         outputs = write_outputs(
             [] if only_others else selection.names(), results, layers, selection, folder, save
         )
