@@ -98,7 +98,7 @@ def build_parser() -> tuple[Parser, dict[str, CommandParser]]:
     """Return the parser for arguments without a command, such as --help, and that of each command."""
     sections = [
         "\n".join(
-            [f"{title}:", *(f"  {entry.name:<10} {entry.help.partition(chr(10))[0]}" for entry in commands)]
+            [f"{title}:", *(f"  {each.name:<10} {each.help.partition(chr(10))[0]}" for each in commands)]
         )
         for title, commands in COMMANDS.items()
     ]

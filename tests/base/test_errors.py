@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pairnorm.base.errors import PairNormError, quoted, real_number, whole_number
+from pairnorm.base.errors import PairNormError, quoted, real_number, redact, whole_number
 
 
 def test_an_error_comes_back_from_another_process_with_its_fields() -> None:
@@ -28,6 +28,7 @@ def test_a_place_is_named_once() -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=3))
 def test_options_can_be_pasted_into_a_shell(names: list[str]) -> None:
+    assume(all(redact(name) == name for name in names))  # passwords are masked on purpose
     typed = PairNormError("no", hint="{unknown_edges}", unknown_edges=names).typed()
     words = shlex.split(typed.removeprefix("no. "))
     assert words == [word for name in names for word in ("--unknown-edges", name)]

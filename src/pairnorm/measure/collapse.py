@@ -339,9 +339,7 @@ class Measures:
             if estimate is not None and work > EXACT_WORK:
                 values[name], values[f"{name}_standard_error"] = estimate(x, self.sample, self.seed)
             elif name in PAIR_MEASURES:
-                values |= {
-                    f"{name}_{kind}": PAIR_MEASURES[name](x, kind_pairs) for kind, kind_pairs in pairs.items()
-                }
+                values |= {f"{name}_{kind}": PAIR_MEASURES[name](x, part) for kind, part in pairs.items()}
                 if name == "apsd":
                     values["apsd_random"] = tpsd(x) / max(1, len(x) ** 2)
             elif name == "dirichlet_energy":

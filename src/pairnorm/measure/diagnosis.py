@@ -298,7 +298,7 @@ def last_forward(records: Sequence[Record]) -> list[Record]:
 
 
 def _not_finite(records: list[Record]) -> Verdict | None:
-    """Return the verdict on NaN or infinity: of states, from the first layer on, or else of gradients, from the last."""
+    """Return the verdict on NaN or infinity in the first such layer, of states, or else of gradients."""
     states = [("States", "on", record, record.norm) for record in records]
     gradients = [
         ("Gradients", "down", record, record.measures.get("gradient_norm", record.norm))

@@ -257,9 +257,7 @@ class Probe:
         """Register hooks on the PairNorm modules, those included that a patch added in this forward pass."""
         assert self._hooks is not None
         for module in self.model.modules():
-            if module not in self._norms and any(
-                base.__name__ == "PairNorm" for base in type(module).__mro__
-            ):
+            if module not in self._norms and "PairNorm" in {base.__name__ for base in type(module).__mro__}:
                 self._norms.add(module)
                 self._hooks.callback(module.register_forward_hook(self._after_norm).remove)
 
