@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.classify import predictions
-from pairnorm.classify.holdout import Target, hide, lacks_most
+from pairnorm.classify.holdout import Target, incomplete_nodes, mask_features
 from pairnorm.classify.predictions import ERROR_RATES, MIN_GROUP, Calibration, PredictionSets
 from pairnorm.data import Graph
 
@@ -151,17 +151,25 @@ def simulate_coverage(
         missing[:, 0] = False  # one column is never empty
     missing[labeled] = False
     edges = random.integers(0, NODES, (2, NODES))
-    graph = hide(Graph.from_edges(edges, features, np.where(labeled, classes, -1)), torch.from_numpy(missing))
+    graph = mask_features(
+        Graph.from_edges(edges, features, np.where(labeled, classes, -1)), torch.from_numpy(missing)
+    )
     held_out = np.arange(NODES) < HELD_OUT
     target = Target.estimate(graph)
-    evaluation = hide(graph, target.mask(graph, torch.from_numpy(held_out), seed) if masked else None)
+    evaluation = mask_features(
+        graph, target.mask(graph, torch.from_numpy(held_out), seed) if masked else None
+    )
     evaluated, delivered = posterior(evaluation, neighbors)[held_out], posterior(graph, neighbors)
-    incomplete = lacks_most(evaluation)[held_out], lacks_most(graph)
+    incomplete = incomplete_nodes(evaluation)[held_out], incomplete_nodes(graph)
     [found] = Calibration.of(evaluated, classes[held_out], incomplete[0]).prediction_sets(
         delivered, incomplete[1], [0.1]
     )
     inside = covers(delivered, classes, found.sizes)
-    groups = {"all": ~labeled, "with": ~labeled & ~lacks_most(graph), "without": ~labeled & lacks_most(graph)}
+    groups = {
+        "all": ~labeled,
+        "with": ~labeled & ~incomplete_nodes(graph),
+        "without": ~labeled & incomplete_nodes(graph),
+    }
     members = {name: group for name, group in groups.items() if group.any()}
     return {name: (inside[group].mean(), group.sum() / (~labeled).sum()) for name, group in members.items()}
 

@@ -12,7 +12,7 @@ from pairnorm.classify import Candidate, NodeClassifier, Scores
 from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.sgc import FittedSGC
 from pairnorm.classify.findings import LATER, STEPS, UNMASKED, Findings, verdict
-from pairnorm.classify.holdout import without_nodes
+from pairnorm.classify.holdout import remove_nodes
 from pairnorm.classify.search import Baseline
 from pairnorm.classify.search_space import baselines
 from pairnorm.data import Graph, csbm
@@ -84,7 +84,7 @@ def test_what_comes_later_is_labeled_without_retraining(small: Graph) -> None:
     scores = Findings.of(classifier, small).checks[LATER]
     assert scores.count == 60  # a fifth of all nodes, of 174 held out
     assert 0.6 < scores.accuracy <= 1
-    kept = without_nodes(small, small.test)
+    kept = remove_nodes(small, small.test)
     dense = small.adjacency.to_dense()
     assert torch.equal(kept.adjacency.to_dense(), dense[~small.test][:, ~small.test])
     assert torch.equal(kept.features.to_dense(), small.features.to_dense()[~small.test])
@@ -107,7 +107,7 @@ def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> No
 
 
 def test_what_was_there_before_keeps_its_directions(flow: Graph) -> None:
-    before = without_nodes(flow, flow.test)
+    before = remove_nodes(flow, flow.test)
     assert flow.directed is not None
     assert before.directed is not None
     kept = (~flow.test).nonzero().squeeze(1)
@@ -279,7 +279,9 @@ def test_baselines_are_tuned_also_after_a_search_that_used_up_its_time(small: Gr
     }  # fmt: skip
 
 
-def test_baselines_share_a_quarter_of_the_time_limit(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gcn_baseline_stops_when_the_time_of_the_baselines_is_up(
+    small: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A GCN of 100,000 epochs stops when that time is up, with its best weights so far."""
     monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 100_000)
     monkeypatch.setattr(search_module, "MIN_NETWORK_SECONDS", 1.0)

@@ -8,8 +8,8 @@ import torch
 from pairnorm.classify import ClassifierWarning, NodeClassifier, Task, complete_split, holdout
 from pairnorm.classify.holdout import (
     NUM_FOLDS,
+    draw_folds,
     fingerprints,
-    folds,
     unseen,
     warn_label_predictors,
 )
@@ -148,7 +148,7 @@ def test_folds_hold_every_label_out_once_and_leave_none_without_its_class() -> N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClassifierWarning)
         split = complete_split(whole)
-    found = folds(whole, split)
+    found = draw_folds(whole, split)
     learnable = split.train | split.validation
     often = torch.stack(found).sum(0)
     assert len(found) == NUM_FOLDS
@@ -184,11 +184,11 @@ def test_unreachable_nodes_of_a_fold_get_the_class_shares_of_its_training_labels
 
 def test_only_given_validation_nodes_make_folds_unnecessary() -> None:
     given = graph([0, 1] * 50, train=list(range(40)), validation=list(range(40, 60)))
-    assert folds(given, complete_split(given)) == []
+    assert draw_folds(given, complete_split(given)) == []
     drawn = graph([0, 1] * 50, train=list(range(40)), test=list(range(60, 100)))
-    assert len(folds(drawn, complete_split(drawn))) == NUM_FOLDS
+    assert len(draw_folds(drawn, complete_split(drawn))) == NUM_FOLDS
     many = graph([0, 1] * 1000)
-    assert len(folds(many, complete_split(many))) == NUM_FOLDS
+    assert len(draw_folds(many, complete_split(many))) == NUM_FOLDS
 
 
 def test_columns_that_alone_predict_the_label_are_named() -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pairnorm.classify import NodeClassifier
 from pairnorm.classify import search_space as search_module
 from pairnorm.classify.findings import UNMASKED, Findings, verdict
-from pairnorm.classify.holdout import hide
+from pairnorm.classify.holdout import mask_features
 from pairnorm.data import Graph
 
 NODES, LABELED, CLASSES, COLUMNS = 1500, 433, 3, 6
@@ -47,7 +47,7 @@ def situation(
     missing = missing if single_columns else random.random(NODES) < 0.8
     missing[labeled] = False
     graph = Graph.from_edges(np.stack([sources, targets]), features, np.where(labeled, classes, -1))
-    return hide(graph, torch.from_numpy(missing)), classes
+    return mask_features(graph, torch.from_numpy(missing)), classes
 
 
 @pytest.mark.parametrize(

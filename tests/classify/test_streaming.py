@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pairnorm.classify.candidates import PreparedGraph, SGCFamily, Task
-from pairnorm.classify.evaluation import METRICS, decide
+from pairnorm.classify.evaluation import METRICS, fit_tilt
 from pairnorm.classify.scaling import Scaling
 from pairnorm.data import Graph
 from pairnorm.data.packed import PackedGraph
@@ -110,7 +110,7 @@ def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
     labels = torch.from_numpy(packed.labels[rows.validation].astype(np.int64))
     held = torch.from_numpy(outcome.logits[rows.validation])
     probabilities = (held / outcome.temperature).softmax(1)
-    _, tilt = decide(metric, labels, probabilities, torch.from_numpy(rows.prior))
+    _, tilt = fit_tilt(metric, labels, probabilities, torch.from_numpy(rows.prior))
     assert outcome.tilt == tilt
     assert search.metric == metric
     losses = [one.validation_loss for one in outcome.results]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pairnorm.classify.evaluation import standardize
-from pairnorm.classify.holdout import Target, hide, hide_features, lacks_most, strata
+from pairnorm.classify.holdout import Target, incomplete_nodes, mask_features, strata, zero_masked
 from pairnorm.data import Graph
 
 NODES = 4000
@@ -17,7 +17,7 @@ def graph(missing: torch.Tensor, columns: int = 4) -> Graph:
     ends = torch.stack([torch.arange(NODES - 1), torch.arange(1, NODES)])
     labels = torch.where(LABELED, torch.arange(NODES) % 2, -1)
     features = torch.ones(NODES, columns)
-    return hide(Graph.from_edges(ends, features, labels), missing)
+    return mask_features(Graph.from_edges(ends, features, labels), missing)
 
 
 def shares(missing: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ def test_held_out_nodes_lack_whole_vectors_as_often_as_the_target(labeled: float
     hidden = Target.estimate(whole).mask(whole, held_out)
     assert not (hidden & (~held_out | whole.missing)).any()
     wanted = shares(whole.missing, ~LABELED)
-    assert shares(hide(whole, hidden).missing, held_out) == pytest.approx(float(wanted), abs=1e-3)
+    assert shares(mask_features(whole, hidden).missing, held_out) == pytest.approx(float(wanted), abs=1e-3)
     assert torch.equal(hidden, Target.estimate(whole).mask(whole, held_out))
     assert not torch.equal(hidden, Target.estimate(whole).mask(whole, held_out, seed=1)) or target == 1
 
@@ -47,7 +47,7 @@ def test_held_out_nodes_lack_single_columns_as_often_as_the_target_and_together(
     target[:, 1] = target[:, 0]
     whole = graph(torch.where(LABELED[:, None], own, target))
     hidden = Target.estimate(whole).mask(whole, LABELED)
-    after = hide(whole, hidden).missing
+    after = mask_features(whole, hidden).missing
     torch.testing.assert_close(shares(after, LABELED)[:2], torch.tensor([0.7, 0.7]), atol=0.03, rtol=0)
     assert torch.equal(after[:, 2:], whole.missing[:, 2:]), "what the target does not lack stays"
     assert not (hidden & whole.missing).any()
@@ -58,7 +58,7 @@ def test_held_out_nodes_lack_single_columns_as_often_as_the_target_and_together(
 def test_a_small_difference_of_shares_is_imitated_too() -> None:
     own, target = drawn(torch.tensor([0.2, 0.0, 0.0, 0.0]), 0), drawn(torch.tensor([0.3, 0.0, 0.0, 0.1]), 1)
     whole = graph(torch.where(LABELED[:, None], own, target))
-    after = hide(whole, Target.estimate(whole).mask(whole, LABELED)).missing
+    after = mask_features(whole, Target.estimate(whole).mask(whole, LABELED)).missing
     torch.testing.assert_close(shares(after, LABELED), shares(whole.missing, ~LABELED), atol=0.02, rtol=0)
 
 
@@ -66,7 +66,7 @@ def test_both_kinds_of_gaps_are_imitated_at_once() -> None:
     target = drawn(torch.tensor([0.5, 0.5, 0.5, 0.0]), 0)
     target[torch.arange(NODES) % 2 == 0] = True
     whole = graph(target & ~LABELED[:, None])
-    after = hide(whole, Target.estimate(whole).mask(whole, LABELED))
+    after = mask_features(whole, Target.estimate(whole).mask(whole, LABELED))
     assert shares(after.missing_vectors, LABELED) == pytest.approx(0.5, abs=0.01)
     torch.testing.assert_close(
         shares(after.missing, LABELED), shares(whole.missing, ~LABELED), atol=0.02, rtol=0
@@ -113,9 +113,9 @@ def test_hidden_features_are_zero_dense_and_sparse_alike(entries: bool) -> None:
     hidden = torch.tensor([True, False, True, False])
     if entries:
         hidden = hidden[:, None] & torch.tensor([True, False, True])
-    dense = hide_features(features, hidden)
+    dense = zero_masked(features, hidden)
     assert torch.equal(dense, features * ~(hidden if entries else hidden[:, None]))
-    assert torch.equal(hide_features(features.to_sparse_csr(), hidden).to_dense(), dense)
+    assert torch.equal(zero_masked(features.to_sparse_csr(), hidden).to_dense(), dense)
 
 
 def test_strata_tell_how_far_labels_and_features_are() -> None:
@@ -129,7 +129,7 @@ def test_strata_tell_how_far_labels_and_features_are() -> None:
 def test_a_node_lacks_most_features_from_half_of_them() -> None:
     missing = torch.zeros(NODES, 5, dtype=torch.bool)
     missing[0], missing[1, :3], missing[2, :2] = True, True, True
-    assert lacks_most(graph(missing, 5))[:4].tolist() == [True, True, False, False]
+    assert incomplete_nodes(graph(missing, 5))[:4].tolist() == [True, True, False, False]
 
 
 def test_accuracy_is_weighted_by_the_strata_of_the_target() -> None:

@@ -14,7 +14,7 @@ from pairnorm.classify import Candidate, suggest_depth
 from pairnorm.classify import findings as module
 from pairnorm.classify.explanation import Explanation, SmoothingMeasures
 from pairnorm.classify.findings import Findings
-from pairnorm.classify.holdout import lacks_most
+from pairnorm.classify.holdout import incomplete_nodes
 from pairnorm.classify.predictions import Calibration
 from pairnorm.classify.search import Baseline
 from pairnorm.data import csbm
@@ -64,7 +64,7 @@ def findings() -> Findings:
     classifier.cross_fitted_ = None
     classifier.parts_ = [(1, tried[3])]
     held, truth_ = graph.test.numpy(), graph.labels.numpy()
-    classifier.calibration_ = Calibration.of(probabilities[held], truth_[held], lacks_most(graph)[held])
+    classifier.calibration_ = Calibration.of(probabilities[held], truth_[held], incomplete_nodes(graph)[held])
     reasons = [np.array(["node", "neighbor"]), np.array(["<u>age</u>", NAMES[0]]), np.array([0.5, -0.25])]
     classifier.explain_nodes = lambda graph, predicted, nodes, top: Explanation(
         nodes.repeat(2), *(np.tile(column, len(nodes)) for column in reasons), 1.0

@@ -19,18 +19,18 @@ from pairnorm.base.errors import PairNormError, real_number, whole_number
 from pairnorm.classify.candidates.ensemble import Average
 from pairnorm.classify.candidates.sgc import compile_kernels
 from pairnorm.classify.candidates.task import Candidate, Task
-from pairnorm.classify.evaluation import Scores, decide, fit_temperature, mean_probabilities, tilted
+from pairnorm.classify.evaluation import Scores, apply_tilt, fit_temperature, fit_tilt, mean_probabilities
 from pairnorm.classify.explanation import Explanation, explain_predictions
 from pairnorm.classify.holdout import (
     ClassifierWarning,
     Target,
     check_num_classes,
     complete_split,
-    hide,
-    lacks_most,
+    incomplete_nodes,
+    mask_features,
+    remove_column,
     unseen,
     warn_label_predictors,
-    without_column,
 )
 from pairnorm.classify.predictions import Calibration
 from pairnorm.classify.scaling import PreparedGraph, Scaling, check_features
@@ -202,7 +202,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_num_classes(graph)
         user_split = graph.split
         self.split_ = complete_split(graph, self.random_state, self.time)
-        graph = without_column(graph, self.time)
+        graph = remove_column(graph, self.time)
         self.target_ = Target.estimate(graph, self.target)
         self.graph_ = graph = graph.with_split(self.split_)
         warn_label_predictors(graph, graph.train | graph.validation)
@@ -210,7 +210,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         compile_kernels(graph)
         task = evaluation_task(self, graph, user_split, self.target_, scaling)
 
-        families = plan(self, hide(task.graph, task.hidden))
+        families = plan(self, mask_features(task.graph, task.feature_mask))
         cross_fitted = self.time is None and needs_cross_fitting(graph, user_split, self.metric)
         folds = task.fold_masks if cross_fitted else ()
         steps = sum(family.steps for family in families)
@@ -221,11 +221,15 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.fit_seconds_ = perf_counter() - start
         if task.shards is not None:  # the remaining work is small, and a rank does it faster by itself
             task = replace(task, shards=None)
-        self.choice_, self.task_ = choice, replace(task, prepared=task.prepared.without_cache())
-        self.best_, self.search_ = choice.best, [result.candidate for result in choice.results]
+        self.choice_ = choice
+        self.task_ = replace(task, prepared=task.prepared.without_cache())
+        self.best_ = choice.best
+        self.search_ = [result.candidate for result in choice.results]
         self.parts_ = [(weight, result.candidate) for weight, result in choice.parts]
-        self.classes_, self.prior_ = graph.classes, task.prior.numpy()
-        self.encoder_, self.n_features_in_ = graph.encoder, graph.num_features
+        self.classes_ = graph.classes
+        self.prior_ = task.prior.numpy()
+        self.encoder_ = graph.encoder
+        self.n_features_in_ = graph.num_features
         tracker.tick("averaged")
 
         self._calibrate(task, choice)
@@ -236,9 +240,10 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tracker.tick("evaluated")
         training = graph.train | graph.validation
         if self.refit:  # without masks, and to all labels except those of given test nodes
-            training, self.scaling_ = graph.labeled & ~user_split.test, scaling
+            training = graph.labeled & ~user_split.test
+            self.scaling_ = scaling
             final = graph.replace(train=training, validation=torch.zeros_like(training), test=user_split.test)
-            task = replace(task, graph=final, prepared=unmasked, fold_masks=(), hidden=None)
+            task = replace(task, graph=final, prepared=unmasked, fold_masks=(), feature_mask=None)
             self.model_ = choice.fit(task)
             self.probabilities_ = self._probabilities(unmasked)
             tracker.tick("fitted to all labels")
@@ -253,7 +258,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logits = choice.probabilities.clamp(min=1e-30).log().unsqueeze(1)
         self.temperature_ = fit_temperature(logits, task.held_out_labels)
         probabilities = mean_probabilities(logits, self.temperature_)
-        self.tilt_ = decide(self.metric, task.held_out_labels, probabilities, task.prior)[1]
+        self.tilt_ = fit_tilt(self.metric, task.held_out_labels, probabilities, task.prior)[1]
         if self.class_weight == "balanced":
             self.tilt_ = 1.0
 
@@ -266,7 +271,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.held_out_ = self.calibration_ = self.unmasked_ = None
         if test.any():
             self.held_out_ = self.evaluate(graph, test, self.probabilities_)
-            labels, incomplete = graph.labels.cpu().numpy()[test], lacks_most(task.graph)[test]
+            labels, incomplete = graph.labels.cpu().numpy()[test], incomplete_nodes(task.graph)[test]
             self.calibration_ = Calibration.of(self.probabilities_[test], labels, incomplete)
         if task.graph is not graph:
             prepared = PreparedGraph(graph, self.scaling_(graph), task.device, task.prepared)
@@ -317,7 +322,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.calibration_ is None:
             problem = "prediction sets need held-out nodes, and the model was fitted without any"
             raise PairNormError(problem, code="no-held-out-nodes", hint="Label more nodes, and fit again.")
-        inside = self.calibration_.contains(probabilities, lacks_most(self._aligned(graph)), 1 - coverage)
+        incomplete = incomplete_nodes(self._aligned(graph))
+        inside = self.calibration_.contains(probabilities, incomplete, 1 - coverage)
         inside[np.arange(len(inside)), self.decide(probabilities)] = True
         return inside
 
@@ -355,7 +361,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             probabilities: [n, classes].
         """
-        return np.asarray(tilted(probabilities, self.prior_, self.tilt_).argmax(1))
+        return np.asarray(apply_tilt(probabilities, self.prior_, self.tilt_).argmax(1))
 
     def threshold(self, number: int) -> float:
         """Return the smallest probability at which one of two classes is predicted, given its number."""
@@ -406,7 +412,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _aligned(self, graph: Graph) -> Graph:
         self._check_fitted()
         check_graph(graph)
-        return without_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
+        return remove_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
 
     def _probabilities(self, prepared: PreparedGraph) -> Floats:
         logits = self.model_.logits(prepared)

@@ -347,7 +347,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     return float(min(temperatures, key=loss))
 
 
-def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) -> tuple[float, float]:
+def fit_tilt(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) -> tuple[float, float]:
     """Choose the tilt t of the decision rule by a metric; return the metric's value (larger is better) and t.
 
     The rule predicts the class with the largest p / prior^t: t = 0 is right most often, t = 1 weighs all
@@ -363,11 +363,11 @@ def decide(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) ->
         return float(np.log(p[np.arange(len(truth)), truth].clip(1e-30)).mean()), 0.0
     values = []
     for tilt in TILTS[:1] if metric == "accuracy" else TILTS:
-        predicted = tilted(p, prior.numpy(), tilt).argmax(1)
+        predicted = apply_tilt(p, prior.numpy(), tilt).argmax(1)
         values.append((Scores.of(truth, predicted, p.shape[1]).value(metric), tilt))
     return max(values, key=lambda pair: pair[0])
 
 
-def tilted(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
-    """Return p / prior^t, whose largest entry is predicted; see ``decide``."""
+def apply_tilt(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
+    """Return p / prior^t, whose largest entry is predicted; see ``fit_tilt``."""
     return np.asarray(probabilities / prior**tilt, dtype=probabilities.dtype)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pairnorm.classify.candidates import Average, Fitted
 from pairnorm.classify.candidates.boosted_trees import Trees
+from pairnorm.classify.candidates.columns import Key
 from pairnorm.classify.candidates.ensemble import PROPAGATION_STEPS, PropagatedLabels, smooth
 from pairnorm.classify.candidates.networks import Network
 from pairnorm.classify.candidates.sgc import FittedSGC
@@ -43,9 +44,8 @@ MIN_SOURCES = 20
 SUFFICIENT_SHARE = 0.95
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-Key = tuple[str, str]
 Rows = tuple[Integers, NDArray[np.str_], NDArray[np.object_], Floats]
-Explainer = Callable[[Integers, Integers], tuple[Floats, Floats]]
+Explainer = Callable[[Integers, Integers], tuple[Tensor, Tensor]]
 
 
 class Explanation(NamedTuple):
@@ -128,9 +128,9 @@ def _margins(values: Tensor | Floats) -> Tensor:
 def _linear(state: Tensor, basis: Tensor | None, weight: Tensor, bias: Tensor) -> Explainer:
     weights, constants, state = _margins(weight), _margins(bias), state.cpu()
 
-    def explain(nodes: Integers, classes: Integers) -> tuple[Floats, Floats]:
+    def explain(nodes: Integers, classes: Integers) -> tuple[Tensor, Tensor]:
         rows = state[nodes] if basis is None else state[nodes] @ basis.cpu().T
-        return (rows * weights[:, classes].T).numpy(), constants[classes].numpy()
+        return rows * weights[:, classes].T, constants[classes]
 
     return explain
 
@@ -144,14 +144,14 @@ def _trees(fitted: Trees, prepared: PreparedGraph) -> Explainer:
         (known,), torch.arange(len(known))
     )
 
-    def explain(nodes: Integers, classes: Integers) -> tuple[Floats, Floats]:
+    def explain(nodes: Integers, classes: Integers) -> tuple[Tensor, Tensor]:
         rows = table.take(torch.from_numpy(nodes)).rows()
         raw = np.asarray(booster.predict(rows, pred_contrib=True)).reshape(len(rows), -1, rows.shape[1] + 1)
         parts = torch.from_numpy(raw).float()
         parts = torch.cat([-parts / 2, parts / 2], 1) if parts.shape[1] == 1 else parts
         margins = _margins(parts[:, : len(known)].transpose(1, 2))
-        contributions = margins[torch.arange(len(rows)), :, numbers[classes]].numpy()
-        return contributions[:, :-1], contributions[:, -1]
+        margins = margins[torch.arange(len(rows)), :, numbers[classes]]
+        return margins[:, :-1], margins[:, -1]
 
     return explain
 
@@ -187,42 +187,28 @@ def _feature_rows(
     members: Sequence[tuple[int, Member]], predicted: Integers, nodes: Integers, top: int, classes: int
 ) -> Iterator[Rows]:
     """Yield, a block of nodes at a time, the largest contributions of features."""
-    from scipy.sparse import csr_array
-
-    keys = {
-        key: number
-        for number, key in enumerate(dict.fromkeys(key for _, member in members for key in member.keys))
-    }
-    if not keys:
-        return
     explained = [
         (weight, member.keys, member.explain) for weight, member in members if member.explain is not None
     ]
-    total, top = sum(weight for weight, _, _ in explained), min(top, len(keys))
-    sources, names = (np.array(part, dtype=object) for part in zip(*keys, strict=True))
     # Several columns may have one name: the means after one and after three steps, for instance.
-    sums = []
-    for weight, pairs, _ in explained:
-        entries, shape = ([keys[key] for key in pairs], range(len(pairs))), (len(keys), len(pairs))
-        sums.append(csr_array((np.full(len(pairs), weight / total, dtype=np.float32), entries), shape=shape))
-    length = max(1, BLOCK_ENTRIES // (len(keys) * classes))
+    names = list(dict.fromkeys(key for _, keys, _ in explained for key in keys))
+    if not names:
+        return
+    numbers = {key: number for number, key in enumerate(names)}
+    total = sum(weight for weight, _, _ in explained)
+    sources, texts = (np.array(part, dtype=object) for part in zip(*names, strict=True))
+    length = max(1, BLOCK_ENTRIES // (len(names) * classes))
     for start in range(0, len(nodes), length):
         block = nodes[start : start + length]
-        values = sum(
-            (matrix @ explain(block, predicted[block])[0].T).T
-            for matrix, (_, _, explain) in zip(sums, explained, strict=True)
-        )
-        order = np.argpartition(-np.abs(values), top - 1, axis=1)[:, :top]
-        by_size = np.argsort(-np.abs(np.take_along_axis(values, order, 1)), axis=1)
-        order = np.take_along_axis(order, by_size, 1)
-        values = np.take_along_axis(values, order, 1)
-        shown = values.ravel() != 0
-        yield (
-            block.repeat(top)[shown],
-            sources[order.ravel()][shown].astype(str),
-            names[order.ravel()][shown],
-            values.ravel()[shown],
-        )
+        values = torch.zeros(len(block), len(names))
+        for weight, keys, explain in explained:
+            contributions, _ = explain(block, predicted[block])
+            values.index_add_(1, torch.tensor([numbers[key] for key in keys]), weight / total * contributions)
+        largest = values.abs().topk(min(top, len(names))).indices
+        values = values.gather(1, largest)
+        shown = (values != 0).numpy()
+        column = largest.numpy()[shown]
+        yield block[shown.nonzero()[0]], sources[column].astype(str), texts[column], values.numpy()[shown]
 
 
 def _evidence(

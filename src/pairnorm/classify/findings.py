@@ -36,7 +36,7 @@ from pairnorm.classify.explanation import (
     smoothing,
     suggest_depth,
 )
-from pairnorm.classify.holdout import MIN_HELD_OUT, ClassifierWarning, lacks_most, strata, without_nodes
+from pairnorm.classify.holdout import MIN_HELD_OUT, ClassifierWarning, incomplete_nodes, remove_nodes, strata
 from pairnorm.classify.predictions import ALL, COMPLETE, INCOMPLETE, PredictionSets
 from pairnorm.classify.regression import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes, is_large
@@ -104,21 +104,16 @@ class Findings:
             raise PairNormError(problem, code="not-fitted", value=graph.name, hint="Call fit(graph).")
         task, graph = classifier.task_, classifier.graph_
         large = is_large(graph)
-        for applies, text in (
-            (
-                large,
-                "the features are too large to be dense: logistic regression and the measures of smoothing "
-                "are left out.",
-            ),
-            (
-                has_many_nodes(graph),
+        if large:
+            text = "the features are too large to be dense: logistic regression and the measures of smoothing"
+            warnings.warn(f"{text} are left out.", ClassifierWarning, stacklevel=2)
+        if has_many_nodes(graph):
+            text = (
                 f"there are {graph.num_nodes:,} nodes: SGC stopped after {PATIENCE} depths in a row without "
                 f"a gain, without PN-SI; models were fitted to at most {MAX_TRAINING_ROWS:,} nodes; depths "
-                f"are shown up to {MAX_DEPTH_MANY_NODES}; and there is no GCN among the baselines.",
-            ),
-        ):
-            if applies:
-                warnings.warn(text, ClassifierWarning, stacklevel=2)
+                f"are shown up to {MAX_DEPTH_MANY_NODES}; and there is no GCN among the baselines."
+            )
+            warnings.warn(text, ClassifierWarning, stacklevel=2)
         # The search took time from the limit. The findings have a share of their own.
         task = replace(task, started=time.perf_counter())
         timed = replace(task, time_limit=BASELINE_SHARE * task.time_limit / SEARCH_SHARE)
@@ -187,7 +182,7 @@ class Findings:
 
     def groups(self) -> dict[str, Scores]:
         """Score groups of held-out nodes: all, with features, without, and nodes held out in other ways."""
-        missing = lacks_most(self.classifier.task_.graph)
+        missing = incomplete_nodes(self.classifier.task_.graph)
         groups = {ALL: self.test_scores}
         if (self.test & missing).any() and (self.test & ~missing).any():
             groups[COMPLETE] = self._scores(self, self.test & ~missing)
@@ -204,7 +199,7 @@ class Findings:
         calibration = self.classifier.calibration_
         if calibration is None or not self.test.any():
             return []
-        return calibration.prediction_sets(self.classifier.probabilities_, lacks_most(self.graph))
+        return calibration.prediction_sets(self.classifier.probabilities_, incomplete_nodes(self.graph))
 
     def explain(self, nodes: Integers) -> Explanation:
         """Explain the delivered labels of some nodes."""
@@ -238,7 +233,7 @@ def _score_later_nodes(classifier: NodeClassifier) -> Scores | None:
     drawn = Stream(classifier.random_state, "classify later").order(len(test))
     later = torch.zeros_like(graph.test)
     later[test[drawn[: max(1, int(MAX_LATER_SHARE * graph.num_nodes))]]] = True
-    before = without_nodes(task.with_all_folds.graph, later)
+    before = remove_nodes(task.with_all_folds.graph, later)
     scaling = classifier.scaling_.fitted_to(before)
     prepared = PreparedGraph(before, scaling(before), task.device)
     model = choice.fit(replace(task.with_all_folds, graph=before, prepared=prepared))
@@ -287,29 +282,24 @@ def headline(findings: Findings) -> str:
         value = _value_in_words(findings, metric)
         opening = f"{name} reaches {article} {metric.replace('-', ' ')} of {value}"
         reached = f"{values[baseline.name]:.3f}"
-    more, less = (f"{opening}, {abs(gain):.1f} points {word} than" for word in ("more", "less"))
-    twin = next(
-        (other.name for other in findings.baselines if _predicts_the_same(findings, other, metric)), ""
+    same = (other.name for other in findings.baselines if _predicts_the_same(findings, other, metric))
+    twin = next(same, "")
+    if twin:
+        return f"**{_capitalize(twin)} does as well.** Its predictions are the same. {opening}."
+    difference = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'} than"
+    if low > 0:
+        text = f"**It beats the baselines.** {opening}, {difference} the best of them"
+        return f"{text}, {baseline.name} {interval}."
+    if high < 0:
+        text = f"**A baseline does better.** {opening}, {difference} {baseline.name} {interval}."
+        return f"{text} Use that, or label more nodes."
+    if gain < -LARGE_LOSS:
+        text = f"**A baseline may do better.** {opening}, {difference} {baseline.name}"
+        return f"{text}, but too few nodes are held out to be sure {interval}."
+    return (
+        f"**No significant difference from a baseline.** {opening}; {baseline.name} reaches {reached}. "
+        f"The difference is {gain:+.1f} points {interval}."
     )
-    cases = (
-        (twin, f"**{_capitalize(twin)} does as well.** Its predictions are the same. {opening}."),
-        (low > 0, f"**It beats the baselines.** {more} the best of them, {baseline.name} {interval}."),
-        (
-            high < 0,
-            f"**A baseline does better.** {less} {baseline.name} {interval}. Use that, or label more nodes.",
-        ),
-        (
-            gain < -LARGE_LOSS,
-            f"**A baseline may do better.** {less} {baseline.name}, but too few nodes are held out to be "
-            f"sure {interval}.",
-        ),
-        (
-            True,
-            f"**No significant difference from a baseline.** {opening}; {baseline.name} reaches {reached}. "
-            f"The difference is {gain:+.1f} points {interval}.",
-        ),
-    )
-    return next(text for applies, text in cases if applies)
 
 
 def _value_in_words(findings: Findings, metric: str) -> str:

@@ -130,7 +130,7 @@ def _split_by_time(graph: Graph, time: str) -> Split:
     return Split(first, second & ~first, graph.labeled & ~second)
 
 
-def folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
+def draw_folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
     """Return the held-out nodes of each fold, bool [n]; no folds where the user chose validation nodes.
 
     Every node of train and validation is held out once, except the only one of its class.
@@ -264,7 +264,7 @@ def unseen(graph: Graph, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
     return graph.labeled.cpu().numpy() & ~np.isin(fingerprints(graph), seen)
 
 
-def without_nodes(graph: Graph, nodes: Tensor) -> Graph:
+def remove_nodes(graph: Graph, nodes: Tensor) -> Graph:
     """Remove nodes in a mask, bool [n], from a graph, with their features, labels and edges."""
     others = (~nodes).cpu().numpy()
     features = graph.to_scipy()[1]
@@ -274,7 +274,7 @@ def without_nodes(graph: Graph, nodes: Tensor) -> Graph:
     return Graph.from_scipy(adjacency[others][:, others], features[others], **parts, **names).to(graph.device)
 
 
-def without_column(graph: Graph, name: str | None) -> Graph:
+def remove_column(graph: Graph, name: str | None) -> Graph:
     """Remove a feature from a graph and from its encoder, which then ignores the column in other tables."""
     if name is None or graph.encoder is None or name not in (graph.feature_names or ()):
         return graph
@@ -371,17 +371,17 @@ class Target:
         return mask
 
 
-def hide(graph: Graph, mask: Tensor | None) -> Graph:
+def mask_features(graph: Graph, mask: Tensor | None) -> Graph:
     """Set features in a mask, bool [n] or [n, d], to zero and mark them as missing."""
     if mask is None:
         return graph
     missing, cells = graph.missing, mask
     if missing.dim() != cells.dim():
         missing, cells = (tensor if tensor.dim() == 2 else tensor[:, None] for tensor in (missing, cells))
-    return graph.replace(features=hide_features(graph.features, mask), missing=missing | cells)
+    return graph.replace(features=zero_masked(graph.features, mask), missing=missing | cells)
 
 
-def hide_features(features: Tensor, mask: Tensor) -> Tensor:
+def zero_masked(features: Tensor, mask: Tensor) -> Tensor:
     """Set the features in a mask to zero."""
     visible = ~mask.to(features.device)
     if features.layout != torch.sparse_csr:
@@ -391,7 +391,7 @@ def hide_features(features: Tensor, mask: Tensor) -> Tensor:
     return with_values(features, features.values() * stored)
 
 
-def lacks_most(graph: Graph) -> NDArray[np.bool_]:
+def incomplete_nodes(graph: Graph) -> NDArray[np.bool_]:
     """Return bool [n]: the nodes that lack more than half of their features."""
     missing = graph.missing.cpu()
     return np.asarray((missing if missing.dim() == 1 else missing.float().mean(1) > 0.5).numpy())
@@ -403,7 +403,7 @@ def strata(graph: Graph, labeled: Tensor) -> NDArray[np.int64]:
     Distances are hops; all beyond ``MAX_HOPS`` and all unreachable ones count as equal.
     """
     strata = np.zeros(graph.num_nodes, dtype=np.int64)
-    for sources in (labeled.cpu().numpy(), ~lacks_most(graph)):
+    for sources in (labeled.cpu().numpy(), ~incomplete_nodes(graph)):
         distance = hops(graph.adjacency.cpu(), sources)
         far = (distance < 0) | (distance > MAX_HOPS)
         strata = strata * (MAX_HOPS + 2) + np.where(far, MAX_HOPS + 1, distance)

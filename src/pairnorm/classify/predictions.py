@@ -210,13 +210,9 @@ class Destination:
                 yield lambda frame, safe: write_table(frame, draft, safe)
         elif self.url is not None:
             with _connect(self.url) as connection:
-                to_table = {
-                    "name": self.table,
-                    "con": connection,
-                    "if_exists": "replace",
-                    "chunksize": 10_000,
-                }
-                yield lambda frame, safe: _lists_as_text(frame).to_sql(index=False, **to_table)
+                yield lambda frame, safe: _lists_as_text(frame).to_sql(
+                    self.table, connection, if_exists="replace", index=False, chunksize=10_000
+                )
         else:
             yield lambda frame, safe: write_rows(frame, stdout, safe)
 

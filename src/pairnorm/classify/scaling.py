@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.classify.holdout import fingerprints, hide, hide_features
+from pairnorm.classify.holdout import fingerprints, mask_features, zero_masked
 from pairnorm.classify.regression import leading_axes, span
 from pairnorm.data import Graph, row_normalize
 from pairnorm.data.features import stored_rows, stored_values
@@ -250,8 +250,8 @@ class PreparedGraph:
 
     def masked(self, mask: Tensor) -> PreparedGraph:
         """Return the graph with the features in a mask, bool [n] or [n, d], missing."""
-        features = hide_features(self.features, mask)
-        return PreparedGraph(hide(self.graph, mask), features, self.device, self)
+        features = zero_masked(self.features, mask)
+        return PreparedGraph(mask_features(self.graph, mask), features, self.device, self)
 
     def projected(self, axes: Tensor) -> PreparedGraph:
         """Return the graph with its features projected on axes, [d, r]; whole vectors are missing."""

@@ -41,7 +41,7 @@ from pairnorm.classify.candidates.task import (
     Task,
     Tick,
 )
-from pairnorm.classify.evaluation import RANKING_METRICS, Scores, decide, mean_probabilities, tilted
+from pairnorm.classify.evaluation import RANKING_METRICS, Scores, apply_tilt, fit_tilt, mean_probabilities
 from pairnorm.classify.holdout import ClassifierWarning, count_classes
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.classify.search_space import resolve_time_limit
@@ -374,8 +374,8 @@ def evaluate_baseline(classifier: NodeClassifier, task: Task, family: Family, ti
     probabilities = mean_probabilities(choice.fit(task.with_all_folds).logits(task.prepared)).cpu().numpy()
     tilt = classifier.tilt_
     if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
-        tilt = decide(classifier.metric, task.held_out_labels, choice.probabilities, task.prior)[1]
-    predicted = tilted(probabilities, classifier.prior_, tilt).argmax(1)
+        tilt = fit_tilt(classifier.metric, task.held_out_labels, choice.probabilities, task.prior)[1]
+    predicted = apply_tilt(probabilities, classifier.prior_, tilt).argmax(1)
     return Baseline(name, choice.best, len(choice.results), predicted, probabilities)
 
 
@@ -385,7 +385,7 @@ def _with_one_hot_ids(task: Task) -> Task:
     rows = torch.arange(count + 1)
     ids = sparse_csr(rows, rows[:-1], torch.ones(count), (count, count)).to(task.features.device)
     graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
-    return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), hidden=None)
+    return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), feature_mask=None)
 
 
 def needs_cross_fitting(graph: Graph, user_split: Split, metric: str) -> bool:

@@ -30,7 +30,7 @@ from pairnorm.classify.candidates.sgc import LogisticRegression, SGCFamily
 from pairnorm.classify.candidates.task import Family, Task
 from pairnorm.classify.evaluation import METRICS
 from pairnorm.classify.explanation import suggest_depth
-from pairnorm.classify.holdout import Target, folds, hide
+from pairnorm.classify.holdout import Target, draw_folds, mask_features
 from pairnorm.classify.regression import SCALES, default_norms
 from pairnorm.classify.scaling import PreparedGraph, Scaling, has_many_nodes
 from pairnorm.data import Graph, Split
@@ -181,12 +181,12 @@ def evaluation_task(
     shards = shards_of(graph.num_nodes)
     # With a time column, folds would train on later nodes. One split is enough for many nodes.
     if classifier.time is None and not has_many_nodes(graph):
-        fold_masks = folds(graph.with_split(user_split), graph.split, classifier.random_state)
-    hidden = None
+        fold_masks = draw_folds(graph.with_split(user_split), graph.split, classifier.random_state)
+    feature_mask = None
     if target is not None:
         selection = torch.stack(fold_masks).any(0) if fold_masks else graph.validation
-        hidden = target.mask(graph, selection, classifier.random_state)
-        masked = hide(graph, target.mask(graph, graph.test, classifier.random_state))
+        feature_mask = target.mask(graph, selection, classifier.random_state)
+        masked = mask_features(graph, target.mask(graph, graph.test, classifier.random_state))
         scaling = scaling if masked is graph else scaling.fitted_to(masked)
         graph = masked
     return Task(
@@ -196,7 +196,7 @@ def evaluation_task(
         time_limit=resolve_time_limit(classifier.time_limit, graph.num_nodes),
         metric=classifier.metric,
         fold_masks=fold_masks,
-        hidden=hidden,
+        feature_mask=feature_mask,
         shards=shards,
     )
 

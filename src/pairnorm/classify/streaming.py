@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
 from pairnorm.classify.candidates.task import Candidate, Tick, evaluate_logits
-from pairnorm.classify.evaluation import METRICS, Scores, decide, fit_temperature, mean_probabilities, tilted
+from pairnorm.classify.evaluation import (
+    METRICS,
+    Scores,
+    apply_tilt,
+    fit_temperature,
+    fit_tilt,
+    mean_probabilities,
+)
 from pairnorm.classify.holdout import MIN_DIFFERENCE, complete_split
 from pairnorm.classify.predictions import PREDICTION_FILES, prediction_rows, write_rows
 from pairnorm.classify.regression import (
@@ -122,7 +129,7 @@ class Outcome:
         results: all candidates, the best first.
         logits: [n, classes], mapped.
         temperature: of the probabilities.
-        tilt: of the decision rule, see ``decide``.
+        tilt: of the decision rule, see ``fit_tilt``.
     """
 
     search: Streaming
@@ -150,7 +157,7 @@ class Outcome:
         logits = torch.from_numpy(np.array(self.logits[nodes]))[:, None]
         _check_finite(self.search.graph, logits)
         probabilities = mean_probabilities(logits, self.temperature).numpy()
-        return probabilities, tilted(probabilities, self.search.rows.prior, self.tilt).argmax(1)
+        return probabilities, apply_tilt(probabilities, self.search.rows.prior, self.tilt).argmax(1)
 
     def write(self, folder: Path, parquet: bool = True, spreadsheet_safe: bool = False) -> None:
         """Write the predictions, a batch of nodes at a time, as CSV and, where ``parquet``, as Parquet."""
@@ -338,7 +345,7 @@ class Streaming:
         held_out = torch.from_numpy(logits[self.rows.validation])[:, None]
         labels, prior = self._labels(self.rows.validation), torch.from_numpy(self.rows.prior)
         temperature = fit_temperature(held_out, labels)
-        _, tilt = decide(self.metric, labels, mean_probabilities(held_out, temperature), prior)
+        _, tilt = fit_tilt(self.metric, labels, mean_probabilities(held_out, temperature), prior)
         return Outcome(self, results, logits, temperature, tilt)
 
     @contextmanager

@@ -87,7 +87,7 @@ def test_a_task_whose_labels_no_network_avoided_trains_another(parity: Task) -> 
 
 def test_masked_features_do_not_change_predictions(task: Task, monkeypatch) -> None:
     hidden = torch.arange(300) % 2 == 0
-    masked = folded(replace(task, hidden=hidden))
+    masked = folded(replace(task, feature_mask=hidden))
     held_out = masked.fold_masks[0]
     features = torch.where((hidden & held_out)[:, None], 7.0, task.features.to_dense())
     other = replace(masked, prepared=PreparedGraph(task.graph, features, CPU))

@@ -126,7 +126,7 @@ def test_a_hidden_node_is_judged_as_if_it_never_had_features(
     for columns in (features, others):
         columns = columns if dense else columns.to_sparse_csr()
         prepared = PreparedGraph(task.graph, columns, CPU)
-        one = replace(task, prepared=prepared, hidden=hidden, fold_masks=held_out)
+        one = replace(task, prepared=prepared, feature_mask=hidden, fold_masks=held_out)
         assert torch.equal(one.with_all_folds.features.to_dense(), columns.to_dense())
         assert len(one.folds) == len(held_out or [0])
         found.append([tried.probabilities for tried in family.fit(one, lambda done: None)])

@@ -88,7 +88,7 @@ class BoostedTrees:
             yield results[setting]
             tick(f"{self.name}, {results[setting].candidate.setting}")
         best = min(results, key=lambda setting: results[setting].validation_loss)
-        without = {"missing"} if not task.graph.missing.any() and task.hidden is None else set()
+        without = {"missing"} if not task.graph.missing.any() and task.feature_mask is None else set()
         without |= {"SGC"} if task.limits.is_expensive or task.classes < 2 else set()
         extras = [name for name in self.extras if name not in without]
         if not task.allows(EXTRAS_SHARE) or has_many_nodes(task.graph):

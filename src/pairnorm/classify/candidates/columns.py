@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -35,6 +35,8 @@ NUM_EIGENVECTORS, RETURN_STEPS, PAGERANK_STEPS, MAX_CORE_ROUNDS = 16, (2, 3, 4),
 MAX_PRODUCT_ENTRIES = 10**7
 # Depths, scales and folds of the SGC whose out-of-fold probabilities are columns.
 SGC_DEPTHS, SGC_SCALES, SGC_FOLDS = (1, 2, 4), (3.0, 10.0, 30.0, 100.0), 5
+Key = tuple[str, str]
+"""The source and the name of a column."""
 
 
 class NodeTable(NamedTuple):
@@ -155,12 +157,8 @@ class NodeColumns(NamedTuple):
     @property
     def blocks(self) -> dict[str, int]:
         """The names of the blocks, in order, and how many columns each has."""
-        widths = {"own": self.features} | {f"hop {hop}": self.features for hop in range(1, self.hops + 1)}
-        widths |= {"degree": 1, "labels": 2 * self.classes + 1}
-        widths |= {"directions": 2 * (self.features + self.classes + 2)} if self.directed else {}
-        extra = {"extremes": 2 * self.features, "structure": 2 + len(RETURN_STEPS)}
-        extra |= {"missing": 2 * self.features, "eigenvectors": NUM_EIGENVECTORS, "SGC": self.classes}
-        return widths | {name: extra[name] for name in self.extras}
+        keys = self._keys_by_block([""] * self.features, [""] * self.classes)
+        return {name: len(block) for name, block in keys.items()}
 
     def table(self, prepared: PreparedGraph) -> NodeTable:
         """Compute the table of all nodes of a graph."""
@@ -180,7 +178,7 @@ class NodeColumns(NamedTuple):
             columns.append(block)
         return NodeTable(dict(zip(self.blocks, columns, strict=True)))
 
-    def keys(self, features: Sequence[str], classes: Sequence[str]) -> list[tuple[str, str]]:
+    def keys(self, features: Sequence[str], classes: Sequence[str]) -> list[Key]:
         """Return the source of each column (``"node"``, ``"neighborhood"`` or ``"labels"``) and its name."""
         if self.axes is not None:
             leading = self.axes.abs().topk(min(2, len(features)), 0).indices.T.tolist()
@@ -188,29 +186,39 @@ class NodeColumns(NamedTuple):
                 f"principal component {number} ({', '.join(features[feature] for feature in pair)}, …)"
                 for number, pair in enumerate(leading)
             ]
-        keys = [("node", name) for name in features]
-        keys += [("neighborhood", name) for _ in range(self.hops) for name in features]
-        keys += [("node", "number of neighbors")]
-        keys += [("labels", f"neighbors labeled {name}") for name in classes]
-        keys += [("labels", "number of labeled neighbors")]
-        keys += [("labels", f"{name} around it") for name in classes]
+        return [key for block in self._keys_by_block(features, classes).values() for key in block]
+
+    def _keys_by_block(self, features: Sequence[str], classes: Sequence[str]) -> dict[str, list[Key]]:
+        keys = {"own": _keys("node", "{}", features)}
+        keys |= {f"hop {hop}": _keys("neighborhood", "{}", features) for hop in range(1, self.hops + 1)}
+        keys["degree"] = [("node", "number of neighbors")]
+        keys["labels"] = _keys("labels", "neighbors labeled {}", classes)
+        keys["labels"] += _keys("labels", "number of {}", ["labeled neighbors"])
+        keys["labels"] += _keys("labels", "{} around it", classes)
+        if self.directed:
+            keys["directions"] = []
         for direction in DIRECTIONS if self.directed else ():
-            keys += [("neighborhood", f"{name} of {direction}") for name in features]
-            keys += [("node", f"number of {direction}")]
-            keys += [("labels", f"{direction} labeled {name}") for name in classes]
-            keys += [("labels", f"number of labeled {direction}")]
-        pairs = {"extremes": ("least {}", "largest {}"), "missing": ("{} is missing", "share that has {}")}
-        structure = ["PageRank", "core number", *(f"return after {steps} steps" for steps in RETURN_STEPS)]
-        numbers = range(1, NUM_EIGENVECTORS + 1)
+            keys["directions"] += _keys("neighborhood", f"{{}} of {direction}", features)
+            keys["directions"] += [("node", f"number of {direction}")]
+            keys["directions"] += _keys("labels", f"{direction} labeled {{}}", classes)
+            keys["directions"] += [("labels", f"number of labeled {direction}")]
+        returns = [f"return after {steps} steps" for steps in RETURN_STEPS]
+        extremes = (_keys("neighborhood", f"{end} {{}}", features) for end in ("least", "largest"))
         extra = {
-            block: [("neighborhood", text.format(name)) for text in two for name in features]
-            for block, two in pairs.items()
-        } | {
-            "structure": [("node", name) for name in structure],
-            "eigenvectors": [("node", f"Laplacian eigenvector {number}") for number in numbers],
-            "SGC": [("neighborhood", f"SGC's probability of {name}") for name in classes],
+            "extremes": [key for end in extremes for key in end],
+            "structure": _keys("node", "{}", ("PageRank", "core number", *returns)),
+            "missing": [
+                *_keys("node", "{} is missing", features),
+                *_keys("neighborhood", "share that has {}", features),
+            ],
+            "eigenvectors": _keys("node", "Laplacian eigenvector {}", range(1, NUM_EIGENVECTORS + 1)),
+            "SGC": _keys("neighborhood", "SGC's probability of {}", classes),
         }
-        return keys + [key for name in self.extras for key in extra[name]]
+        return keys | {name: extra[name] for name in self.extras}
+
+
+def _keys(source: str, text: str, names: Iterable[Any]) -> list[Key]:
+    return [(source, text.format(name)) for name in names]
 
 
 def feature_columns(prepared: PreparedGraph, hops: int) -> Sequence[Tensor]:
@@ -381,7 +389,8 @@ def _stack_sgc(task: Task) -> tuple[FittedSGC, NodeValues]:
     fold = torch.from_numpy(task.prepared.node_fingerprints % SGC_FOLDS).to(train.device)
     masks = [mask for number in range(SGC_FOLDS) if (mask := train & (fold == number)).any()]
     graph = task.graph.replace(validation=train & False)
-    inner = replace(task, graph=graph, fold_masks=masks, hidden=None, pseudo_labels=None, time_limit=inf)
+    inner = replace(task, graph=graph, fold_masks=masks, feature_mask=None, pseudo_labels=None)
+    inner = replace(inner, time_limit=inf)  # evaluate all
     results = SGCFamily(["PN"], SGC_DEPTHS, SGC_SCALES).fit(inner, lambda step: None)
     best = min(results, key=lambda result: result.validation_loss)
     fitted = best.fit(inner.with_all_folds)

@@ -30,11 +30,11 @@ from pairnorm.classify.candidates.task import (
 )
 from pairnorm.classify.evaluation import (
     NORMAL_95,
-    decide,
+    apply_tilt,
+    fit_tilt,
     mean_probabilities,
     metric_difference,
     paired_difference,
-    tilted,
 )
 from pairnorm.classify.scaling import PreparedGraph
 from pairnorm.data.masks import Stream
@@ -207,7 +207,8 @@ def best_per_model(results: Sequence[CandidateResult]) -> Counter[int]:
 def _score(task: Task, probabilities: Tensor) -> tuple[float, float]:
     """Score probabilities by the task's metric, and by the loss, which breaks ties."""
     score, loss = (
-        decide(metric, task.held_out_labels, probabilities, task.prior)[0] for metric in (task.metric, "loss")
+        fit_tilt(metric, task.held_out_labels, probabilities, task.prior)[0]
+        for metric in (task.metric, "loss")
     )
     return (loss if score != score else score), loss
 
@@ -250,8 +251,8 @@ def improves(task: Task, probabilities: Tensor, before: Tensor) -> bool:
 
 def _decided(task: Task, probabilities: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the classes that the metric's decision rule predicts, and the probabilities."""
-    tilt = decide(task.metric, task.held_out_labels, probabilities, task.prior)[1]
-    return tilted(probabilities.numpy(), task.prior.numpy(), tilt).argmax(1), probabilities.numpy()
+    tilt = fit_tilt(task.metric, task.held_out_labels, probabilities, task.prior)[1]
+    return apply_tilt(probabilities.numpy(), task.prior.numpy(), tilt).argmax(1), probabilities.numpy()
 
 
 class Smoothing(NamedTuple):

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.networks import Network, projected, residual_gcn
-from pairnorm.classify.candidates.task import (
-    Candidate,
-    CandidateResult,
-    KnownLabels,
-    Results,
-    Task,
-    Tick,
-)
+from pairnorm.classify.candidates.task import Candidate, CandidateResult, KnownLabels, Results, Task, Tick
 from pairnorm.nn.ops.dropout import keys_from_seeds, step_keys
 from pairnorm.train.problem import node_losses
 
@@ -126,7 +119,7 @@ class _Training:
     def _features(self) -> Tensor:
         """Return features of each network, [n, 1 or networks, d]; nodes that it holds out are masked."""
         task = self.task
-        if task.hidden is None:
+        if task.feature_mask is None:
             return projected(task.prepared, self.axes).unsqueeze(1)
         masks = (self.held_out | self.stopping).to(task.graph.device).unbind(1)
         graphs = [task.graph.replace(train=~mask & False, validation=mask) for mask in masks]

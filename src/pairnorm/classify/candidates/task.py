@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.evaluation import decide, mean_probabilities
-from pairnorm.classify.holdout import hide
+from pairnorm.classify.evaluation import fit_tilt, mean_probabilities
+from pairnorm.classify.holdout import mask_features
 from pairnorm.classify.regression import SearchLimits, subsample
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.data import Graph
@@ -213,7 +213,7 @@ class Task:
         fold_masks: bool [n] for every fold, the training and validation nodes that it holds out; without any,
             the validation nodes are the only fold.
         pseudo_labels: training targets of regressions, in addition to the training labels.
-        hidden: bool [n] or [n, d], features that are masked while a node is held out; None for none.
+        feature_mask: bool [n] or [n, d], features that are masked while a node is held out; None for none.
         shards: division of the nodes among ranks that train each GCN and GAT together.
         is_draft: whether regressions are solved loosely, to compare candidates.
     """
@@ -226,7 +226,7 @@ class Task:
     metric: str = "loss"
     fold_masks: Sequence[Tensor] = ()
     pseudo_labels: PseudoLabels | None = None
-    hidden: Tensor | None = None
+    feature_mask: Tensor | None = None
     shards: Shards | None = None
     is_draft: bool = False
 
@@ -271,11 +271,11 @@ class Task:
     def with_all_folds(self) -> Task:
         """The task whose training nodes are those of all folds, without validation nodes."""
         if not self.fold_masks:
-            return self if self.hidden is None else replace(self, hidden=None)
+            return self if self.feature_mask is None else replace(self, feature_mask=None)
         graph = self.graph.replace(
             train=self.graph.train | self.graph.validation, validation=torch.zeros_like(self.graph.validation)
         )
-        return replace(self, graph=graph, fold_masks=(), hidden=None)
+        return replace(self, graph=graph, fold_masks=(), feature_mask=None)
 
     @cached_property
     def folds(self) -> Sequence[Task]:
@@ -291,16 +291,17 @@ class Task:
     @cached_property
     def tasks_by_features(self) -> Sequence[Task]:
         """Tasks whose folds have all the same features: this one, or each fold."""
-        return [replace(self, is_draft=True)] if self.hidden is None else self.folds
+        return [replace(self, is_draft=True)] if self.feature_mask is None else self.folds
 
     @property
     def masked(self) -> Task:
         """The task in whose graph validation nodes are masked like the target."""
-        if self.hidden is None:
+        if self.feature_mask is None:
             return self
-        held_out = self.graph.validation if self.hidden.dim() == 1 else self.graph.validation[:, None]
-        mask = self.hidden & held_out
-        return replace(self, graph=hide(self.graph, mask), prepared=self.prepared.masked(mask), hidden=None)
+        held_out = self.graph.validation if self.feature_mask.dim() == 1 else self.graph.validation[:, None]
+        mask = self.feature_mask & held_out
+        graph, prepared = mask_features(self.graph, mask), self.prepared.masked(mask)
+        return replace(self, graph=graph, prepared=prepared, feature_mask=None)
 
     @cached_property
     def held_out_labels(self) -> Tensor:
@@ -350,7 +351,7 @@ def evaluate_logits(
     accuracy, loss = (float(part(logits, true).mean()) for part in (part_accuracies, part_losses))
     probabilities = mean_probabilities(logits).cpu()
     evaluated = replace(candidate, validation_accuracy=accuracy, validation_loss=loss)
-    return evaluated, probabilities, decide(metric, labels, probabilities, prior)[0]
+    return evaluated, probabilities, fit_tilt(metric, labels, probabilities, prior)[0]
 
 
 FitTask = Callable[[Task], Fitted]
