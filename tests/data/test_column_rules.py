@@ -38,6 +38,11 @@ FEATURES: dict[str, tuple[list[Any], str, list[float] | None]] = {
     "percent": (cycle("12%", "7.5 %", "0"), "number", [0.12, 0.075, 0]),
     "dashes": (cycle("1.5", "—", "-", "–"), "number", [1.5, np.nan, np.nan, np.nan]),
     "missing words": (cycle("1.5", "NA", "n/a", "?", "", "nan", "null"), "number", [1.5, np.nan, np.nan]),
+    "own missing word": (
+        [str(x) if row % 3 else "k.A." for row, x in enumerate(NUMBERS)],
+        "number",
+        [np.nan, *NUMBERS[1:3].tolist()],
+    ),
     "plain": ([str(x) for x in NUMBERS], "number", NUMBERS[:3].tolist()),
     "exponents": (cycle("1e3", "-2.5E-1", "+7"), "number", [1000, -0.25, 7]),
     "booleans": (cycle("true", "false", ""), "number", [1, 0, np.nan]),

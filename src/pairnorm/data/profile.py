@@ -26,6 +26,8 @@ BOOLEAN_WORDS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0
 MAX_CATEGORIES = 1000
 # A column of at least this many texts, of which this share differs, holds names.
 MIN_NAMES, NAME_SHARE = 50, 0.9
+# Among more than this many different numbers, one repeated word means a missing value; among fewer, a code.
+MAX_CODES = 10
 # Up to this share of texts among numbers are mistakes; a larger share makes the column one of texts.
 MAX_TEXT_SHARE = 0.5
 MIN_WITH_UNIT = 20
@@ -269,7 +271,7 @@ def decide(
     """Decide how to encode a column of text.
 
     Where ``lenient``, few cells that are neither numbers nor dates, in a column known to hold these, count as
-    missing.
+    missing. One word without digits that repeats among numbers, such as ``k.A.``, always does.
     """
     column = quoted(name)
     if kind in (None, "number") and not (kind is None and profile.is_codes):
@@ -280,7 +282,8 @@ def decide(
         if not all(text in BOOLEAN_WORDS for text in texts) or profile.is_plain.any():
             wrong = profile.count(texts)
             if wrong <= MAX_TEXT_SHARE * profile.filled:
-                if lenient:
+                is_one_word = len(texts) == 1 < wrong and not any(map(str.isdigit, texts[0]))
+                if lenient or (is_one_word and profile.distinct > MAX_CODES):
                     notes = _number_notes(profile, numbers, decimal) + _unreadable_note(profile, texts)
                     return Decision("number", numbers, notes=notes)
                 reject(
@@ -338,7 +341,7 @@ def _unreadable_note(profile: ColumnProfile, texts: Sequence[str]) -> tuple[str,
 
 
 def unreadable_note(cells: int, example: object) -> str:
-    """Return the note on cells of a later table that count as missing."""
+    """Return the note on cells that are not numbers and count as missing."""
     unit, verb = ("cell", "counts") if cells == 1 else ("cells", "count")
     return f"{cells:,} {unit} that cannot be read {verb} as missing, as {quoted(example)}"
 
