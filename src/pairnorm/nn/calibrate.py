@@ -15,7 +15,7 @@ from pairnorm.nn.patch import PairNormPatch
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval, and then every module back as it was; those added meanwhile as the model was."""
+    """Put a model in eval mode within the context; then restore the mode of every module."""
     is_training = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -63,7 +63,7 @@ def calibrate(
             consists of whole graphs. Where a batch has ``n_id``, each node counts once.
     """
     with torch.no_grad(), evaluating(model):
-        if any(isinstance(one, PairNormPatch) and not one.is_resolved for one in model.modules()):
+        if any(isinstance(module, PairNormPatch) and not module.is_resolved for module in model.modules()):
             for batch in islice(loader, 1):
                 # The patch finds its places; PairNorm there has no statistics yet, which ends the pass.
                 try:
@@ -71,7 +71,7 @@ def calibrate(
                 except PairNormError as error:
                     if error.code != "not-fitted":
                         raise
-        norms = [one for one in model.modules() if isinstance(one, PairNorm) and one.track_running_stats]
+        norms = [m for m in model.modules() if isinstance(m, PairNorm) and m.track_running_stats]
         if not norms:
             problem = "the model has no PairNorm with running statistics"
             expected = "PairNorm(track_running_stats=True)"
@@ -79,7 +79,7 @@ def calibrate(
         done: list[PairNorm] = []
         while (norm := _calibrate_next(model, loader, norms, done, forward, seeds)) is not None:
             done.append(norm)
-    if skipped := [name for name, one in model.named_modules() if one in set(norms) - set(done)]:
+    if skipped := [name for name, module in model.named_modules() if module in set(norms) - set(done)]:
         problem = f"the model never calls its PairNorm {skipped[0]!r}"
         raise PairNormError(problem, code="never-called", value=skipped[0], hint="Remove it, or call it.")
 
@@ -138,7 +138,7 @@ def _calibrate_next(
 
 
 def _unseen(rows: Tensor, ids: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows whose nodes come for the first time, and the updated mask of seen nodes."""
+    """Return the rows of nodes that no earlier batch had, and the updated mask of seen nodes."""
     size = int(ids.max()) + 1 if len(ids) else 0
     if size > len(seen):
         seen = torch.cat([seen, seen.new_zeros(max(size, 2 * len(seen)) - len(seen))])

@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 
 from pairnorm.base.errors import real_number, whole_number
 from pairnorm.nn.layers import Features, GCNConvolution, GCNIIConvolution, Linear, Propagation
-from pairnorm.nn.models import DeepModel, Keys, StateAndLogits, first
+from pairnorm.nn.models import DeepModel, Keys, StateAndLogits, feature_keys
 from pairnorm.nn.norms.standardize import LayerNorm
 from pairnorm.nn.ops.dropout import dropout
 from pairnorm.nn.propagate import Normalization
@@ -32,7 +32,7 @@ class _DeepArchitecture(DeepModel):
         self.reset_parameters()
 
     def _add_layers(self, width: int, count: int) -> None:
-        """Make what lies between the linear maps, for ``count`` models, and set ``num_keys``."""
+        """Add the layers between the linear maps, for ``count`` models, and set ``num_keys``."""
         raise NotImplementedError
 
 
@@ -81,7 +81,7 @@ class GCNII(_DeepArchitecture):
         self.convolutions = nn.ModuleList(layers)
 
     def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
-        before, *between, after = map(first, keys)
+        before, *between, after = map(feature_keys, keys)
         h = initial = self.first(x, self.dropout, before).relu()
         for convolution, layer_keys in zip(self.convolutions, between, strict=True):
             h = h if layer_keys is None else dropout(h, self.dropout, layer_keys)
@@ -123,8 +123,8 @@ class APPNP(_DeepArchitecture):
         self.propagation = Propagation()
 
     def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
-        h = self.first(x, self.dropout, first(keys[0])).relu()
-        initial = self.last(h, self.dropout, first(keys[1]))
+        h = self.first(x, self.dropout, feature_keys(keys[0])).relu()
+        initial = self.last(h, self.dropout, feature_keys(keys[1]))
         before = z = initial
         for _ in range(self.num_layers):
             before, z = z, self.propagation(z, adjacency).lerp(initial, self.alpha)
@@ -173,15 +173,15 @@ class SMPNN(_DeepArchitecture):
         nn.init.constant_(self.shares, self.initial_share)
 
     def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
-        h = silu(self.first(x, self.dropout, first(keys[0])))
+        h = silu(self.first(x, self.dropout, feature_keys(keys[0])))
         for layer, (convolution, linear) in enumerate(zip(self.convolutions, self.maps, strict=True)):
             before, after = keys[2 * layer + 1 : 2 * layer + 3]
             by_graph, by_node = self.shares[:, layer].unsqueeze(-1).unbind(1)
             state = convolution(self.layer_norms[2 * layer](h), adjacency, self.dropout, before)
             h = h + by_graph * silu(state)
             state = self.layer_norms[2 * layer + 1](h)
-            h = h + by_node * silu(linear(state, self.dropout, first(after)))
-        return h, self.last(h, self.dropout, first(keys[-1]))
+            h = h + by_node * silu(linear(state, self.dropout, feature_keys(after)))
+        return h, self.last(h, self.dropout, feature_keys(keys[-1]))
 
 
 class G2(_DeepArchitecture):
@@ -215,7 +215,7 @@ class G2(_DeepArchitecture):
     def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
         neighbors = replace(adjacency, values=torch.ones_like(adjacency.values))  # and the node itself
         count = neighbors @ adjacency.values.new_ones(adjacency.num_rows, 1, 1)
-        h = self.first(x, self.dropout, first(keys[0])).relu()
+        h = self.first(x, self.dropout, feature_keys(keys[0])).relu()
         for _ in range(self.num_layers):
             y = self.gate(h, adjacency)
             if not adjacency.is_sharded:  # differences stay, and their squares cancel less
@@ -225,4 +225,4 @@ class G2(_DeepArchitecture):
             squared = (squares - 2 * y * total + count * y.square()).clamp(min=0)
             rate = torch.tanh(squared / (count - 1).clamp(min=1))
             h = torch.lerp(h, self.convolution(h, adjacency), rate.to(h.dtype))
-        return h, self.last(h, self.dropout, first(keys[1]))
+        return h, self.last(h, self.dropout, feature_keys(keys[1]))

@@ -217,7 +217,7 @@ class _Observer(TorchFunctionMode):
 
 
 class _Resolver:
-    """Chooses places from what was observed, or raises an error that shows the candidates."""
+    """Chooses the places of norms from an observed forward pass, or raises an error with the candidates."""
 
     def __init__(self, observer: _Observer, is_shared_allowed: bool) -> None:
         self.seen, self.is_shared_allowed = observer, is_shared_allowed
@@ -285,12 +285,12 @@ class _Resolver:
         return None
 
     def _is_hidden(self, x: Tensor) -> bool:
-        """Return whether ``x`` is of a last convolution, and yet more is computed from it: not the output."""
+        """Return whether ``x`` is of a last convolution but not the output: more is computed from it."""
         is_last = self.seen.flows[id(x)].aligned.isdisjoint(self.seen.consumed)
         return is_last and self._exits(x, _is_dropout)[1] not in ("", _OUTPUT)
 
     def _exits(self, x: Tensor, passes: Callable[[_Use], bool]) -> tuple[list[_Use], str]:
-        """Return the inputs of convolutions that ``x`` becomes, and what else uses it, if anything does."""
+        """Return the inputs of convolutions that ``x`` becomes, and another use of it; empty without one."""
         exits, other, todo, known = [], "", [x], set()
         while todo:
             y = todo.pop()

@@ -128,8 +128,8 @@ class GATConvolution(GraphConvolution):
         num_models, heads, width = self.source.shape
         vectors = torch.stack([self.source, self.target], -1)
         if heads > 1:
-            own = torch.eye(heads, dtype=vectors.dtype, device=vectors.device)
-            vectors = vectors.unsqueeze(3) * own[:, None, :, None]
+            diagonal = torch.eye(heads, dtype=vectors.dtype, device=vectors.device)
+            vectors = vectors.unsqueeze(3) * diagonal[:, None, :, None]
         return vectors.reshape(num_models, heads * width, heads * 2)
 
 

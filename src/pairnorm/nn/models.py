@@ -125,10 +125,10 @@ class DeepModel(nn.Module):
             reset: Any = getattr(norm, "reset_parameters", None)
             if reset is not None:  # with seeds that no other layer draws from
                 reset(None if seeds is None else [(seed + number * SEED_STRIDE) % 2**31 for seed in seeds])
-        own = {id(parameter) for norm in norms for parameter in norm.parameters()}
+        norm_parameters = {id(parameter) for norm in norms for parameter in norm.parameters()}
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                if id(parameter) in own:
+                if id(parameter) in norm_parameters:
                     continue
                 if name.endswith("bias"):
                     parameter.zero_()
@@ -177,8 +177,8 @@ class DeepModel(nn.Module):
         return keys.unbind()
 
 
-def first(keys: Tensor | None) -> Tensor | None:
-    """Return the keys of the features; the others of a pair are of attention, or of edges."""
+def feature_keys(keys: Tensor | None) -> Tensor | None:
+    """Return a layer's dropout keys for features, [models]; its other keys are for attention or edges."""
     return None if keys is None else keys[0]
 
 
@@ -254,7 +254,7 @@ class _DeepGNN(DeepModel):
         state = h
         if self.jump is not None:
             state = torch.cat(outputs, -1) if self.jump == "concat" else reduce(torch.maximum, outputs)
-        return h, self.readout(state.float() if is_narrow else state, self.dropout, first(keys[-1]))
+        return h, self.readout(state.float() if is_narrow else state, self.dropout, feature_keys(keys[-1]))
 
     def _hidden_layer(self, layer: int, x: Features, adjacency: SparseMatrix, keys: Tensor | None) -> Tensor:
         convolution, norm = self.convolutions[layer], self.norm if self.norms is None else self.norms[layer]
@@ -262,7 +262,7 @@ class _DeepGNN(DeepModel):
         is_fused = type(norm) is PairNorm and not activates_late and not _has_hooks(convolution, norm)
         h: Tensor = convolution(x, adjacency, self.dropout, keys, norm if is_fused else None)
         if self.residuals is not None:
-            h = h + self.residuals[layer](x, self.dropout, first(keys))
+            h = h + self.residuals[layer](x, self.dropout, feature_keys(keys))
         if activates_late and self.order == "after":
             h = ACTIVATIONS[self.activation](h)
         if norm is not None and not is_fused:
@@ -405,7 +405,7 @@ class SGC(DeepModel):
 
     def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
         h = state = self.hidden(x, adjacency)
-        if (feature_keys := first(keys[0])) is not None:
+        if (drop_keys := feature_keys(keys[0])) is not None:
             stacked = h.expand(-1, self.weight.size(0), -1)
-            state = dropout(stacked, self.dropout, feature_keys, adjacency.first_row)
+            state = dropout(stacked, self.dropout, drop_keys, adjacency.first_row)
         return h, stacked_linear(state, self.weight) + self.bias

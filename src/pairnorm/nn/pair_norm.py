@@ -173,11 +173,11 @@ class RunningMoments(nn.Module):
             setattr(self, name, before[name].to(buffer.device))
         return self
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         for name, buffer in self.named_buffers():
             if prefix + name in state_dict:
                 setattr(self, name, buffer.new_empty(state_dict[prefix + name].shape))
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
 
 
 class PairNorm(nn.Module):

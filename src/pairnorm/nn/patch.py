@@ -159,11 +159,11 @@ class PairNormPatch(nn.Module):
         self._batch, self._layers = batch, layers
         self._installed: list[Place] = []
         parameters = inspect.signature(model.forward).parameters.values()
-        self._takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
-        self._arguments = [one.name for one in parameters if one.kind in (0, 1, one.KEYWORD_ONLY)]
+        self._takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        self._arguments = [p.name for p in parameters if p.kind in (0, 1, p.KEYWORD_ONLY)]
 
     def remove(self) -> None:
-        """Take PairNorm out again, which leaves the model exactly as it was."""
+        """Remove PairNorm, and restore the model exactly."""
         (model,) = self._owner
         if CHILD not in model._modules:
             return
@@ -198,9 +198,9 @@ class PairNormPatch(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Check that weights were trained with the same settings and places."""
-        own = self.get_extra_state()
-        if state != own:
-            trained = ", ".join(f"{key}={state.get(key)!r}" for key in own if state.get(key) != own[key])
+        ours = self.get_extra_state()
+        if state != ours:
+            trained = ", ".join(f"{key}={state.get(key)!r}" for key in ours if state.get(key) != ours[key])
             problem = f"these weights were trained with PairNorm of other settings: {trained}"
             hint = "Give add_pair_norm the same settings."
             raise PairNormError(problem, code="other-norm", value=trained, hint=hint)
@@ -211,11 +211,11 @@ class PairNormPatch(nn.Module):
             remove_hooks(module)
         settings = (norm.scale, norm.mode, norm.eps, norm.process_group, norm.track_running_stats)
         for place in places:
-            module, own = model.get_submodule(place.name), PlacedPairNorm(*settings)
-            own.is_one_graph, own.inputs = self._batch is None, place.inputs
-            own.train(module.training)
+            module, placed = model.get_submodule(place.name), PlacedPairNorm(*settings)
+            placed.is_one_graph, placed.inputs = self._batch is None, place.inputs
+            placed.train(module.training)
             device = next((x.device for x in (*module.parameters(), *model.parameters())), None)
-            module.add_module(f"pair_norm_{place.where}", own.to(device))
+            module.add_module(f"pair_norm_{place.where}", placed.to(device))
             if place.where == "before":
                 module.register_forward_pre_hook(normalize_inputs, prepend=True, with_kwargs=True)
             else:
@@ -261,17 +261,17 @@ class PairNormPatch(nn.Module):
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the batch vector of a call, or one for each node type, and the batch size."""
-        given = dict(zip(self._arguments, args, strict=False))
-        given.update(kwargs)
-        name, size = self._batch, given.get("batch_size")
+        arguments = dict(zip(self._arguments, args, strict=False))
+        arguments.update(kwargs)
+        name, size = self._batch, arguments.get("batch_size")
         if name is None:
             return None, size
         if isinstance(name, int):
             return args[name] if name < len(args) else None, size
-        first, keys = next(iter(given.values()), None), (name, f"{name}_dict")
+        first, keys = next(iter(arguments.values()), None), (name, f"{name}_dict")
         for key in keys:
-            if given.get(key) is not None:
-                return given[key], size
+            if arguments.get(key) is not None:
+                return arguments[key], size
             if not isinstance(first, (Tensor, Mapping)) and getattr(first, key, None) is not None:
                 batch = getattr(first, key)
                 return (None if isinstance(batch, Mapping) and not batch else batch), size
@@ -279,7 +279,7 @@ class PairNormPatch(nn.Module):
             if _is_index(args[position]):
                 problem = f"argument {position} has no name and is a vector of integers"
                 raise _unnamed_batch(position, problem)
-        if name != "batch" and not any(key in self._arguments or key in given for key in keys):
+        if name != "batch" and not any(key in self._arguments or key in arguments for key in keys):
             problem = f"{type(self._owner[0]).__name__} was given no {name!r}"
             expected = f"one of its arguments {self._arguments}, or an attribute of the first"
             raise PairNormError(problem, code="unknown-argument", value=name, expected=expected)
@@ -288,7 +288,7 @@ class PairNormPatch(nn.Module):
 
 @functools.cache
 def _patched_class(base: Any) -> type[nn.Module]:
-    """Return a subclass whose ``forward`` makes the facts of a call known to the places inside."""
+    """Return a subclass whose ``forward`` passes the batch vector of a call to the places inside."""
 
     @functools.wraps(base.forward, assigned=("__doc__",))  # torch.compile imports the module it names
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -323,9 +323,9 @@ def _patched_class(base: Any) -> type[nn.Module]:
 
 
 def _run_original(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    own: Any = model.__dict__.get(_OWN_FORWARD)
-    if own is not None:
-        return own(*args, **kwargs)
+    forward: Any = model.__dict__.get(_OWN_FORWARD)
+    if forward is not None:
+        return forward(*args, **kwargs)
     # torch.export traces modules through subclasses of their own, so that the bases of a type say nothing.
     original: Any = model._unpatched_class
     return original.forward(model, *args, **kwargs)

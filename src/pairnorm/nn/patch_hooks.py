@@ -15,7 +15,7 @@ from pairnorm.nn.pair_norm import PairNorm
 
 
 class _Active(threading.local):
-    """What each thread is doing; ``torch.compile`` can trace it."""
+    """The patched calls that run in each thread; ``torch.compile`` can trace it."""
 
     def __init__(self) -> None:
         self.call: tuple[Any, Any] | None = None  # batch vector and batch size of the forward pass that runs
@@ -122,8 +122,8 @@ def remove_hooks(module: nn.Module) -> None:
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-def _outside_forward(what: str) -> PairNormError:
-    problem = f"{what} ran outside the forward of the patched model"
+def _outside_forward(subject: str) -> PairNormError:
+    problem = f"{subject} ran outside the forward of the patched model"
     problem = f"{problem}, where PairNorm does not know the graph of each node"
     hint = "Call the patched model, patch the module that you call, or pass {batch} for one graph."
     return PairNormError(problem, code="outside-forward", hint=hint, batch=None)

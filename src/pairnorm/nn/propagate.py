@@ -74,11 +74,11 @@ def check_degrees(degree: Tensor) -> Tensor:
     """Return ``degree``, or raise an error unless it is a positive finite number for each node."""
     if degree.dim() == 1 and bool((degree > 0).all() & degree.isfinite().all()):
         return degree
-    least = float(degree.min())
-    problem = f"degree has shape {list(degree.shape)} and values from {least:g}"
+    smallest = float(degree.min())
+    problem = f"degree has shape {list(degree.shape)} and values from {smallest:g}"
     expected = "a positive finite number for each node"
     hint = "Count self-loops: without them an isolated node has none."
-    raise PairNormError(problem, code="out-of-range", value=least, expected=expected, hint=hint)
+    raise PairNormError(problem, code="out-of-range", value=smallest, expected=expected, hint=hint)
 
 
 def _row_sums(matrix: SparseMatrix) -> Tensor:
@@ -152,7 +152,7 @@ def _add_self_loops(matrix: SparseMatrix) -> SparseMatrix:
 
 
 def _weights(values: Tensor) -> Tensor:
-    """Return float64 values as they are, others in float32."""
+    """Convert weights to float32, unless they are float64."""
     return values if values.dtype == torch.float64 else values.float()
 
 
@@ -260,10 +260,10 @@ def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatr
     if "loops" not in pattern.derived:
         pattern.derived["loops"] = pattern.row == pattern.column
     mask = keep_entries(keys, 0, count, count, rate).masked_fill_(pattern.derived["loops"], 1)
-    rest = SparseMatrix(pattern, mask.to(adjacency.values.dtype) * adjacency.values)
-    ones = rest.values.new_ones(pattern.shape[1], len(keys), 1)
-    sums = (rest @ ones).squeeze(-1).t()  # the product, whose sums have an order, where index_add has none
-    return SparseMatrix(pattern, rest.values / sums.index_select(1, pattern.row))
+    kept = SparseMatrix(pattern, mask.to(adjacency.values.dtype) * adjacency.values)
+    ones = kept.values.new_ones(pattern.shape[1], len(keys), 1)
+    sums = (kept @ ones).squeeze(-1).t()  # the product, whose sums have an order, where index_add has none
+    return SparseMatrix(pattern, kept.values / sums.index_select(1, pattern.row))
 
 
 def entries(
@@ -289,7 +289,7 @@ def entries(
 
 
 def _without_subclass(adjacency: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
-    """Return the tensor in PyG's ``EdgeIndex``, and anything else as it is."""
+    """Return the plain tensor of PyG's ``EdgeIndex``; other values unchanged."""
     unwrap = getattr(adjacency, "as_tensor", None)
     return adjacency if unwrap is None else unwrap()  # type: ignore[no-any-return]
 

@@ -92,7 +92,7 @@ class SparseMatrix:
         return convert() if self.values.requires_grad else self._cached(dtype, convert)
 
     def _cached(self, name: object, make: Any) -> "SparseMatrix":
-        """Return what was derived from these values, and derive it again after they changed in place."""
+        """Cache what ``make`` derives from the values; it is derived again after they change in place."""
         version = tensor_version(self.values)
         known = self._derived.get(name)
         if known is None or known[0] != version or version is None:
@@ -148,7 +148,7 @@ class SparseMatrix:
 
     @cached_property
     def torch_csr(self) -> list[Tensor]:
-        """The ``torch.sparse_csr`` form, one tensor per model, or a single one; it shares the memory."""
+        """The matrix of each model as a ``torch.sparse_csr`` tensor, or the shared one; without a copy."""
         with torch.inference_mode(False), torch.no_grad():
             return [
                 sparse_csr(self.pattern.crow, self.pattern.column, values, self.pattern.shape)

@@ -62,7 +62,7 @@ class DegreePairNorm(BaseNorm):
         self.degree: Tensor | None = None  # no buffer: it is the graph's, and half precision would round it
 
     def bind(self, degree: Tensor) -> Self:
-        """Take the graph's degrees and return the norm.
+        """Set the graph's degrees, and return the norm.
 
         Args:
             degree: The row sums of the adjacency, self-loops included where it has them, ``[nodes]``.
@@ -78,8 +78,8 @@ class DegreePairNorm(BaseNorm):
         """Normalize ``x``; see ``Norm`` for the arguments."""
         check_states(x)
         self.degree = bound_to(self.degree, x, "degrees")
-        one = Groups.of(x, batch, batch_size)
-        groups = _Weighted(one.num_nodes, one.batch, one.size, degree=self.degree)
+        plain = Groups.of(x, batch, batch_size)
+        groups = _Weighted(plain.num_nodes, plain.batch, plain.size, degree=self.degree)
         return normalize(x, groups, self.scale, self.eps, self.mode)
 
 
@@ -99,7 +99,7 @@ class _Weighted(Groups):
         return total / root.square().sum().clamp(min=torch.finfo(x.dtype).tiny)
 
     def expand(self, projection: Tensor) -> Tensor:
-        """Hand each node the projection of its graph times the root of its degree."""
+        """Return for each node the projection of its graph times the root of its degree."""
         return self._root(projection) * self.to_nodes(projection)
 
     def _root(self, like: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class DiffGroupNorm(RunningNorm):
         nodes, _, features = x.shape
         x_mean, share_mean = x.mean(0), share.mean(0).unsqueeze(-1)
         delta, upsilon = x - x_mean, share - share_mean.squeeze(-1)
-        groups, states = (torch.cat([one, one.square()], -1) for one in (upsilon, delta))
+        groups, states = (torch.cat([part, part.square()], -1) for part in (upsilon, delta))
         moments = _sum_of_products(groups, states).div(nodes)
         first, second = moments.split(self.groups, 1)
         covariance, with_square = first.split(features, -1)
@@ -128,10 +128,10 @@ class DiffGroupNorm(RunningNorm):
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     """Return Σ_n a_n b_nᵀ of every model, ``[models, columns of a, columns of b]``."""
-    whole = len(a) // ROWS_OF_SUMS * ROWS_OF_SUMS
-    parts = (one[:whole].unflatten(0, (-1, ROWS_OF_SUMS)) for one in (a, b))
-    rest: Tensor = torch.einsum("nti,ntj->tij", a[whole:], b[whole:])
-    return torch.einsum("pnti,pntj->ptij", *parts).sum(0) + rest
+    stop = len(a) // ROWS_OF_SUMS * ROWS_OF_SUMS
+    parts = (rows[:stop].unflatten(0, (-1, ROWS_OF_SUMS)) for rows in (a, b))
+    remainder: Tensor = torch.einsum("nti,ntj->tij", a[stop:], b[stop:])
+    return torch.einsum("pnti,pntj->ptij", *parts).sum(0) + remainder
 
 
 class ContraNorm(BaseNorm):

@@ -125,7 +125,7 @@ class RunningNorm(ParametricNorm):
 
 
 def bound_to(known: Tensor | None, x: Tensor, what: str) -> Tensor:
-    """Return what a norm knows of each node of the graph, on the device of ``x``, or raise an error."""
+    """Return the values per node that a norm was bound to, on the device of ``x``; check their number."""
     if known is not None and len(known) == len(x):
         return known.to(x.device)
     nodes = "none" if known is None else f"those of {len(known)} nodes"
@@ -273,10 +273,10 @@ class GraphNorm(ParametricNorm):
         """Standardize every feature of each graph."""
         # Exact where α is 1, where x − αμ would keep its rounding error. The mean square of the rest
         # is the variance plus the square of the remaining share of the mean.
-        centered, rest = groups.center(x), (1 - self.mean_scale) * groups.mean_of_each(x)
-        variance = groups.mean_of_each(centered.square()) + rest.square()
+        centered, kept_mean = groups.center(x), (1 - self.mean_scale) * groups.mean_of_each(x)
+        variance = groups.mean_of_each(centered.square()) + kept_mean.square()
         factor = self.weight * (variance + self.eps).rsqrt()
-        return torch.addcmul(rest * factor + self.bias, centered, factor)
+        return torch.addcmul(kept_mean * factor + self.bias, centered, factor)
 
 
 class GraphNormV2(ParametricNorm):
@@ -316,7 +316,7 @@ class GraphNormV2(ParametricNorm):
         nn.init.zeros_(self.tau)
 
     def bind(self, basis: Tensor) -> Self:
-        """Take V of the graph, ``[nodes, num_eigenvectors + 1]``, and return the norm."""
+        """Set V of the graph, ``[nodes, num_eigenvectors + 1]``, and return the norm."""
         if basis.dim() != 2 or basis.size(1) != self.num_eigenvectors + 1:
             raise wrong_shape("basis", basis.shape, f"[nodes, {self.num_eigenvectors + 1}]")
         self.basis = basis
@@ -326,9 +326,9 @@ class GraphNormV2(ParametricNorm):
         """Compute V of a graph, take it, and return the norm; see ``normalized_adjacency`` for its forms."""
         vectors = dominant_eigenvectors(normalized_adjacency(adjacency, "sym"), self.num_eigenvectors)
         ones = torch.full((len(vectors), 1), max(len(vectors), 1) ** -0.5, dtype=vectors.dtype)
-        rest = ones.to(vectors) - vectors @ (vectors.T @ ones.to(vectors))
-        length = rest.norm()
-        return self.bind(torch.cat([vectors, rest / length if length > 1e-6 else 0 * rest], 1))
+        remainder = ones.to(vectors) - vectors @ (vectors.T @ ones.to(vectors))
+        length = remainder.norm()
+        return self.bind(torch.cat([vectors, remainder / length if length > 1e-6 else 0 * remainder], 1))
 
     def normalize(self, x: Tensor, groups: Groups) -> Tensor:
         """Standardize every feature of each graph about its learned direction."""

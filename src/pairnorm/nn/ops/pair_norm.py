@@ -166,7 +166,7 @@ class Groups:
         return self.sum(torch.ones_like(self.batch).unsqueeze(1)).squeeze(1)
 
     def counts(self, statistic: Tensor) -> Tensor:
-        """Count them in float64: ``[graphs, ..., 1]``, as ``statistic`` ``[graphs, ..., features]`` is."""
+        """Count the nodes of each graph in float64, in the shape of ``statistic``: ``[graphs, ..., 1]``."""
         count = self.count(statistic.device).double()
         return count.view(-1, *[1] * (statistic.dim() - 1)).expand(*statistic.shape[:-1], 1)
 
@@ -177,11 +177,11 @@ class Groups:
         return self.sum(x) / self.count(x.device).clamp(min=1).view(-1, *[1] * (x.dim() - 1))
 
     def mean_of_each(self, x: Tensor) -> Tensor:
-        """Give each node the mean over its graph, which broadcasts to ``[nodes, ...]``."""
+        """Return the mean over each node's graph, which broadcasts to ``[nodes, ...]``."""
         return self.to_nodes(self.mean(x))
 
     def to_nodes(self, statistic: Tensor) -> Tensor:
-        """Give each node its graph's statistic, which then broadcasts to ``[nodes, ...]``."""
+        """Return each node's statistic of its graph, which broadcasts to ``[nodes, ...]``."""
         return statistic if self.batch is None else statistic.index_select(0, self.batch)
 
     def project(self, x: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class Groups:
         return self.mean(x)
 
     def expand(self, projection: Tensor) -> Tensor:
-        """Give each node what centering subtracts from it."""
+        """Return for each node what centering subtracts from it."""
         return self.to_nodes(projection)
 
     def subtract(self, x: Tensor, projection: Tensor) -> Tensor:
@@ -211,9 +211,9 @@ class Groups:
         """Return the moments of every graph, and the centered rows; ``x`` is float32 or float64."""
         shift = self.project(x)
         centered = x - self.expand(shift)
-        rest = self.project(centered)  # the rounding error of the mean
-        centered = centered - self.expand(rest)
-        mean = shift.double() + rest.double()
+        residual = self.project(centered)  # the rounding error of the mean
+        centered = centered - self.expand(residual)
+        mean = shift.double() + residual.double()
         return Moments(self.counts(mean), mean, self.sum(row_squares(centered))), centered
 
     def gradient_means(self, grad: Tensor, dots: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,9 +259,9 @@ class RankGroups(Groups):
     process_group: "dist.ProcessGroup" = field(kw_only=True)
 
     def statistics(self, x: Tensor) -> tuple[Moments, Tensor]:
-        """Return the moments of every graph over all ranks, and own rows, centered."""
-        own, _ = super().statistics(x)
-        mine = torch.cat([own.count, own.mean, own.squares], -1)
+        """Return the moments of every graph over all ranks, and the centered local rows."""
+        local, _ = super().statistics(x)
+        mine = torch.cat([local.count, local.mean, local.squares], -1)
         group, none = self.process_group, torch.zeros_like(mine)
         rows = [mine if rank == group.rank() else none for rank in range(group.size())]
         parts = all_sum(torch.stack(rows), group)  # a sum with zeros gathers what each rank has

@@ -29,13 +29,14 @@ def gcn_forward(
     norm: "PairNorm | None", rate: float, keys: Tensor | None, needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]`` and the tensors for the backward pass."""
-    own = vec.by_model(x.expand(-1, len(bias), -1))
-    drops = dropout.settings(own, rate, keys)
-    x_dropped = own if drops is dropout.NONE else vec.empty(own.shape)
+    rows = vec.by_model(x.expand(-1, len(bias), -1))
+    drops = dropout.settings(rows, rate, keys)
+    x_dropped = rows if drops is dropout.NONE else vec.empty(rows.shape)
     result, end = _layer_end_memory(norm, len(bias), matrix.num_rows, bias.size(1), needs_backward)
     _gcn_forward(
-        own.numpy(), *drops, _weights(weight), vec.array(bias), *matrix.arrays, vec.CODES[activation],
-        vec.empty(own.size(1), bias.size(1)).numpy(), x_dropped.numpy(), *_scale_and_eps(norm), *_arrays(end),
+        rows.numpy(), *drops, _weights(weight), vec.array(bias), *matrix.arrays, vec.CODES[activation],
+        vec.empty(rows.size(1), bias.size(1)).numpy(), x_dropped.numpy(), *_scale_and_eps(norm),
+        *_arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
     return result, (x_dropped, h, norms, means)
@@ -65,20 +66,20 @@ def attention_forward(
     rate: float, keys: Tensor | None, norm: "PairNorm | None", needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, features]`` and the tensors for the backward pass: weights, never messages."""
-    pattern, own, att_scores = matrix.pattern, vec.by_model(z), vec.by_model(scores)
-    models, _, features = own.shape
+    pattern, z_by_model, att_scores = matrix.pattern, vec.by_model(z), vec.by_model(scores)
+    models, _, features = z_by_model.shape
     offset = np.zeros((models, features), np.float32) if bias is None else vec.array(bias)
     weights = vec.empty(models, 1, pattern.num_entries)
     drops = dropout.settings(weights, rate, keys)
     masked = weights if drops is dropout.NONE else vec.empty(weights.shape)
     result, end = _layer_end_memory(norm, models, matrix.num_rows, features, needs_backward)
     _attention_forward(
-        pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), own.numpy(), offset,
+        pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z_by_model.numpy(), offset,
         np.float32(negative_slope), *drops, vec.CODES[activation], weights.numpy(), masked.numpy(),
         *_scale_and_eps(norm), *_arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
-    return result, (att_scores, own, weights, masked, h, norms, means)
+    return result, (att_scores, z_by_model, weights, masked, h, norms, means)
 
 
 def attention_backward(
@@ -157,8 +158,8 @@ def _gcn_forward(
             dropout.drop(x[model], positions, keys[model], dropped, factor, x_dropped[model])
         if len(weight):
             linear.product(x_dropped[model], weight[model], z)
-        own = z if len(weight) else x[model]
-        gather(crow, column, values, own, bias[model : model + 1], activation, h[model])
+        source = z if len(weight) else x[model]
+        gather(crow, column, values, source, bias[model : model + 1], activation, h[model])
         _layer_end(h[model], scale, eps, y[model], norms[model], means[model])
 
 

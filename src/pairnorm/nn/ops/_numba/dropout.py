@@ -19,14 +19,14 @@ NONE = np.zeros((1, 1), np.uint32), np.zeros(1, np.uint32), np.uint32(0), np.flo
 
 def forward(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
     """Drop entries of ``[nodes, models, features]``."""
-    own = vec.by_model(x)
-    result, by_models = vec.empty_by_model(*own.shape)
-    _apply(own.numpy(), *settings(own, rate, keys, first), by_models.numpy())
+    states = vec.by_model(x)
+    result, by_models = vec.empty_by_model(*states.shape)
+    _apply(states.numpy(), *settings(states, rate, keys, first), by_models.numpy())
     return result
 
 
 def settings(x: Tensor, rate: float, keys: Tensor | None, first: int = 0) -> tuple[Any, ...]:
-    """Return what ``drop`` needs for ``x`` ``[models, nodes, features]``; ``dropped`` is 0 for no dropout."""
+    """Return arguments of ``drop`` for ``x`` ``[models, nodes, features]``."""
     if keys is None or rate == 0:
         return NONE
     _, nodes, features = x.shape
@@ -39,7 +39,7 @@ def settings(x: Tensor, rate: float, keys: Tensor | None, first: int = 0) -> tup
 
 @njit(inline="always")
 def factors(positions: Any, row: Any, start: Any, key: Any, limit: Any, scale: Any) -> Any:
-    """Return what the first and what the second half of a row are multiplied by: ``scale`` or 0."""
+    """Return the factors of the first and of the second half of a row: ``scale`` or 0."""
     bits = (vec.load(positions, row, start) ^ key) * FIRST
     bits = (bits ^ (bits >> np.uint32(15))) * SECOND
     bits = bits ^ (bits >> np.uint32(16))

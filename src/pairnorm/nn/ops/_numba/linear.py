@@ -30,14 +30,14 @@ def forward(
     needs_backward: bool,
 ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]``, the scores, and the tensors for the backward pass."""
-    own = vec.by_model(x)
-    models, nodes, _ = own.shape
-    drops = drop_settings(own, rate, keys)
-    x_dropped = own if drops is NONE else vec.empty(own.shape)
+    states = vec.by_model(x)
+    models, nodes, _ = states.shape
+    drops = drop_settings(states, rate, keys)
+    x_dropped = states if drops is NONE else vec.empty(states.shape)
     result, z = vec.empty_by_model(models, nodes, weight.size(2))
     scores = vec.empty(models, nodes, 0 if att_vectors is None else att_vectors.size(2))
     rows = vec.array(weight[:, :0] if att_vectors is None else att_vectors.transpose(1, 2))
-    _forward(own.numpy(), *drops, vec.array(weight), rows, x_dropped.numpy(), z.numpy(), scores.numpy())
+    _forward(states.numpy(), *drops, vec.array(weight), rows, x_dropped.numpy(), z.numpy(), scores.numpy())
     return (result, None if att_vectors is None else scores.transpose(0, 1)), (x_dropped, z)
 
 
@@ -88,21 +88,21 @@ def _backward(
     z: Any, grad: Any, by_score: Any, complete: Any, grad_x: Any, grad_weight: Any, grad_vectors: Any,
 ) -> None:  # fmt: skip
     for model in range(len(x_dropped)):
-        own = grad[model]
+        grad_z = grad[model]
         if by_score.shape[2]:
             transposed_product(by_score[model], z[model], grad_vectors[model])
             for start in range(0, z.shape[2], vec.LANES):
                 for row in range(z.shape[1]):
-                    gradient = vec.load(own, row, start)
+                    gradient = vec.load(grad_z, row, start)
                     for end in range(by_score.shape[2]):
                         gradient = (
                             gradient + vec.load(att_vectors[model], end, start) * by_score[model, row, end]
                         )
                     vec.store(complete, row, start, gradient)
-            own = complete
-        transposed_product(x_dropped[model], own, grad_weight[model])
+            grad_z = complete
+        transposed_product(x_dropped[model], grad_z, grad_weight[model])
         if grad_x.shape[1]:
-            product(own, weight[model], grad_x[model])
+            product(grad_z, weight[model], grad_x[model])
             if dropped:
                 drop(grad_x[model], positions, keys[model], dropped, scale, grad_x[model])
 

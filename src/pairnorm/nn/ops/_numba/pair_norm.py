@@ -33,22 +33,22 @@ def forward(
     nodes, models, features = rows.shape
     y, norm = vec.empty(x.shape), vec.empty(models, nodes if individually else 1)
     mean = torch.empty(models, features, dtype=torch.float64, device="cpu")
-    given, result, norms, center = rows.numpy(), y.view(rows.shape).numpy(), norm.numpy(), mean.numpy()
+    x_rows, result, norms, center = rows.numpy(), y.view(rows.shape).numpy(), norm.numpy(), mean.numpy()
     if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
-        _forward(given, scale, eps, result, norms, center)
+        _forward(x_rows, scale, eps, result, norms, center)
         return y, (norm, mean)
     step = _rows_per_block(rows)
     means, squares = np.empty((-(-nodes // step), models, features)), np.empty((-(-nodes // step), models))
     _share(
         rows,
-        lambda row, block: _block_moments(given[row], step, not individually, means[block], squares[block]),
+        lambda row, block: _block_moments(x_rows[row], step, not individually, means[block], squares[block]),
     )
     square = np.empty(models)
     _merge(means, squares, nodes, step, center, square)
 
     def write(row: slice, _: slice) -> None:
-        own = norms[:, row] if individually else norms
-        _normalize(given[row], center, square, scale, eps, result[row], own, individually)
+        norm_r = norms[:, row] if individually else norms
+        _normalize(x_rows[row], center, square, scale, eps, result[row], norm_r, individually)
 
     _share(rows, write)
     return y, (norm, mean)
@@ -61,18 +61,18 @@ def backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any
         return (in_double(x, settings, grads[0]),)
     rows, grad_out, individually = _stacked(x), _stacked(grads[0]).numpy(), mode == "PN-SI"
     nodes, models, features = rows.shape
-    given, gradient, norms, center = rows.numpy(), vec.empty(x.shape), norm.numpy(), mean.numpy()
+    x_rows, gradient, norms, center = rows.numpy(), vec.empty(x.shape), norm.numpy(), mean.numpy()
     result = gradient.view(rows.shape).numpy()
     if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
-        _backward(grad_out, given, center, norms, scale, result)
+        _backward(grad_out, x_rows, center, norms, scale, result)
         return (gradient,)
     step = _rows_per_block(rows)
     sums, dots = np.empty((-(-nodes // step), models, features)), np.empty((-(-nodes // step), models))
 
     def add(row: slice, block: slice) -> None:
-        own = norms[:, row] if individually else norms
+        norm_r = norms[:, row] if individually else norms
         _gradient_sums(
-            grad_out[row], given[row], center, own, scale, step, individually, result[row], sums[block],
+            grad_out[row], x_rows[row], center, norm_r, scale, step, individually, result[row], sums[block],
             dots[block],
         )  # fmt: skip
 
@@ -81,7 +81,7 @@ def backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any
     _share(
         rows,
         lambda row, _: _finish_gradient(
-            grad_out[row], given[row], center, norms, scale, grad_mean, grad_dot, individually, result[row]
+            grad_out[row], x_rows[row], center, norms, scale, grad_mean, grad_dot, individually, result[row]
         ),
     )
     return (gradient,)
@@ -97,7 +97,7 @@ def _rows_per_block(x: Tensor) -> int:
 
 
 def _share(x: Tensor, work: Callable[[slice, slice], Any]) -> None:
-    """Call ``work`` with ranges of rows and of the blocks that they make up."""
+    """Call ``work`` in threads with ranges of rows, and with the ranges of their blocks."""
     step = _rows_per_block(x)
 
     def some(start: int, stop: int) -> None:
@@ -188,7 +188,7 @@ def moments(x: Any, needs_squares: bool, mean: Any) -> float:
 
 @vec.kernel
 def merge(mean: Any, count: int, other: Any, other_count: int) -> float:
-    """Merge the mean of further rows into ``mean``, and return what the squares gain (Chan et al.)."""
+    """Merge the mean of more rows into ``mean``; return what to add to the sum of squares (Chan et al.)."""
     gain, share = 0.0, other_count / (count + other_count)
     for feature in range(len(mean)):
         step = other[feature] - mean[feature]
@@ -230,14 +230,14 @@ def normalize(
 
 @njit(inline="always")
 def write_scaled(x: Any, row: Any, high: Any, low: Any, factor: Any, y: Any) -> None:
-    """Write a centered row times a number: centered again, because what was just stored is slow to load."""
+    """Write a centered row times a factor; it is centered again, since stored values are slow to load."""
     for start in range(0, x.shape[1], vec.LANES):
         vec.store(y, row, start, centered(x, row, start, high, low) * factor)
 
 
 @vec.kernel
 def write_wide(x: Any, row: int, mean: Any, factor: float, y: Any) -> None:
-    """Write a centered row times a number that float32 does not hold."""
+    """Write a centered row times a factor beyond the range of float32."""
     for feature in range(x.shape[1]):
         y[row, feature] = (x[row, feature] - mean[0, feature]) * factor
 
@@ -292,9 +292,9 @@ def _gradient_sums(
     for block in range(len(sums)):
         part = slice(block * step, (block + 1) * step)
         for model in range(x.shape[1]):
-            own = norm[model, part] if individually else norm[model]
+            norm_r = norm[model, part] if individually else norm[model]
             dots[block, model] = gradient_sums(
-                grad[part][:, model], x[part][:, model], mean[model : model + 1], own, scale, individually,
+                grad[part][:, model], x[part][:, model], mean[model : model + 1], norm_r, scale, individually,
                 result[part][:, model], sums[block, model : model + 1],
             )  # fmt: skip
 

@@ -34,11 +34,11 @@ def forward(
     shape = (len(dense), len(values) if values.dim() == 2 else 1, -1)
     offset = vec.zeros(dense[0].shape) if bias is None else bias.detach()
     crow, column = pattern.crow.numpy(), pattern.column.numpy()
-    own, x = torch.atleast_2d(values.detach()).contiguous().numpy(), dense.view(shape).numpy()
+    entries, x = torch.atleast_2d(values.detach()).contiguous().numpy(), dense.view(shape).numpy()
     added, y = offset.reshape(shape[1:]).contiguous().numpy(), result.view(len(result), *shape[1:]).numpy()
 
     def work(start: int, stop: int) -> None:
-        _multiply(crow[start : stop + 1], column, own, x, added, vec.CODES[activation], y[start:stop])
+        _multiply(crow[start : stop + 1], column, entries, x, added, vec.CODES[activation], y[start:stop])
 
     rows, width = pattern.shape[0], x[0].size
     large = pattern.num_entries * width > MIN_WORK_FOR_THREADS
@@ -125,14 +125,17 @@ def _linear_forward(crow: Any, columns: Any, values: Any, weight: Any, result: A
 @vec.kernel
 def _linear_backward(crow: Any, columns: Any, values: Any, grad: Any, result: Any) -> None:
     for model in range(len(result)):
-        own = result[model]
+        target = result[model]
         for start in range(0, result.shape[2], vec.LANES):
             for row in range(grad.shape[1]):
                 gradient = vec.load(grad[model], row, start)
                 for entry in range(crow[model, row], crow[model, row + 1]):
                     column = columns[model, entry]
                     vec.store(
-                        own, column, start, vec.load(own, column, start) + gradient * values[model, entry]
+                        target,
+                        column,
+                        start,
+                        vec.load(target, column, start) + gradient * values[model, entry],
                     )
 
 
@@ -173,15 +176,15 @@ def _propagate(
     weighted, symmetric = len(values) > 0, len(factors) > 0
     for row in range(start, stop):
         first, last = np.uint64(crow[row]), np.uint64(crow[row + 1])
-        own = factors[row] if symmetric else np.float32(1)
+        row_factor = factors[row] if symmetric else np.float32(1)
         degree = np.float32(last - first + 1)
         if weighted:
             degree = np.float32(1)
             for entry in range(first, last):
                 degree += values[entry]
-        factor = own if symmetric else np.float32(1) / degree
+        factor = row_factor if symmetric else np.float32(1) / degree
         for first_lane in range(0, x.shape[1], vec.LANES):
-            total = vec.load(x, row, first_lane) * own
+            total = vec.load(x, row, first_lane) * row_factor
             for entry in range(first, last):
                 other = column[entry]
                 value = values[entry] if weighted else np.float32(1)

@@ -38,7 +38,7 @@ class KernelWarning(UserWarning):
 
 
 class _DiskCache(FunctionCache):  # type: ignore[misc]
-    """Compiled code on disk; a file that ends early, or cannot be written, is no reason to fail."""
+    """Cache of compiled code on disk; damaged and unwritable files are ignored."""
 
     def load_overload(self, *what: Any) -> Any:
         try:
@@ -81,7 +81,7 @@ def _warn_no_cache() -> None:
 
 
 def share_out(rows: int, rows_per_task: int, work: Callable[[int, int], Any]) -> None:
-    """Call ``work(start, stop)``, which releases the GIL, on ranges of rows in torch's number of threads."""
+    """Divide rows among torch's number of threads: each calls ``work(start, stop)``, which frees the GIL."""
     starts = range(0, rows, rows_per_task)
     threads = min(torch.get_num_threads(), len(starts))
     if threads <= 1:
@@ -128,8 +128,8 @@ def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> tupl
     kind = signature.args[0]
     matrix = context.make_array(kind)(context, builder, arguments[0])
     row, start = (
-        context.cast(builder, argument, given, types.intp)
-        for argument, given in zip(arguments[1:3], signature.args[1:3], strict=True)
+        context.cast(builder, argument, kind, types.intp)
+        for argument, kind in zip(arguments[1:3], signature.args[1:3], strict=True)
     )
     offset = builder.mul(row, builder.extract_value(matrix.strides, 0))
     offset = builder.add(offset, builder.mul(start, start.type(kind.dtype.bitwidth // 8)))
@@ -143,7 +143,7 @@ def _suffix(vector: Vector) -> str:
 
 
 def _each_part(builder: Any, remaining: Any, whole: Callable[[], Any], part: Callable[[Any], Any]) -> Any:
-    """Run ``whole``, or at the end of a row ``part`` with a mask: masks take longer to make than a branch."""
+    """Emit ``whole`` for full vectors, and ``part`` with a mask for the end of a row."""
     results = []
     with builder.if_else(builder.icmp_signed(">=", remaining, INT(LANES))) as (all_exist, some_exist):
         with all_exist:
@@ -347,8 +347,8 @@ def exp_parts(x: Any) -> Any:
 @njit(inline="always")
 def exp(x: Any) -> Any:
     """Return e to the power of every lane, for lanes up to 88."""
-    power, rest = exp_parts(x)
-    return power * rest + power
+    p, q = exp_parts(x)
+    return p * q + p
 
 
 @njit(inline="always")
@@ -357,8 +357,8 @@ def activated(x: Any, code: int) -> Any:
     if code == 1:
         x = where_less(x, fill(ZERO), fill(ZERO), x)  # NaN stays NaN
     elif code == 2:
-        power, rest = exp_parts(x)
-        x = where_less(x, fill(ZERO), power * rest + (power - ONE), x)
+        p, q = exp_parts(x)
+        x = where_less(x, fill(ZERO), p * q + (p - ONE), x)
     return x
 
 

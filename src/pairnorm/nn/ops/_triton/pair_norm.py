@@ -102,7 +102,7 @@ def _shape(x: Tensor) -> tuple[int, int, int]:
 
 
 class _Plan:
-    """How nodes are shared out: ``grid`` for reductions (a few programs per processor), ``cover`` by tile.
+    """The division of nodes among programs: ``grid`` for reductions, ``cover`` with a program per tile.
 
     Programs that start together have the same rows of all models, which lie next to one another.
     """
@@ -128,7 +128,7 @@ class _Plan:
 
 @triton.jit
 def _program(models):  # type: ignore[no-untyped-def]
-    """Which share of the nodes this program has, and of which model."""
+    """The number of this program's share of the nodes, and its model."""
     return tl.program_id(0) // models, tl.program_id(0) % models
 
 

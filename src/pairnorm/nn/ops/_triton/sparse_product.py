@@ -140,7 +140,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     start, stop, place, column, values, dense, result,
     bias, rows, width, BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A piece of a row, for a block of all models' features."""
+    """Multiply a piece of a row for a block of the features of all models."""
     piece = tl.program_id(0)
     across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = across < width
@@ -166,7 +166,7 @@ def _multiply_models(  # type: ignore[no-untyped-def]
     bias, rows, width, BIAS: tl.constexpr, CODE: tl.constexpr, UNROLL: tl.constexpr,
     MODELS: tl.constexpr, FEATURES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A piece of a row, for a few models, each with values of its own."""
+    """Multiply a piece of a row for several models, which have different values."""
     piece = tl.program_id(0)
     model, across, inside = groups(models, features, MODELS, FEATURES, GROUP)
     own = values + model.to(tl.int64) * model_stride
