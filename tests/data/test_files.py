@@ -1,5 +1,8 @@
+import bz2
+import gzip
 import io
 import json
+import lzma
 import pickle
 import sqlite3
 import warnings
@@ -14,6 +17,7 @@ import pandas
 import pytest
 import scipy.sparse
 import torch
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -40,6 +44,28 @@ def test_npz(tmp_path: Path, cora: Graph) -> None:
     assert graph.name == "cora"
     assert torch.equal(graph.edge_index, cora.edge_index)
     assert torch.equal(graph.features.to_dense(), cora.features.to_dense())
+    assert torch.equal(graph.labels, cora.labels)
+
+
+def test_npz_with_names_of_classes_and_nodes(tmp_path: Path, cora: Graph) -> None:
+    adjacency, features = cora.to_scipy()
+    classes, names = [f"class {n}" for n in range(7)], [f"paper {n}" for n in range(cora.num_nodes)]
+    arrays = pieces("adj", adjacency) | pieces("attr", features) | {"labels": cora.labels.numpy()}
+    np.savez(tmp_path / "cora.npz", **arrays, class_names=classes, node_names=names)
+    graph = Graph.from_files(tmp_path / "cora.npz")
+    assert graph.class_names == tuple(classes)
+    assert graph.node_names.tolist() == names
+    assert torch.equal(graph.labels, cora.labels)
+
+
+def test_npz_with_a_row_per_edge(tmp_path: Path, cora: Graph) -> None:
+    edges, features = cora.edge_index.T.numpy(), cora.features.to_dense().numpy()
+    path, masks = tmp_path / "cora.npz", np.ones((10, cora.num_nodes), bool)
+    arrays = {"node_features": features, "node_labels": cora.labels.numpy(), "train_masks": masks}
+    np.savez(path, edges=edges, **arrays)
+    graph = Graph.from_files(path)
+    assert torch.equal(graph.edge_index, cora.edge_index)
+    assert torch.equal(graph.features, cora.features.to_dense())
     assert torch.equal(graph.labels, cora.labels)
 
 
@@ -80,6 +106,26 @@ def test_graphml(tmp_path: Path) -> None:
     assert found.missing.tolist() == [False, False, True, False]
     assert found.class_names == ("blue", "red")
     assert found.num_edges == 3
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")  # it has no features
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst", ".zip"])
+def test_graph_files_may_be_compressed(tmp_path: Path, ending: str, raises: Callable) -> None:
+    graph = networkx.path_graph(["a", "b", "c", "d"])
+    networkx.set_node_attributes(graph, {"a": "red", "b": "blue", "c": "red"}, "color")
+    networkx.write_graphml(graph, tmp_path / "path.graphml")
+    packed, data = tmp_path / f"path.graphml{ending}", (tmp_path / "path.graphml").read_bytes()
+    if ending == ".zip":
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("path.graphml", data)
+    else:
+        pack = {".gz": gzip, ".bz2": bz2, ".xz": lzma, ".zst": zstandard}[ending].compress
+        packed.write_bytes(pack(data))
+    read = [Graph.from_files(path, label="color") for path in (tmp_path / "path.graphml", packed)]
+    assert read[0].fingerprint == read[1].fingerprint
+    assert read[1].name == "path"
+    with raises("memory-limit", packed.name):
+        Graph.from_files(packed, memory=len(data))
 
 
 def test_graphml_takes_weights_from_the_attribute_that_is_named(tmp_path: Path, raises: Callable) -> None:
@@ -751,3 +797,21 @@ def test_the_null_of_databases_is_missing_in_every_column(tmp_path: Path, raises
     assert any("an end is not a node, such as an empty cell" in note for note in graph.notes)
     with raises("empty-cell", "e.csv, line 3"):
         Graph.from_files(*files, label="risk")
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_the_columns_that_hold_the_ids_are_named(tmp_path: Path, raises: Callable) -> None:
+    """As for airports and routes, where a route begins with its airline, and ids are the fourth column."""
+    nodes = "".join(f"{n},Airport {n},A{n - 100:02},airport\n" for n in range(100, 120))
+    edges = "".join(f"AB,7,A{n - 100:02},{n},A{n - 99:02},{n + 1},0\n" for n in range(100, 119))
+    (tmp_path / "n.dat").write_text(nodes)
+    (tmp_path / "e.dat").write_text(edges)
+    with raises("unknown-node", "e.dat, line 1") as caught:
+        Graph.from_files(tmp_path / "n.dat", tmp_path / "e.dat")
+    assert "e.dat has such ids in 'column 4', 'column 6'" in str(caught.value)
+    with raises("unknown-node", value="A00") as caught:
+        Graph.from_files(tmp_path / "n.dat", tmp_path / "e.dat", source="column 3", target="column 5")
+    assert "n.dat has such ids in 'column 3'" in str(caught.value)
+    with raises("unknown-node", value="AB") as caught:
+        Graph.from_files(tmp_path / "n.dat", tmp_path / "e.dat", id="column 2")
+    assert "has such ids" not in str(caught.value)

@@ -366,3 +366,23 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path, raises: Callable) -> None:
     os.mkfifo(tmp_path / "nodes.csv")
     with raises("not-a-file", value=str(tmp_path / "nodes.csv")):
         open_table(tmp_path / "nodes.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "titles"),
+    [
+        ('"Ames, IA"\t07\t"Yuma, AZ"\n"Ames, IA"\t08\t"Reno, NV"\n', ("column 1", "column 2", "column 3")),
+        ('"a, b"|"c|d"\n"b, c"|"d"\n', ("a, b", "c|d")),
+        ('"a, b",c\n"b; c","d;"\n', ("a, b", "c")),
+    ],
+)
+def test_a_sign_within_quotes_separates_no_cells(write: Write, text: str, titles: tuple[str, ...]) -> None:
+    assert open_table(write("t.txt", text), "nodes").columns == titles
+
+
+def test_edges_may_have_two_columns_of_the_same_title(write: Write) -> None:
+    table = open_table(write("t.txt", "node_id\tnode_id\tkind\n1\t2\tx\n2\t3\ty\n"), "edges")
+    assert table.has_header
+    assert table.columns == ("column 1", "column 2", "kind")
+    assert not open_table(write("t.txt", "ann\tann\nann\tbob\n"), "edges").has_header
+    assert not open_table(write("t.txt", "3\t3\n1\t3\n"), "edges").has_header

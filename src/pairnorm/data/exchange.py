@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, load_library, quoted, whole_number
-from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
+from pairnorm.base.memory import MemoryLimit
 from pairnorm.data.adjacency import check_csr, csr_matrix
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import UNKNOWN, to_class_numbers, to_dense_or_csr
-from pairnorm.data.files import check_is_file, explain_read_errors
+from pairnorm.data.files import COMPRESSED, check_is_file, explain_read_errors, file_type, open_plain
 
 if TYPE_CHECKING:
     import networkx
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Parts = dict[str, Any]
 ATTRIBUTE_OPTIONS = ("label", "split", "weight", "categorical", "ignore", "edge_columns")
 _NODE, _SOURCE, _TARGET = "(node)", "(source)", "(target)"
+NPZ_NAMES = {"edges": "edge_index", "node_features": "x", "node_labels": "y"}
 PYG_MASKS = {"train": "train_mask", "validation": "val_mask", "test": "test_mask"}
 
 
@@ -128,21 +129,22 @@ def to_networkx(graph: Graph) -> networkx.Graph:
 
 
 def read_npz(place: Path | IO[bytes]) -> Parts:
-    """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them; CSR pieces ``adj_*``,
-    ``attr_*`` and ``labels``; or what scipy's ``save_npz`` writes.
+    """Read an ``.npz``: ``edge_index``, ``x``, ``y`` and others as PyG calls them, or ``edges``,
+    ``node_features`` and ``node_labels``; CSR pieces ``adj_*``, ``attr_*``, and ``labels``, ``class_names``
+    and ``node_names``; or what scipy's ``save_npz`` writes.
     """
     with ExitStack() as stack:
         file = stack.enter_context(place.open("rb")) if isinstance(place, Path) else place
         archive = stack.enter_context(np.load(file, allow_pickle=False))
-        if "edge_index" in archive:
-            return _from_arrays({name: archive[name] for name in archive.files})
+        if "edge_index" in archive or "edges" in archive:
+            return _from_arrays({NPZ_NAMES.get(name, name): archive[name] for name in archive.files})
         if "adj_data" not in archive and "format" in archive:
             return from_scipy(_matrix(archive, "", str(archive["format"].astype(str))))
         if "adj_data" not in archive:
             members = ", ".join(archive.files[:10]) or "nothing"
             raise PairNormError(
-                f"there is no 'edge_index', nor 'adj_data', 'adj_indices', 'adj_indptr', 'adj_shape'; "
-                f"it holds {members}",
+                "there is no 'edge_index' or 'edges', nor 'adj_data', 'adj_indices', 'adj_indptr', "
+                f"'adj_shape'; it holds {members}",
                 code="edges-missing",
             )
         features = archive.get("attr_matrix")
@@ -151,11 +153,15 @@ def read_npz(place: Path | IO[bytes]) -> Parts:
         parts = from_scipy(_matrix(archive, "adj_"), features)
         if "labels" in archive:
             parts["labels"] = to_class_numbers("labels", torch.from_numpy(archive["labels"]))
-        return parts
+        texts = {name: archive[name] for name in ("class_names", "node_names") if name in archive}
+        return parts | {name: value.astype(str).tolist() for name, value in texts.items()}
 
 
 def _from_arrays(arrays: dict[str, Any]) -> Parts:
     """Return the parts of a graph in arrays that are called as PyG's; classes may be texts."""
+    ends = arrays["edge_index"]
+    if ends.ndim == 2 and ends.shape[1] == 2 != len(ends):  # a row per edge
+        arrays = arrays | {"edge_index": ends.T}
     texts = {name: value for name, value in arrays.items() if value.dtype.kind in "US"}
     parts = from_pyg({name: torch.from_numpy(arrays[name]) for name in arrays.keys() - texts.keys()})
     return parts | {"labels": texts["y"].astype(str)} if "y" in texts else parts
@@ -320,7 +326,8 @@ def read_graph_file(
             raise PairNormError(
                 problem, code="unknown-file-type", value=path.suffix, expected=expected, hint=hint, **more
             )
-    kind = check_is_file(path).suffix.lower()
+    kind = file_type(check_is_file(path))
+    kind = kind if kind in NETWORKX_READERS else path.suffix.lower()
     with explain_read_errors(path.name):
         if kind not in (*NETWORKX_READERS, *READERS):
             problem = f"files of type {quoted(kind)} are not known"
@@ -331,11 +338,11 @@ def read_graph_file(
                 problem, more = f"{option} does not apply to {kind} files", {option: value}
                 hint = f"Leave out {{{option}}}."
                 raise PairNormError(problem, code="option-does-not-apply", value=option, hint=hint, **more)
-        count = path.stat().st_size
         if kind in NETWORKX_READERS:
-            memory.check(path.name, count * BYTES_PER_XML_BYTE, f"{count:,} bytes of {kind[1:].upper()}")
-            graph = NETWORKX_READERS[kind](path)
+            with memory.stream(path.name, COMPRESSED.get(path.suffix.lower(), open_plain)(path)) as file:
+                graph = NETWORKX_READERS[kind](file)
             return from_networkx(graph, options, encoder, limit=partial(memory.check_cells, path.name))
+        count = path.stat().st_size
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 count = sum(member.file_size for member in archive.infolist())
@@ -343,13 +350,13 @@ def read_graph_file(
         return READERS[kind](path)
 
 
-def _read_graphml(path: Path) -> networkx.Graph:
-    return load_library("networkx", "reading GraphML").read_graphml(path)
+def _read_graphml(file: IO[bytes]) -> networkx.Graph:
+    return load_library("networkx", "reading GraphML").read_graphml(file)
 
 
-def _read_gml(path: Path) -> networkx.Graph:
+def _read_gml(file: IO[bytes]) -> networkx.Graph:
     """Read GML: nodes without labels are called by their ids, and an edge may be listed several times."""
-    text = path.read_text(encoding="utf-8")
+    text = file.read().decode()
     if not re.search(r"\bmultigraph\b", text):
         text = re.sub(r"\bgraph\s*\[", "graph [\n multigraph 1\n", text, count=1)
     label = "label" if re.search(r"\blabel\b", text) else "id"

@@ -80,6 +80,20 @@ def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:
     return csr_tensor(moved).to(features.device)
 
 
+def append_columns(features: Tensor, missing: Tensor, values: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+    """Append dense columns, NaN where missing, and return the features and their missing entries."""
+    entries = missing if missing.dim() == 2 else missing[:, None].expand(features.shape)
+    entries = torch.cat([entries, torch.from_numpy(np.isnan(values))], 1)
+    dense = np.nan_to_num(values)
+    if features.layout == torch.sparse_csr:
+        from scipy.sparse import csr_array, hstack
+
+        features = csr_tensor(hstack([csr_matrix(features), csr_array(dense)], format="csr"))
+    else:
+        features = torch.cat([features, torch.from_numpy(dense)], 1)
+    return features, entries if entries.any() else entries.any(1)
+
+
 def all_finite(features: Tensor) -> bool:
     """Return whether no entry is infinite or NaN."""
     values = stored_values(features)

@@ -327,6 +327,18 @@ def find_comments_and_spaces(opened: Open, encoding: str, max_cells: float) -> t
     return False, False
 
 
+def other_delimiter(cells: Sequence[str], delimiter: str, is_usual: bool) -> str | None:
+    """Return the sign that separates the cells of a line instead of the delimiter that split it so.
+
+    A delimiter that is not the usual one of the file may have split a quoted cell, as in ``"Ames, IA"|7``.
+    """
+    signs = [sign for sign in (",", ";", "\t", "|") if sign != delimiter]
+    if len(cells) == 1:
+        return next((sign for sign in signs if sign in cells[0]), None)
+    inside = "" if is_usual else "\n".join(cells)
+    return next((sign for sign in signs if f'{sign}"' in inside or f'"{sign}' in inside), None)
+
+
 def open_converted(opened: Open, encoding: str, has_spaces: bool) -> IO[bytes]:
     """Open a text as UTF-8 with empty lines for comments and, if it ``has_spaces``, a tab between cells."""
     text = TextIOWrapper(opened(), encoding)

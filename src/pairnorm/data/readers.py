@@ -38,6 +38,7 @@ from pairnorm.data.files import (
     find_files,
     open_converted,
     open_plain,
+    other_delimiter,
     quote_names,
     read_stdin,
 )
@@ -371,9 +372,8 @@ def _open(
         header, *rows = list(islice(filter(any, stripped), ROWS_TO_COMPARE + 1)) or [[]]
     if not header:
         raise empty_file(name)
-    others = [mark for mark in (",", ";", "\t", "|") if mark != text.delimiter and mark in header[0]]
-    other = others[0] if others else None
-    if len(header) == 1 and other and delimiter is None:
+    other = other_delimiter(header, text.delimiter, kind in DELIMITERS)
+    if other and delimiter is None:
         again = replace(options, delimiter=other, edge_delimiter=None)
         result = _open(name, kind, opened, role, again, memory)
         note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
@@ -386,6 +386,9 @@ def _open(
     if first_line_is_data(header, rows, role == "edges", named, may_be_numbered=not text.is_converted):
         table = Table(name, tuple(header), text=text, decimal=decimal, notes=notes)
         return without_header(table, {"edges": "an edge", "nodes": "a node"}.get(role, "a row"), named)
+    if role == "edges" and len(set(header)) < len(header):
+        notes.append(f"columns of {name} with the same title are called 'column 1', 'column 2', …")
+        header = [f"column {n + 1}" if header.count(one) > 1 else one for n, one in enumerate(header)]
     return Table(name, check_column_names(name, header), text=text, decimal=decimal, notes=notes)
 
 
@@ -427,7 +430,7 @@ def first_line_is_data(
     With ``may_be_numbered``, increasing whole numbers may be column names, as pandas writes them.
     """
     repeated = [title for title, times in Counter(titles).items() if times > 1]
-    if any(is_edge or is_number(title) for title in repeated):
+    if any(map(is_number, repeated)):
         return True
     texts = [place for place, title in enumerate(titles) if not (is_missing(title) or is_number(title))]
     if not titles[0] or any(titles[place] in named or ID_NAME.search(titles[place]) for place in texts):
@@ -439,7 +442,7 @@ def first_line_is_data(
             return False
         is_repeated |= titles[place] in cells
     if texts or not rows:
-        return is_repeated
+        return is_repeated or (is_edge and bool(repeated))
     numbers = [float(title) for title in titles if WHOLE.fullmatch(title)]
     is_increasing = len(numbers) == len(titles) and all(np.diff(numbers) > 0)
     return not (may_be_numbered and is_increasing)

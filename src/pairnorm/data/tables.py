@@ -16,11 +16,7 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, did_you_mean, quoted
 from pairnorm.data.features import plain_integers
-from pairnorm.data.files import (
-    TextFile,
-    explain_read_errors,
-    quote_names,
-)
+from pairnorm.data.files import TextFile, explain_read_errors, quote_names
 from pairnorm.data.labels import SPELLING, plain_form
 from pairnorm.data.profile import (
     NULLS,

@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
-import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.data.adjacency import csr_matrix, csr_tensor
 from pairnorm.data.encoder import (
     Column,
     ColumnOptions,
@@ -25,16 +23,14 @@ from pairnorm.data.encoder import (
     compare_columns,
     reject_dates,
 )
-from pairnorm.data.features import class_sort_key
+from pairnorm.data.features import append_columns, class_sort_key
 from pairnorm.data.files import quote_names
 from pairnorm.data.labels import encoder_notes, near_duplicate_notes, read_classes
 from pairnorm.data.profile import DATE_PATTERNS, EMPTY_NOTE, ID_NAME, MONTH_FIRST, parse_dates
 from pairnorm.data.tables import NodeIndex, Table, integers_or_texts, read_blocks, read_rows, without_header
 
-NUMBERS_AT_ONCE = 10_000_000
-MAX_EDGE_CATEGORIES = 50
-# Columns of a frame without names, as pandas writes them.
-PANDAS_DEFAULT = ("0", "1")
+NUMBERS_AT_ONCE, MAX_EDGE_CATEGORIES = 10_000_000, 50
+PANDAS_DEFAULT = ("0", "1")  # columns of a frame without names
 
 
 def read_nodes(
@@ -55,8 +51,7 @@ def read_nodes(
     identity = options.check(everywhere)
     roles = options.roles(identity)
     chosen = [name for name in columns if name not in roles]
-    differences: list[str] = []
-    absent: list[str] = []
+    differences, absent = list[str](), list[str]()
     as_text = [identity, *(name for option, name in options.named if option not in ("ignore", "keep"))]
     if known is not None:
         differences = compare_columns(everywhere.name, chosen, known, options.strict)
@@ -315,9 +310,8 @@ def read_edges(
     is_named = all((names.astype(str) == end).any() for end in ends[:2])
     if edges.has_header and is_named and header_is_edge(edges, ends):
         edges = without_header(edges, "an edge", edges.columns)
-    index, first = NodeIndex(names, drop), 0
+    index, first, frames = NodeIndex(names, drop), 0, list[pandas.DataFrame]()
     pairs, weights = [np.zeros((2, 0), dtype=np.int64)], []
-    frames: list[pandas.DataFrame] = []
     # Whole numbers are read as such: that is several times faster than text.
     text = [*text, *(edges.padded() if columns else ())]
     for block in read_blocks(edges, text if names.dtype == np.int64 else [*text, *ends[:2]]):
@@ -366,8 +360,27 @@ def read_tables(
         columns = options.aggregated(table.columns, (*two[:2], options.weight), known)
         note_unused_columns(table, two, options.weight, columns)
     names = endpoint_names(edges, ends) if options.unknown_edges == "add" else None
-    parts = read_nodes(nodes, options, known, features, names)
-    return add_edges(parts, edges, ends, options.weight, options, known)
+    parts: dict[str, Any] = {}
+    try:
+        parts |= read_nodes(nodes, options, known, features, names)
+        return add_edges(parts, edges, ends, options.weight, options, known)
+    except PairNormError as error:
+        if error.code == "unknown-node" and "id" in error.options:
+            error.hint += _columns_that_fit(error.value, nodes, edges, parts.get("node_names", ()))
+        raise
+
+
+def _columns_that_fit(cell: object, nodes: Sequence[Table], edges: Sequence[Table], names: Any) -> str:
+    """Name the columns of nodes that have a cell once, as ids would, and those of edges that hold names."""
+    fitting, ids = list[tuple[str, list[str]]](), list(map(str, names))
+    for table in (*nodes, *edges):
+        rows = next(read_blocks(table, table.columns)).astype(str)
+        is_id_here = rows.isin([str(cell)]).any() & (rows.nunique() == len(rows))
+        fits = rows.isin(ids).mean() > 0.5 if any(table is one for one in edges) else is_id_here
+        fitting.append((table.name, rows.columns[fits].tolist()))
+    return "".join(
+        f" {name} has such ids in {quote_names(columns, 5)}." for name, columns in fitting if columns
+    )
 
 
 def endpoint_names(edges: Sequence[Table], ends: Sequence[EndpointColumns]) -> pandas.Index:
@@ -429,23 +442,11 @@ def _add_edge_features(
         elif column.kind != "ignored":
             used.append(values_read)
     names, values = aggregate_edges(used, parts["edge_index"], parts["num_nodes"])
-    encoder, features, missing = parts["encoder"], parts["features"], parts["missing"]
+    encoder = parts["encoder"]
     if known is None:
         columns = (*encoder.columns, *(Column(name, "edge") for name in names))
         edge_columns = tuple(values_read.columns[0] for values_read in used)
         encoder = replace(encoder, columns=columns, edge_columns=edge_columns)
-    entries = missing if missing.dim() == 2 else missing[:, None].expand(features.shape)
-    entries = torch.cat([entries, torch.from_numpy(np.isnan(values))], 1)
-    dense = np.nan_to_num(values)
-    if features.layout == torch.sparse_csr:
-        from scipy.sparse import csr_array, hstack
-
-        features = csr_tensor(hstack([csr_matrix(features), csr_array(dense)], format="csr"))
-    else:
-        features = torch.cat([features, torch.from_numpy(dense)], 1)
-    return parts | {
-        "features": features,
-        "missing": entries if entries.any() else entries.any(1),
-        "encoder": encoder,
-        "notes": (*parts["notes"], *table.all_notes()),
-    }
+    features, missing = append_columns(parts["features"], parts["missing"], values)
+    notes = (*parts["notes"], *table.all_notes())
+    return parts | {"features": features, "missing": missing, "encoder": encoder, "notes": notes}
