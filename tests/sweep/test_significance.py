@@ -54,19 +54,27 @@ def test_equal_differences_have_a_least_deviation() -> None:
     assert found.high - found.low > MIN_DEVIATION
 
 
-@pytest.mark.parametrize("shared", [0.0, 0.9])
-def test_of_20_identical_methods_none_differs_in_95_percent_of_sweeps(shared: float) -> None:
-    """The family-wise error rate, for a reference that validation accuracy selects."""
+@pytest.mark.parametrize(("shared", "correlation"), [(0.0, 0.96), (0.9, 0.5)])
+def test_of_identical_methods_none_differs_in_95_percent_of_sweeps(shared: float, correlation: float) -> None:
+    """The family-wise error rate, for a reference that validation accuracy selects.
+
+    Validation and test accuracy of a run correlate: by 0.96 in results/depth.sqlite, without the means of
+    specs and seeds. Bug: the rate was 0.11 in this simulation.
+    """
     generator = np.random.default_rng(0)
-    false_positives = 0
-    for _ in range(SIMULATIONS):
+    sweeps, methods, false_positives = 400, 15, 0
+    for _ in range(sweeps):
         # Runs share seeds: part of their noise is common to all methods.
-        noise = shared * generator.normal(size=5) + generator.normal(size=(20, 5))
+        test = generator.normal(size=(methods, 5))
+        other = generator.normal(size=(methods, 5))
+        validation = correlation * test + np.sqrt(1 - correlation**2) * other
+        noise = shared * generator.normal(size=5) + test
         scores = {str(method): by_seed(0.7 + 0.02 * runs) for method, runs in enumerate(noise)}
-        selected = str(generator.integers(20))
-        false_positives += any(differs for _, differs in compare_with(selected, scores).values())
+        selected = str(validation.mean(1).argmax())
+        compared = compare_with(selected, scores, is_selected=True)
+        false_positives += any(differs for _, differs in compared.values())
     # Three standard errors of a simulated rate above the stated one.
-    assert false_positives / SIMULATIONS < ERROR_RATE + 3 * np.sqrt(ERROR_RATE * 0.95 / SIMULATIONS)
+    assert false_positives / sweeps < ERROR_RATE + 3 * np.sqrt(ERROR_RATE * 0.95 / sweeps)
 
 
 def test_a_single_comparison_has_the_stated_rate() -> None:

@@ -92,7 +92,8 @@ class Selected(NamedTuple):
             return max(allowed, key=attrgetter("validation"), default=None)
 
         best = max(choices, key=attrgetter("validation"))
-        compared = compare_with(best.method, {choice.method: choice.scores for choice in choices})
+        scores = {choice.method: choice.scores for choice in choices}
+        compared = compare_with(best.method, scores, is_selected=True)
         not_worse = [
             choice.method
             for choice in sorted(choices, key=lambda choice: -choice.accuracy)

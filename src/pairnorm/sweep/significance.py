@@ -1,6 +1,7 @@
 """The one significance test: paired over runs, with intervals, Holm-corrected; and mean ranks."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from math import inf, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -97,19 +98,27 @@ def significant(differences: Sequence[Difference]) -> list[bool]:
     return decided
 
 
-def compare_with(reference: str, scores: Mapping[str, Runs]) -> dict[str, tuple[Difference, bool]]:
-    """Compare every other method with one that was not selected by these scores.
+def compare_with(
+    reference: str, scores: Mapping[str, Runs], is_selected: bool = False
+) -> dict[str, tuple[Difference, bool]]:
+    """Compare every other method with a reference.
 
     Args:
-        reference: a method, for instance the one that validation accuracy selects.
+        reference: a method.
         scores: of every method, the reference included.
+        is_selected: whether a high validation accuracy selected the reference among these methods. It
+            correlates with test accuracy, so that the selected method is a lucky one. The error rate then
+            holds for all pairs of methods, and so for any reference.
 
     Returns:
         For every other method: its score minus that of the reference, and whether that is significant.
     """
     others = [method for method in scores if method != reference]
     differences = [paired_difference(scores[method], scores[reference]) for method in others]
-    return dict(zip(others, zip(differences, significant(differences), strict=True), strict=True))
+    pairs = combinations(others, 2) if is_selected else ()
+    between_others = [paired_difference(scores[one], scores[other]) for one, other in pairs]
+    decided = significant([*differences, *between_others])[: len(others)]
+    return dict(zip(others, zip(differences, decided, strict=True), strict=True))
 
 
 class MeanRank(NamedTuple):
