@@ -7,6 +7,7 @@ import pytest
 from depth_table import ORIGIN, a_table, a_trial, line
 
 from pairnorm.base import plotting
+from pairnorm.compare import depth_analysis
 from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable
 from pairnorm.compare.depth_analysis import Choice, draw, draw_ranking, ranked
 from pairnorm.data import csbm
@@ -271,6 +272,7 @@ def test_the_committed_store_gives_the_committed_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: [folder / f"{name}.png"])
+    monkeypatch.setattr(depth_analysis, "_depth_figure", lambda rows, name: None)  # only its name is compared
     comparison = DepthComparison()
     with Store(RESULTS / "depth.sqlite", read_only=True) as store:
         table = DepthTable(comparison, store.results())

@@ -12,11 +12,13 @@ import numpy as np
 import psutil
 
 from pairnorm.data import Graph
+from pairnorm.train import propagation as propagation_module
 from pairnorm.train.block_ops import Plan
 from pairnorm.train.propagation import Propagation
 
 
 def main(graph: str, folder: str, norm: str, imputation: str) -> None:
+    propagation_module.IMPUTATION_STEPS = 2  # further steps use the same two states
     packed, peak, done = Graph.open(graph), [0], threading.Event()
 
     def sample() -> None:
