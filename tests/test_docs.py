@@ -1,6 +1,7 @@
 """Pages are correct: their Python runs, the site builds, and the reference is complete."""
 
 import contextlib
+import csv
 import importlib
 import io
 import re
@@ -178,6 +179,26 @@ def test_methods_says_what_our_comparison_by_depth_says(features, model):
     for column in (1, 3, 4):  # what validation chose, no hint, PairNorm
         accuracies = [place[column].split()[0] for place in places]
         assert accuracies in [[cell.split()[0] for cell in row[1:]] for row in shown if all(row)], accuracies
+
+
+def test_methods_ranks_as_our_comparison_by_depth_does():
+    """Bug: counts and ranks were those of a store that had three methods less."""
+    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8").replace("\n", " ")
+    with (ROOT / "results/depth.csv").open(newline="") as file:
+        table = [row for row in csv.DictReader(file) if row["model"] == "GCN"]
+    places, counts = {"GCNII": [], "APPNP": []}, []
+    for graph in ("cora", "citeseer", "pubmed", "coauthor-cs"):
+        own = [row for row in table if row["dataset"] == graph]
+        assert f"GCN with {len({row['remedy'] for row in own}) - 1} methods on four graphs" in page
+        for depth in ("8", "16", "32"):
+            some = [row for row in own if (row["depth"], row["missing_percent"]) == (depth, "100")]
+            order = [row["remedy"] for row in sorted(some, key=lambda row: -float(row["accuracy"]))]
+            counts.append(len(order))
+            for method, places_ in places.items():
+                places_.append(order.index(method) + 1)
+    (first, last), (best, worst) = ((min(of), max(of)) for of in places.values())
+    text = f"GCNII ranks {first}th to {last}th of {max(counts)} and APPNP {best}th to {worst}th"
+    assert text in page
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))

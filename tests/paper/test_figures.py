@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,3 +149,18 @@ def test_what_was_not_run_gets_no_empty_place(tmp_path: Path) -> None:
     figure = bars(part, small(BARS), "GCN")
     assert figure is not None
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0%", "100%"]
+
+
+def test_figure_2_has_the_same_bytes_on_every_processor(tmp_path: Path) -> None:
+    """Bug: sines in float32 differ by processor in the last digit, which the PDF shows."""
+    program = """
+import sys; from pathlib import Path
+from pairnorm.base.plotting import save; from pairnorm.paper.figures import figure2
+save(figure2(), Path(sys.argv[1]), "figure2")
+"""
+    for kind in ("default", "avx2"):
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": kind, "MKL_CBWR": "COMPATIBLE"}
+        words = [sys.executable, "-c", program, str(tmp_path / kind)]
+        subprocess.run(words, env=environment, check=True)
+    one, other = ((tmp_path / kind / "figure2.pdf").read_bytes() for kind in ("default", "avx2"))
+    assert one == other

@@ -165,7 +165,6 @@ def test_how_much_of_the_gain_is_pairnorms(written: Path) -> None:
     [row] = [line for line in section.splitlines() if line.startswith("| Cora | 100%")]
     untuned, tuned = (cell.split()[0] for cell in row.split("|")[3:5])
     assert untuned == tuned
-    assert "On Cora with all vectors missing, a tuned SGC reaches" in section
 
 
 def test_a_store_without_anything_still_makes_a_report(tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ def pair_norm_steps() -> tuple[dict[str, Tensor], Tensor]:
     words resemble those of the training papers of the first and of the last field.
     """
     graph = load("cora")
-    values = features_after(graph).values.to_dense()
+    # In float64, for which no kernel, and so no compiler, is loaded, and which every processor draws alike.
+    values = features_after(graph).values.to_dense().double()
     numbers = [list(graph.class_names).index(name) for name in CLASSES]
     centers = [values[graph.train & (graph.labels == number)].mean(0) for number in numbers]
-    # In float64, for which no kernel, and so no compiler, is loaded: products as small as these need none.
-    plane = (values @ torch.stack([centers[0], centers[-1]]).T).double()
+    plane = values @ torch.stack([centers[0], centers[-1]]).T
     matrix = normalized_adjacency(graph.adjacency)
     for _ in range(SMOOTHING):
         plane = (matrix @ plane.unsqueeze(1)).squeeze(1)
@@ -94,7 +94,7 @@ def figure2() -> "Figure":
             axis.set_aspect("equal")
             axis.grid(False)
             axis.set(xlim=(-2.1, 2.7), ylim=(-1.7, 3.1))
-        turn = torch.linspace(0, 2 * torch.pi, 200)
+        turn = torch.linspace(0, 2 * torch.pi, 200, dtype=torch.float64)
         axes[2].plot(turn.cos(), turn.sin(), "k:", linewidth=1.4, label="root mean square length")
         handles, names = axes[2].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper center", ncols=5, markerscale=1.6)
@@ -290,7 +290,7 @@ MAX_RIDGES = 10
 def mean_distances(by_norm: dict[str, Layers], model: str) -> "Figure | None":
     """Draw APSD (top) and APD (below) of connected and of random pairs by layer, a column for each norm."""
 
-    def draw(axis: "Axes", layers: Layers, row: int) -> float:
+    def draw(axis: "Axes", layers: Layers, row: int) -> None:
         values = (layers.apsd, layers.apd)[row]
         for kind, looks in PAIR_STYLES.items():
             numbers = range(1, len(values[kind]) + 1)
@@ -298,7 +298,6 @@ def mean_distances(by_norm: dict[str, Layers], model: str) -> "Figure | None":
                       markevery=max(1, len(numbers) // 12))  # fmt: skip
         axis.set_ylim(bottom=0)
         use_integer_ticks(axis)
-        return max(max(values[kind]) for kind in PAIRS)
 
     labels = ("Mean squared distance\n(APSD)", "Mean distance\n(APD)")
     figure = _panels_by_norm(by_norm, 4.0, draw, labels, "Layer", sharex=True)
@@ -312,9 +311,8 @@ def mean_distances(by_norm: dict[str, Layers], model: str) -> "Figure | None":
 def distributions(by_norm: dict[str, Layers], model: str) -> "Figure | None":
     """Draw how the distances of connected (top) and of random pairs (below) are distributed, by layer."""
 
-    def draw(axis: "Axes", layers: Layers, row: int) -> float:
+    def draw(axis: "Axes", layers: Layers, row: int) -> None:
         _ridges(axis, layers, PAIRS[row])
-        return layers.edges[PAIRS[row]][-1]
 
     labels = [f"Layer ({kind} pairs)" for kind in PAIRS]
     figure = _panels_by_norm(by_norm, 5.6, draw, labels, "Distance of a pair")
@@ -328,21 +326,19 @@ def distributions(by_norm: dict[str, Layers], model: str) -> "Figure | None":
 def _panels_by_norm(
     by_norm: dict[str, Layers],
     height: float,
-    draw: Callable[["Axes", Layers, int], float],
+    draw: Callable[["Axes", Layers, int], None],
     labels: Sequence[str],
     x_label: str,
     sharex: bool = False,
 ) -> "Figure | None":
-    """Draw two rows of panels with a column for each norm; ``draw`` returns the largest value of a panel."""
+    """Draw two rows of panels, with ranges of their own, and a column for each norm."""
     if not by_norm:
         return None
     figure = new_figure(TWO_COLUMNS, height)
     axes = figure.subplots(2, len(by_norm), squeeze=False, sharex=sharex)
     for column, (norm, layers) in enumerate(by_norm.items()):
         for row, axis in enumerate(axes[:, column]):
-            # Every panel has a range of its own.
-            axis.annotate(f"up to {draw(axis, layers, row):.2g}", (0.97, 0.93), xycoords="axes fraction",
-                          ha="right", va="top", fontsize=7, color="#555555")  # fmt: skip
+            draw(axis, layers, row)
         accuracy = "" if layers.test_accuracy is None else f"\n(accuracy {layers.test_accuracy:.3f})"
         axes[0, column].set_title(f"{NORMS[norm]}{accuracy}")
         axes[1, column].set_xlabel(x_label)

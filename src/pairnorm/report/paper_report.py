@@ -123,7 +123,7 @@ def write_outputs(
             outputs.add_figures(figure2_drawing())
         elif experiment := selection.narrow(EXPERIMENTS[name]):
             if name == "tuned":
-                # Below what the paper's optimizer gives with the same features.
+                # Below what the released code's optimizer gives with the same features.
                 if Table.of(results, experiment).filled:
                     both = [part for part in (selection.narrow(TABLE1), experiment) if part is not None]
                     table = Table.of(results, *both, reported=reported())
