@@ -168,7 +168,7 @@ def baseline(findings: Findings, wrong: float) -> Findings:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "opening"), [(0.9, "**It beats the baselines.**"), (0.0, "**A baseline does better.**")]
+    ("wrong", "opening"), [(0.9, "**The model beats the baselines.**"), (0.0, "**A baseline does better.**")]
 )
 def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, opening: str) -> None:
     text = verdict(baseline(findings, wrong))

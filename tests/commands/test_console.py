@@ -108,7 +108,7 @@ def test_a_terminal_shows_one_line_that_is_redrawn(monkeypatch: pytest.MonkeyPat
             on_progress(console.Progress("table1", done, 200, "\x1b[31mred" * 9, "layer-epochs"))
         on_progress(console.Progress("writing", 0, None))
     lines = screen.getvalue().split("\r\x1b[K")
-    assert lines[2].startswith(r"table1: 50%, 50 layer-epochs/s, 0.0 min left; \x1b[31mred")
+    assert lines[2].startswith(r"table1: 50%, 50 layer-epochs/s, 2 s left; \x1b[31mred")
     assert len(lines[2]) == 99  # cut to the terminal's width
     assert lines[3:] == ["", "writing …", ""]
 
@@ -128,10 +128,10 @@ def test_lines_state_the_rate_and_the_time_left_without_the_start_of_workers(
         on_progress(console.Progress("Choosing", 3, 4, seconds_left=-30.0))
     assert capsys.readouterr().out.splitlines() == [
         "table1: 50 trials to train",
-        "table1: 41%, 20 layer-epochs/s, 0.5 min left; cora GCN depth=2",
+        "table1: 41%, 20 layer-epochs/s, 30 s left; cora GCN depth=2",
         "Choosing …",
-        "Choosing: 50%, 0.7 min left; SGC, depth 2",
-        "Choosing: 75%, 0.0 min left",
+        "Choosing: 50%, 40 s left; SGC, depth 2",
+        "Choosing: 75%, 0 s left",
     ]
 
 
@@ -151,3 +151,14 @@ def test_a_closed_pipe_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(console.OutputClosed):
         console.show("text")
+
+
+def test_steps_of_different_length_show_no_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 20.0, 40.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with console.stage("Comparing", 4, is_even=False) as advance:
+        advance("GCN")
+        advance("SGC")
+    assert capsys.readouterr().out.splitlines() == ["Comparing …", "Comparing: 50%; SGC"]

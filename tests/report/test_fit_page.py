@@ -274,7 +274,7 @@ def test_markdown_has_the_sections_and_numbers_of_the_page(findings: Findings, t
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
     assert titles == [section.title for section in page.sections]
     assert page.cards[0][1] in text
-    assert "a \\| note" in text
+    assert "A \\| note" in text
     assert "<script>" not in text
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"smoothing.png", "confusion.png", "comparison.png", "depth.png"}

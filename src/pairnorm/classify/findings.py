@@ -288,7 +288,7 @@ def headline(findings: Findings) -> str:
         return f"**{_capitalize(twin)} does as well.** Its predictions are the same. {opening}."
     difference = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'} than"
     if low > 0:
-        text = f"**It beats the baselines.** {opening}, {difference} the best of them"
+        text = f"**The model beats the baselines.** {opening}, {difference} the best of them"
         return f"{text}, {baseline.name} {interval}."
     if high < 0:
         text = f"**A baseline does better.** {opening}, {difference} {baseline.name} {interval}."

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from itertools import count
+from math import isnan, nan
 from typing import Any
 from unicodedata import combining, east_asian_width
 
@@ -135,7 +136,7 @@ class Progress:
         total: all units; None where it is unknown.
         latest: the unit that finished last.
         unit: name of the units, to show how many are done in a second.
-        seconds_left: estimated. Default: extrapolated.
+        seconds_left: estimated, or NaN where it is unknown. Default: extrapolated.
     """
 
     stage: str
@@ -182,12 +183,21 @@ def progress() -> Iterator[OnProgress]:
 
 
 @contextmanager
-def stage(name: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
-    """Show the progress of a stage; yields a function to call with the name of each finished step."""
+def stage(name: str, total: int | None = None, is_even: bool = True) -> Iterator[Callable[[str], None]]:
+    """Show the progress of a stage; yields a function to call with the name of each finished step.
+
+    Args:
+        name: of the stage.
+        total: number of steps.
+        is_even: whether steps take about as long as each other; else no time left is shown.
+    """
+    left = None if is_even else nan
     steps = count(1)
     with progress() as on_progress:
         on_progress(Progress(name, 0, total))
-        yield lambda latest: on_progress(Progress(name, min(next(steps), total or 0), total, latest))
+        yield lambda latest: on_progress(
+            Progress(name, min(next(steps), total or 0), total, latest, seconds_left=left)
+        )
 
 
 class _ProgressLine:
@@ -217,8 +227,9 @@ class _ProgressLine:
             rate = (done - self._first) / (now - self._start)
             speed = f", {rate:,.0f} {progress.unit}/s" if progress.unit else ""
             seconds = (total - done) / rate if progress.seconds_left is None else progress.seconds_left
-            left = f"{max(0.0, seconds) / 60:.1f} min left"
-            self._print(f"{self._stage}: {done / total:.0%}{speed}, {left}{f'; {latest}' if latest else ''}")
+            left = f"{seconds / 60:.1f} min left" if seconds >= 60 else f"{max(0.0, seconds):.0f} s left"
+            shown = speed if isnan(seconds) else f"{speed}, {left}"
+            self._print(f"{self._stage}: {done / total:.0%}{shown}{f'; {latest}' if latest else ''}")
 
     def _print(self, text: str) -> None:
         if not self._is_terminal:

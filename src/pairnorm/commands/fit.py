@@ -202,7 +202,7 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
             _write_model(classifier, folder, options.spreadsheet_safe)
         try:
             stage = "Evaluating" if options.no_baselines else "Comparing with baselines"
-            with console.stage(stage, STEPS) as advance:
+            with console.stage(stage, STEPS, is_even=False) as advance:
                 findings = Findings.of(classifier, graph, advance, compare=not options.no_baselines)
         except KeyboardInterrupt:
             console.show(f"\nStopped. The labels and the model are in {safe(out)}/, without a report.")

@@ -77,7 +77,7 @@ def diagnose(options: Namespace) -> None:
         check_features(graph)
         check_size(graph)
         scaled = Scaling.of(graph, options.feature_scaling)
-        with console.stage("Propagating", len(DEPTHS)) as advance:
+        with console.stage("Propagating", len(DEPTHS), is_even=False) as advance:
             rows = smoothing(graph, scaled(graph), tick=advance)
         suggestion = suggest_depth(graph)
         document = diagnosis_page(graph, rows, suggestion)

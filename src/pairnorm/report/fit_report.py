@@ -87,7 +87,8 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
     if findings.smoothing:
         depth = 0 if findings.best_deep is None else findings.best_deep.depth
         sections.append(smoothing_section(findings.smoothing, depth))
-    sections.append(Section("Data and model", [_about(findings), *map(Text, notes)]))
+    sentences = [Text(note[:1].upper() + note[1:]) for note in notes]
+    sections.append(Section("Data and model", [_about(findings), *sentences]))
     title, download = f"Labels for {findings.graph.name}", "Download the nodes to review (CSV)"
     return Document(title, _cards(findings), sections, GLOSSARY, lead=headline(findings), download=download)
 
