@@ -35,7 +35,7 @@ def test_cells_are_text_as_files_write_it(database: Database, cell: str, kind: s
     ("cell", "number"), [("7", 7), ("7.5", None), ("07", None), ("x", None), (" 7 ", 7), ("", None)]
 )
 def test_an_end_of_an_edge_is_a_number_only_where_it_is_written_as_one(database, cell, number) -> None:
-    query = f"SELECT {queries.as_id('x', 'VARCHAR', whole=True)} FROM (SELECT '{cell}' AS x)"
+    query = f"SELECT {queries.as_id('x', 'VARCHAR', is_integer=True)} FROM (SELECT '{cell}' AS x)"
     assert database.run(query) == [(number,)]
 
 
