@@ -10,10 +10,10 @@ from pairnorm.classify.holdout import (
     NUM_FOLDS,
     draw_folds,
     fingerprints,
+    needs_cross_fitting,
     unseen,
     warn_label_predictors,
 )
-from pairnorm.classify.search import needs_cross_fitting
 from pairnorm.data import Graph
 from pairnorm.data.encoder import Column, Encoder
 

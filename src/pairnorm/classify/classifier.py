@@ -28,6 +28,7 @@ from pairnorm.classify.holdout import (
     complete_split,
     incomplete_nodes,
     mask_features,
+    needs_cross_fitting,
     remove_column,
     unseen,
     warn_label_predictors,
@@ -39,7 +40,6 @@ from pairnorm.classify.search import (
     FitProgress,
     ProgressTracker,
     cross_fit,
-    needs_cross_fitting,
     search,
 )
 from pairnorm.classify.search_space import evaluation_task, parse_search_space, plan
@@ -213,7 +213,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         families = plan(self, mask_features(task.graph, task.feature_mask))
         cross_fitted = self.time is None and needs_cross_fitting(graph, user_split, self.metric)
         folds = task.fold_masks if cross_fitted else ()
-        steps = sum(family.steps for family in families)
+        steps = {family.name: family.steps for family in families}
         tracker = ProgressTracker(task, steps, len(folds), self.refit, progress)
         choice = search(task, families, tracker.tick, simple=self.simple, on_result=tracker.record)
         start = perf_counter()

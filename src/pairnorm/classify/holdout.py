@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, quoted
 from pairnorm.base.memory import free_memory, size
+from pairnorm.classify.evaluation import RANKING_METRICS
 from pairnorm.data import Graph, Split
 from pairnorm.data.adjacency import along_and_against, csr_matrix, hops
 from pairnorm.data.features import stored_rows, take_columns, with_values
@@ -24,6 +25,8 @@ HELD_OUT_SHARE = 0.2
 # Fewer held-out nodes allow no verdict.
 MIN_HELD_OUT = 30
 NUM_FOLDS = 5
+# A class of at most this share is rare; fewer test nodes of it do not state how well it is ranked.
+MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
 # A label of more different numbers is likely a measurement.
 MAX_NUMERIC_CLASSES = 30
 # Probabilities of all nodes, and of labeled nodes by candidate, that are in memory at a time.
@@ -145,6 +148,19 @@ def draw_folds(graph: Graph, split: Split, seed: int = 0) -> list[Tensor]:
     part = np.full(graph.num_nodes, -1)
     part[order] = np.arange(len(order)) % NUM_FOLDS
     return [torch.from_numpy(part == number).to(graph.device) for number in range(min(NUM_FOLDS, len(order)))]
+
+
+def needs_cross_fitting(graph: Graph, user_split: Split, metric: str) -> bool:
+    """Return whether too few test nodes of a rare class were drawn to state how well it is ranked.
+
+    Average precision on a few positive nodes is too high on average: with 6 of 60, a random ranking has 0.16
+    instead of 0.10.
+    """
+    counts = count_classes(graph, graph.labeled)
+    ranked = metric in RANKING_METRICS or (len(counts) == 2 and counts.min() <= MAX_RARE_SHARE * counts.sum())
+    if any(mask.any() for mask in user_split) or not ranked or not graph.test.any():
+        return False
+    return int(count_classes(graph, graph.test)[counts > 0].min()) < MIN_POSITIVES
 
 
 def count_classes(graph: Graph, mask: Tensor) -> NDArray[np.int64]:

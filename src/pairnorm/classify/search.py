@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -41,8 +41,8 @@ from pairnorm.classify.candidates.task import (
     Task,
     Tick,
 )
-from pairnorm.classify.evaluation import RANKING_METRICS, Scores, apply_tilt, fit_tilt, mean_probabilities
-from pairnorm.classify.holdout import ClassifierWarning, count_classes
+from pairnorm.classify.evaluation import Scores, apply_tilt, fit_tilt, mean_probabilities
+from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.classify.search_space import resolve_time_limit
 from pairnorm.data import Graph, Split
@@ -62,10 +62,12 @@ MAX_LOSS_RATIO = 1.15
 FIT_SHARE, FINAL_FITS = 0.75, 2
 # Fitting to pseudo-labels takes longer than to labels, by this factor.
 SELF_TRAINING_FACTOR = 4
-# Steps after the search, and the time that they take for each second of the search.
-FINAL_STEPS, FINAL_RATIO = ("smoothed", "self-trained", "averaged", "evaluated", "fitted to all labels"), 0.7
-# A class of at most this share is rare; fewer test nodes of it do not state how well it is ranked.
-MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
+FINAL_STEPS = ("smoothed", "self-trained", "averaged", "evaluated", "fitted to all labels")
+# Steps after the search are expected to take this time for each second of the search, and at most this share
+# of what it leaves of the time limit, which cuts self-training short.
+FINAL_RATIO, FINAL_SHARE = 1.3, 0.5
+# A step of these models is expected to take as long as this number of other steps.
+SLOW_MODELS, SLOW_STEP = ("residual GCN", "GCN", "GAT", "GCNII", "APPNP"), 5
 
 
 class FitProgress(NamedTuple):
@@ -94,13 +96,27 @@ class ProgressTracker:
     """Counts the steps of a fit, and estimates the time that is left.
 
     The time of the search is extrapolated from the steps so far, and bounded by the time limit.
+
+    Args:
+        task: with the start of the search and its time limit.
+        steps: number of steps of each family, by its name.
+        folds: number of further searches, which cross-fitting takes.
+        refit: whether the model is fitted to all labels in the end.
+        notify: called after every step.
     """
 
-    def __init__(self, task: Task, steps: int, folds: int, refit: bool, notify: Notify | None) -> None:
-        self.task, self.steps, self.notify = task, steps, notify
+    def __init__(
+        self, task: Task, steps: Mapping[str, int], folds: int, refit: bool, notify: Notify | None
+    ) -> None:
+        self.task = task
+        self.steps = sum(steps.values())
+        self.notify = notify
         self.final_steps = FINAL_STEPS if refit else FINAL_STEPS[:-1]
-        self.total = steps + len(self.final_steps) + folds
-        self.done, self.best = 0, None  # type: int, CandidateResult | None
+        self.total = self.steps + len(self.final_steps) + folds
+        self.done = 0
+        self.best: CandidateResult | None = None
+        self.work_left = sum(count * _step_work(name) for name, count in steps.items())
+        self.work_done = 0
         self.search_seconds = 0.0
 
     def record(self, result: CandidateResult) -> None:
@@ -111,6 +127,8 @@ class ProgressTracker:
     def tick(self, step: str) -> None:
         """Count a step; the last ones may be left out."""
         self.done = self.done + 1
+        self.work_done += _step_work(step)
+        self.work_left = max(0, self.work_left - _step_work(step))
         if step in self.final_steps:
             self.done = self.steps + self.final_steps.index(step) + 1
         if self.notify is None:
@@ -119,14 +137,20 @@ class ProgressTracker:
         if self.best is not None:
             by_accuracy = self.task.metric in ("loss", "accuracy")
             score = self.best.candidate.validation_accuracy if by_accuracy else self.best.score
-        elapsed, search_left = time.perf_counter() - self.task.started, 0.0
+        elapsed, search_left, limit = time.perf_counter() - self.task.started, 0.0, self.task.time_limit
         if self.done <= self.steps:
-            extrapolated = elapsed * (self.steps - self.done) / self.done
-            search_left = max(0.0, min(extrapolated, SEARCH_SHARE * self.task.time_limit - elapsed))
+            extrapolated = elapsed * self.work_left / self.work_done
+            search_left = max(0.0, min(extrapolated, SEARCH_SHARE * limit - elapsed))
             self.search_seconds = elapsed + search_left
         final_share = (self.total - max(self.done, self.steps)) / len(self.final_steps)
-        seconds_left = search_left + final_share * FINAL_RATIO * self.search_seconds
+        in_limit = FINAL_SHARE * max(0.0, limit - self.search_seconds)
+        seconds_left = search_left + final_share * min(FINAL_RATIO * self.search_seconds, in_limit)
         self.notify(FitProgress(self.done, self.total, step, score, seconds_left))
+
+
+def _step_work(step: str) -> int:
+    """Return how much work a step is expected to be, by its name or that of its family."""
+    return SLOW_STEP if step.startswith(SLOW_MODELS) else 1
 
 
 class Choice(NamedTuple):
@@ -386,19 +410,6 @@ def _with_one_hot_ids(task: Task) -> Task:
     ids = sparse_csr(rows, rows[:-1], torch.ones(count), (count, count)).to(task.features.device)
     graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
     return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), feature_mask=None)
-
-
-def needs_cross_fitting(graph: Graph, user_split: Split, metric: str) -> bool:
-    """Return whether too few test nodes of a rare class were drawn to state how well it is ranked.
-
-    Average precision on a few positive nodes is too high on average: with 6 of 60, a random ranking has 0.16
-    instead of 0.10.
-    """
-    counts = count_classes(graph, graph.labeled)
-    ranked = metric in RANKING_METRICS or (len(counts) == 2 and counts.min() <= MAX_RARE_SHARE * counts.sum())
-    if any(mask.any() for mask in user_split) or not ranked or not graph.test.any():
-        return False
-    return int(count_classes(graph, graph.test)[counts > 0].min()) < MIN_POSITIVES
 
 
 def cross_fit(classifier: NodeClassifier, graph: Graph, folds: Sequence[Tensor], tick: Tick) -> Scores | None:

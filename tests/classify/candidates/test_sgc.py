@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -127,3 +128,30 @@ def test_features_are_imputed_once(blanked_cora: Graph, monkeypatch) -> None:
     graph = task.graph.replace(adjacency=task.graph.adjacency.clone())
     results[-1].fit(replace(task, graph=graph, prepared=PreparedGraph(graph, task.features, CPU)))
     assert calls == ["mass", "mass"]
+
+
+def test_a_slow_solution_is_restricted_to_leading_axes_where_time_is_short(task: Task, monkeypatch) -> None:
+    restricted = []
+
+    def record(*arguments: Any) -> Any:
+        restricted.append(arguments[-1] is not None)
+        return solve(*arguments)
+
+    solve = module.fold_regressions
+    monkeypatch.setattr(module, "fold_regressions", record)
+    monkeypatch.setattr(module, "EIGEN_SECONDS", 1.0)
+    result = next(iter(SGCFamily(["PN"], [2], [10.0]).fit(task, nothing)))
+    limited = replace(task, time_limit=1000.0)
+    for candidate, expected in ((task, False), (limited, False)):
+        result.fit(candidate)
+        assert restricted[-1] is expected, "a small rank is never short of time"
+    monkeypatch.setattr(module, "MAX_QUICK_RANK", 5)
+    exact = result.fit(task)
+    assert restricted[-1] is False, "an exhaustive search has time"
+    quick = result.fit(limited)
+    assert restricted[-1] is True
+    monkeypatch.setattr(module, "EIGEN_SECONDS", 1e-9)
+    result.fit(limited)
+    assert restricted[-1] is False
+    same = exact.logits(task.prepared).argmax(-1) == quick.logits(task.prepared).argmax(-1)
+    assert same.float().mean() > 0.95

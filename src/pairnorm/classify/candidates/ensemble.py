@@ -41,7 +41,8 @@ from pairnorm.data.masks import Stream
 from pairnorm.nn.propagate import propagate_with_restart
 
 MAX_ROUNDS, SHORTLIST = 20, 100
-# Another member must improve the score by more than this.
+# Another member must improve the score by more than this. A paired standard error is not required, unlike for
+# smoothing and self-training: members are averaged, so that one too many costs less than one that is missing.
 MIN_GAIN = 1e-4
 # An ensemble must beat the class frequencies by this many standard errors.
 PRIOR_Z = 2.0

@@ -50,6 +50,9 @@ FIRST_DEPTHS, NUM_REFINED = (0.1, 0.5, 0.8), 2
 Losses = dict[tuple[str, Norm], dict[int, float]]
 Path = Iterator[tuple[float, Tensor, Tensor]]
 EPS = 1e-6
+# A regression is solved to convergence in all eigenvectors, which takes these seconds of a core times the
+# cubed rank; a small rank is never short of time. The ensemble is fitted twice after the search.
+MAX_QUICK_RANK, EIGEN_SECONDS, FITS_LEFT = 1500, 3e-10, 2
 MIN_SHARE_PRESENT = 0.9
 """Share of the fitted nodes that a graph must hold for their statistics to be measured in it."""
 
@@ -344,22 +347,24 @@ def _fold_weights(task: Task, state: Tensor, scales: Sequence[float], key: Hasha
     """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on a state, [n, d].
 
     Expensive regressions of a draft are solved loosely, on axes that all folds and variants of the graph
-    share; ``key`` identifies the state in the cache.
+    share; ``key`` identifies the state in the cache. So is the delivered model where time is short.
     """
     train = task.with_all_folds.graph.train.to(state.device)
+    shared = task.prepared.reduced[0] is None
     tolerance, axes = TOLERANCE, None
     if task.is_draft or has_many_nodes(task.graph):
         tolerance = LOOSE_TOLERANCE
-    if task.is_draft and int(train.sum()) * state.shape[1] >= MIN_PARALLEL_SIZE:
+    if (task.is_draft and int(train.sum()) * state.shape[1] >= MIN_PARALLEL_SIZE) or _is_short(
+        task, state[train]
+    ):
         tolerance = DRAFT_TOLERANCE
-        same_columns = task.prepared.reduced[0] is None
         axes = task.prepared.cached(
-            ("axes", key), lambda: leading_axes(state[train] - state[train].mean(0)), edges_only=same_columns
+            ("axes", key), lambda: leading_axes(state[train] - state[train].mean(0)), edges_only=shared
         )
     if task.pseudo_labels is not None:
         rows, target, counts = task.pseudo_labels.training_rows(state)
         tolerance = max(tolerance, LOOSE_TOLERANCE)
-        if axes is None and len(rows) > rows.shape[1] > MAX_AXES:
+        if axes is None and (len(rows) > rows.shape[1] > MAX_AXES or _is_short(task, rows)):
             # More rows than columns determine the leading axes well, also those of the delivered model.
             # Members of an ensemble that differ only in their scale share them.
             tolerance = DRAFT_TOLERANCE
@@ -370,6 +375,12 @@ def _fold_weights(task: Task, state: Tensor, scales: Sequence[float], key: Hasha
     folds = torch.stack([fold.graph.train.to(state.device)[train] for fold in task.folds])
     target = one_hot(task.graph.labels.to(state.device)[train], task.classes)
     return fold_regressions(state[train], target, scales, folds, tolerance, axes)
+
+
+def _is_short(task: Task, rows: Tensor) -> bool:
+    """Return whether the time limit does not allow to solve a regression to convergence."""
+    rank = min(rows.shape)
+    return rank > MAX_QUICK_RANK and not task.allows(1.0, FITS_LEFT * EIGEN_SECONDS * rank**3)
 
 
 def _fit(task: Task, candidate: Candidate) -> FittedSGC:
