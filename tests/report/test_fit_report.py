@@ -27,7 +27,7 @@ def test_every_table_is_a_table_and_every_figure_is_there(findings: Findings, tm
     write_document(fit_page(findings, ["mind the gap."]), tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# Labels for shop\n\n**")
-    assert "\nmind the gap.\n" in text
+    assert "\nMind the gap.\n" in text
     for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1, block
