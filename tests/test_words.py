@@ -31,6 +31,12 @@ NAMES = {
     "truths": "booleans",
     "wanted": "requested",
 }
+# Names of variables that say nothing, and what to write instead.
+VARIABLES = {
+    "began": "start",
+    "every": "what it holds: train, columns, all_runs",
+    "some": "what it holds: rows, batch, group",
+}
 TEXT = {
     r"\banew\b": "again",
     r"\bbut for\b": "except",
@@ -113,6 +119,11 @@ def test_code_uses_the_words_of_the_field(place: str) -> None:
             for name, line in [*defined_names(tree), (file.stem, 1)]
             for word in words_of(name)
             if word in NAMES
+        ]
+        complaints += [
+            f"{where}:{line}: write {VARIABLES[name]} instead of {name!r}"
+            for name, line in defined_names(tree)
+            if name in VARIABLES
         ]
         complaints += [
             f"{where}:{line}: {complaint}"

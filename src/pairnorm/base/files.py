@@ -223,7 +223,7 @@ def _commit(drafts: Path, target: Path, names: Collection[str]) -> None:
 
 
 def _finish(target: Path) -> None:
-    """Move the files of a committed change to their places; a second call has the same result."""
+    """Finish a committed change of a folder: move its drafts to their places. May be called again."""
     change = target / CHANGE
     if change.is_dir():
         for draft in change.iterdir():

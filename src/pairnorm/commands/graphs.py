@@ -102,6 +102,7 @@ def diagnose(options: Namespace) -> None:
 
 
 def _fit_command(options: Namespace) -> str:
+    """Return the ``fit`` command for the same tables, to show after a diagnosis."""
     shared = {name: value for name, value in vars(options).items() if name not in ("out", "quiet")}
     label = "" if options.label else " --label COLUMN"
     return f"{command_line('fit', Namespace(**shared))}{label} --out run"

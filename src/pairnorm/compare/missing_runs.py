@@ -171,7 +171,10 @@ def count_pending(protocols: Sequence[Protocol], store: Store) -> int:
     """Return how many runs of the protocols are not in the store."""
     results = MissingResults.read(store)
     with_fallback = {
-        (cell, seed) for one in protocols for cell in one.fallback_cells() for seed in one.seeds(cell)
+        (cell, seed)
+        for protocol in protocols
+        for cell in protocol.fallback_cells()
+        for seed in protocol.seeds(cell)
     }
     evaluations = len(pending_evaluations(protocols, results)) + len(with_fallback - results.evaluated.keys())
     return results.index.count_pending(protocols) + evaluations
@@ -266,8 +269,8 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
     rows: list[Evaluation] = []
     for model, probabilities in by_model.items():
         predicted = probabilities.argmax(1) if classifier is None else classifier.decide(probabilities)
-        own = cell._replace(model=model, imputation=IMPUTATION_OF.get(model, ""))
-        rows += _evaluations(protocol, own, seed, graph, probabilities, predicted, origin)
+        model_cell = cell._replace(model=model, imputation=IMPUTATION_OF.get(model, ""))
+        rows += _evaluations(protocol, model_cell, seed, graph, probabilities, predicted, origin)
     return rows
 
 
@@ -289,8 +292,8 @@ def evaluate_trained(
     rows: list[Evaluation] = []
     for (_, seed), probabilities in zip(pairs, by_run, strict=True):
         masked = protocol.mask(graph, cell.missing_percent, seed)
-        own = with_fallback(masked, probabilities).numpy()
-        rows += _evaluations(protocol, cell, seed, masked, own, own.argmax(1), origin)
+        filled = with_fallback(masked, probabilities).numpy()
+        rows += _evaluations(protocol, cell, seed, masked, filled, filled.argmax(1), origin)
     return rows
 
 

@@ -150,8 +150,8 @@ class GraphConstructors:
                 free. A file that needs more, also one that unpacks to more, is refused.
             **options: those of ``ColumnOptions``, such as ``id``, ``label`` and ``ignore``.
         """
-        given = {"nodes": nodes, "edges": edges, "features": features}
-        parts = _read_files(given, database, ColumnOptions.of(options), encoder, MemoryLimit.of(memory))
+        inputs = {"nodes": nodes, "edges": edges, "features": features}
+        parts = _read_files(inputs, database, ColumnOptions.of(options), encoder, MemoryLimit.of(memory))
         place, default = name_of_files(nodes) if database is None else ("graph", "graph")
         with explain_read_errors(place):
             return _from_read(cls, parts | {"name": name or default}, warn=True)

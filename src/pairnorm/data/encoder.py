@@ -30,7 +30,7 @@ FEATURES: tuple[Kind, ...] = ("number", "category", "date", "sparse", "structure
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
-    """Options of a first file that also apply to later ones, unless these name others.
+    """Options of reading that later files take over from the first file, unless they are given again.
 
     Args:
         id: the column of ``nodes`` with their names. Default: the first.

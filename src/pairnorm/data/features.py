@@ -226,9 +226,9 @@ def to_endpoints(edge_index: Any) -> NDArray[np.int64]:
         return array.astype(np.int64, copy=False)
     if array.shape == (0,):  # an empty list
         return np.zeros((2, 0), np.int64)
-    given, hint = f"{array.dtype} of shape {array.shape}", ""
+    description, hint = f"{array.dtype} of shape {array.shape}", ""
     if array.ndim == 0:
-        given = f"a {type(edge_index).__name__}"
+        description = f"a {type(edge_index).__name__}"
     if sparse or (array.ndim == 2 and 2 < len(array) == array.shape[1]):
         hint = "Graph.from_scipy takes an adjacency matrix."
     elif array.ndim and kind in "OUST":
@@ -237,7 +237,7 @@ def to_endpoints(edge_index: Any) -> NDArray[np.int64]:
         hint = "Pass whole numbers: edge_index.astype(int)."
     elif array.ndim == 2 and array.shape[1] == 2:
         hint = "Transpose it: numpy.transpose(edge_index)."
-    problem = f"edge_index is {given}"
+    problem = f"edge_index is {description}"
     raise PairNormError(problem, code="wrong-shape", expected="whole numbers, [2, edges]", hint=hint)
 
 

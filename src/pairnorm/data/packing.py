@@ -396,6 +396,7 @@ class _EdgePacker:
         return edges, loops
 
     def _sort(self, ranges: ExternalSort, edges: int, loops: int) -> tuple[int, EdgeCounts]:
+        """Write the sorted ranges as crow, column and weight; return the number of entries, and counts."""
         entries = directed = isolated = 0
         with ExitStack() as stack:
             names = ("crow", "column", *(["weight"] if ranges.weighted else []))

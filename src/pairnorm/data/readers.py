@@ -388,7 +388,7 @@ def _open(
         return without_header(table, {"edges": "an edge", "nodes": "a node"}.get(role, "a row"), named)
     if role == "edges" and len(set(header)) < len(header):
         notes.append(f"columns of {name} with the same title are called 'column 1', 'column 2', …")
-        header = [f"column {n + 1}" if header.count(one) > 1 else one for n, one in enumerate(header)]
+        header = [f"column {n + 1}" if header.count(title) > 1 else title for n, title in enumerate(header)]
     return Table(name, check_column_names(name, header), text=text, decimal=decimal, notes=notes)
 
 

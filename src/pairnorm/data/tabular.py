@@ -376,7 +376,7 @@ def _columns_that_fit(cell: object, nodes: Sequence[Table], edges: Sequence[Tabl
     for table in (*nodes, *edges):
         rows = next(read_blocks(table, table.columns)).astype(str)
         is_id_here = rows.isin([str(cell)]).any() & (rows.nunique() == len(rows))
-        fits = rows.isin(ids).mean() > 0.5 if any(table is one for one in edges) else is_id_here
+        fits = rows.isin(ids).mean() > 0.5 if any(table is edge_table for edge_table in edges) else is_id_here
         fitting.append((table.name, rows.columns[fits].tolist()))
     return "".join(
         f" {name} has such ids in {quote_names(columns, 5)}." for name, columns in fitting if columns

@@ -189,7 +189,7 @@ def pcfi(
     bands = band.unique().tolist()
 
     def propagate(state: Tensor, band: Tensor) -> Tensor:
-        """Return P (C ∘ X), relative to the band of the receiver."""
+        """Propagate features weighted by confidence, P (C ∘ X), relative to the band of the receiver."""
         if len(bands) < 2:
             return matrix @ state
         total = torch.zeros_like(state)

@@ -146,8 +146,8 @@ def _add_self_loops(matrix: SparseMatrix) -> SparseMatrix:
         entry += missing[row] & (old > row)
         column[entry], weight[entry] = old, values[place]
         before = torch.zeros_like(shift).index_add_(0, row - rows.start, (old < row).to(shift.dtype))
-        own = missing[rows].nonzero().squeeze(1)
-        column[crow[rows][own] + before[own]] = (own + rows.start).int()
+        loops = missing[rows].nonzero().squeeze(1)
+        column[crow[rows][loops] + before[loops]] = (loops + rows.start).int()
     return SparseMatrix(Pattern(crow, column, pattern.shape), weight)
 
 

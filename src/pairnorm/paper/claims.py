@@ -243,6 +243,7 @@ def spreads(layers: Layers) -> Decision:
 
 
 def _deviation(layers: Layers, layer: int) -> float:
+    """Return the standard deviation of random pair distances in a layer, from its histogram."""
     counts, edges = layers.histograms["random"][layer], layers.edges["random"]
     weighted = [((low + high) / 2, count) for (low, high), count in zip(pairwise(edges), counts, strict=True)]
     mean = sum(center * count for center, count in weighted) / sum(counts)

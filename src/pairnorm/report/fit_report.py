@@ -251,7 +251,7 @@ def _prediction_sets(findings: Findings, sets: Sequence[PredictionSets]) -> list
     groups = {"all nodes" if findings.graph.labeled.all() else "all nodes without a known label": counted}
     if (counted & missing).any() and (counted & ~missing).any():
         groups |= {"with features": counted & ~missing, "without features": counted & missing}
-    choices = {f"{one_rate.rate:.0%}": _set_tables(one_rate, groups) for one_rate in sets}
+    choices = {f"{by_rate.rate:.0%}": _set_tables(by_rate, groups) for by_rate in sets}
     return [
         Text(
             "Choose how often the true label may be left out. Each node then gets the labels that cannot be "

@@ -245,7 +245,7 @@ def _known(prepared: PreparedGraph) -> Tensor:
 
 
 def _known_means(matrix: SparseMatrix, features: Tensor, known: Tensor, hops: int) -> Iterator[Tensor]:
-    """Yield, for each hop, the mean of known values; NaN where there is none."""
+    """Yield, for 1 to ``hops`` hops, the mean of the known values that far away; NaN where there is none."""
     values, share = known_values(features, ~known), known.float()
     for _ in range(hops):
         values, share = matrix @ values, matrix @ share

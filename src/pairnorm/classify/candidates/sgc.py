@@ -100,7 +100,7 @@ class NormStatistics(NamedTuple):
 
     @classmethod
     def restore(cls, saved: SavedState, length: int, width: int, *models: int) -> Self:
-        """Read the tensors ``centers``, ``mean_squares`` and ``nodes`` of a saved model, of these shapes."""
+        """Read the statistics of a saved model, of ``length`` steps and ``width`` columns."""
         squares = saved.tensor("mean_squares", length, *models, *(1 for _ in models))
         if not (squares >= 0).all():
             raise ValueError("a mean square is negative")
@@ -309,7 +309,7 @@ class LogisticRegression:
 def _evaluate(
     task: Task, candidate: Candidate, depths: Sequence[int], scales: Sequence[float]
 ) -> Iterator[Results]:
-    """Yield the candidates of each depth, evaluated with a sample of many training nodes."""
+    """Yield the evaluated candidates of each depth, fitted to a sample where training nodes are many."""
     tasks = [limit_training_nodes(part, MAX_SELECTION_ROWS) for part in task.tasks_by_features]
     for depth in depths:
         settings = replace(candidate, depth=depth, scale=scales[0])

@@ -100,10 +100,10 @@ def _share(x: Tensor, work: Callable[[slice, slice], Any]) -> None:
     """Call ``work`` in threads with ranges of rows, and with the ranges of their blocks."""
     step = _rows_per_block(x)
 
-    def some(start: int, stop: int) -> None:
+    def run_range(start: int, stop: int) -> None:
         work(slice(start, stop), slice(start // step, -(-stop // step)))
 
-    vec.share_out(len(x), step * BLOCKS_PER_TASK, some)
+    vec.share_out(len(x), step * BLOCKS_PER_TASK, run_range)
 
 
 @vec.kernel

@@ -142,12 +142,12 @@ def _suffix(vector: Vector) -> str:
     return f"v{LANES}{'f' if isinstance(vector.dtype, types.Float) else 'i'}{vector.dtype.bitwidth}"
 
 
-def _each_part(builder: Any, remaining: Any, whole: Callable[[], Any], part: Callable[[Any], Any]) -> Any:
-    """Emit ``whole`` for full vectors, and ``part`` with a mask for the end of a row."""
+def _each_part(builder: Any, remaining: Any, full: Callable[[], Any], part: Callable[[Any], Any]) -> Any:
+    """Emit ``full`` for full vectors, and ``part`` with a mask for the end of a row."""
     results = []
     with builder.if_else(builder.icmp_signed(">=", remaining, INT(LANES))) as (all_exist, some_exist):
         with all_exist:
-            results.append((whole(), builder.block))
+            results.append((full(), builder.block))
         with some_exist:
             lanes = ir.VectorType(INT, LANES)(list(range(LANES)))
             results.append((part(builder.icmp_signed("<", lanes, _fill(builder, remaining))), builder.block))
