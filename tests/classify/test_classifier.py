@@ -563,7 +563,7 @@ def test_nodes_that_come_later_do_not_change_predictions_of_others(
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-@pytest.mark.parametrize("model", ["GCN", "SGC"])
+@pytest.mark.parametrize("model", ["GCN", "SGC", "logistic regression"])
 def test_predictions_of_a_part_are_those_of_the_whole_graph(model: str) -> None:
     """Two components: one alone is normalized by the stored statistics of both."""
     halves = [csbm(200, classes=2, seed=seed) for seed in (1, 2)]
