@@ -69,8 +69,7 @@ def read_nodes(
         table.notes.append(f"{len(added):,} nodes that only edges name were added, unlabeled")
         names = integers_or_texts(listed.append(added).to_numpy())
         frame = frame.reset_index(drop=True).reindex(range(len(names)))
-    for name in absent:
-        frame[name] = np.nan
+    frame[absent] = np.nan
     parts, bins = read_classes(table, frame, options, known)
     classes = parts.get("class_names", ())
     read = list(read_columns(table, frame, chosen, options, known))
@@ -319,8 +318,7 @@ def read_edges(
         both = (numbers >= 0).all(0)
         pairs.append(numbers if both.all() else numbers[:, both])
         frames += [block.filter(list(columns), axis=1).iloc[np.flatnonzero(both)]] if columns else []
-        if weight is not None:
-            weights.append(_weights(edges, weight, block[weight], first)[both])
+        weights += [] if weight is None else [_weights(edges, weight, block[weight], first)[both]]
         first += len(block)
     endpoints = np.concatenate(pairs, 1)
     if dropped := first - endpoints.shape[1]:
@@ -362,7 +360,7 @@ def read_tables(
     names = endpoint_names(edges, ends) if options.unknown_edges == "add" else None
     parts: dict[str, Any] = {}
     try:
-        parts |= read_nodes(nodes, options, known, features, names)
+        parts = read_nodes(nodes, options, known, features, names)
         return add_edges(parts, edges, ends, options.weight, options, known)
     except PairNormError as error:
         if error.code == "unknown-node" and "id" in error.options:
@@ -435,7 +433,7 @@ def _add_edge_features(
     used = []
     for name in frame.columns:
         values_read = read_column(table, name, frame[name], expected.get(name), options)
-        (column,) = values_read.columns
+        column = values_read.columns[0]
         if known is None and len(column.categories) > MAX_EDGE_CATEGORIES:
             note = f"left out, because it holds {len(column.categories):,} different texts"
             table.add_column_note(note, name)

@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from pairnorm.classify.candidates import LogisticRegression, PreparedGraph, Task
+from pairnorm.classify.candidates import LogisticRegression, PreparedGraph, SGCFamily, Task
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 
@@ -22,3 +23,14 @@ def test_validation_chooses_the_scale(task: Task) -> None:
     assert {one.candidate.setting for one in tried} == {"scale 1", "scale 10", "scale 100"}
     assert best.validation_loss == min(one.candidate.validation_loss for one in tried)
     assert best.validation_accuracy > 0.7
+
+
+@pytest.mark.parametrize("family", [LogisticRegression(), SGCFamily(["none"], [2])])
+def test_no_scale_is_evaluated_that_would_end_after_the_time_limit(
+    task: Task, monkeypatch: pytest.MonkeyPatch, family: LogisticRegression | SGCFamily
+) -> None:
+    """Many classes and few columns: the last scales can take a minute each."""
+    monkeypatch.setattr(Task, "allows", lambda self, share, seconds=0.0: seconds == 0)
+    assert len(list(family.fit(task, lambda step: None))) == 1
+    monkeypatch.undo()
+    assert len(list(family.fit(task, lambda step: None))) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from torch.nn.functional import one_hot
 
 from pairnorm.base.errors import one_of
 from pairnorm.classify.candidates.task import (
+    SEARCH_SHARE,
     Candidate,
     Results,
     SavedState,
@@ -326,6 +328,8 @@ def _evaluate(
 def _evaluate_scales(
     task: Task, candidate: Candidate, own_scale: float, states: Sequence[Tensor], paths: Sequence[Path]
 ) -> Results:
+    """Yield a candidate per scale, each of which takes longer than the last, until the time limit."""
+    started = time.perf_counter()
     for solutions in zip(*paths, strict=True):
         factor = solutions[0][0]
         logits = [
@@ -336,6 +340,9 @@ def _evaluate_scales(
         scale = own_scale * factor
         scaled = replace(candidate, scale=scale, setting="" if candidate.depth else f"scale {scale:g}")
         yield task.evaluate(scaled, torch.cat(logits).unsqueeze(1), partial(_fit, candidate=scaled))
+        if not task.allows(SEARCH_SHARE, time.perf_counter() - started):
+            break
+        started = time.perf_counter()
 
 
 def _propagation(task: Task, candidate: Candidate) -> Propagation:
