@@ -1,6 +1,7 @@
-"""Run as a program: for every line ``CHECK SIZE`` that is given, ranks of one gloo group check their parts.
+"""Run as a program: for every line ``CHECKS SIZE`` that is given, ranks of one gloo group check their parts.
 
-They are forks of this process, which has imported once what each would import for seconds.
+They are forks of this process, which has imported once what each would import for seconds. Checks joined by
+commas share the forks, each of which loads the compiled kernels.
 """
 
 import copy
@@ -299,13 +300,14 @@ def check_local(size):
     assert [str(one.message)[:30] for one in caught] == ["PairNorm without process_group"]
 
 
-def work(rank, size, check, store):
-    torch.manual_seed(0)
+def work(rank, size, checks, store):
     dist.init_process_group(
         "gloo", rank=rank, world_size=size, init_method=f"file://{store}", timeout=timedelta(seconds=30)
     )
-    check(size)
-    dist.barrier()
+    for check in checks:
+        torch.manual_seed(0)
+        globals()[f"check_{check}"](size)
+        dist.barrier()
     gc.collect()
     dist.destroy_process_group()
     # Nothing keeps the group: its threads, letting tensors go while Python ends, would abort the process.
@@ -325,7 +327,7 @@ def complaints(name, size):
                 try:
                     if name != "local":
                         warnings.filterwarnings("ignore", "PairNorm without process_group")
-                    work(rank, size, globals()[f"check_{name}"], f"{folder}/store")
+                    work(rank, size, name.split(","), f"{folder}/store")
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)

@@ -5,9 +5,8 @@ from pairnorm.train.distributed import Shards, blocks
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("check", ["shards", "traffic", "training"])
-def test_a_step_of_all_ranks_equals_one_process_for_the_traffic_that_is_said(check_ranks, check, size):
-    check_ranks(check, size)
+def test_steps_and_trainings_of_all_ranks_equal_one_process_for_the_stated_traffic(check_ranks, size):
+    check_ranks("shards,traffic,training", size)
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(7, 3), (2, 4), (0, 2), (8, 4)])
