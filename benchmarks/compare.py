@@ -1,7 +1,9 @@
 """``python -m benchmarks.compare BEFORE``: the sources here against those of another commit, in turn.
 
 ``git worktree add ../before COMMIT`` makes the other tree. A process for each tree is asked for one workload
-after the other, in turn, so that both see the same state of the machine. What both have is compared.
+after the other, in turn, so that both see the same state of the machine. What both have is compared, in CPU
+seconds: other work on the machine then matters little. Freed memory stays in the process, since whether glibc
+returns it depends on where an allocation happens to lie.
 """
 
 import argparse
@@ -69,9 +71,9 @@ def serve() -> None:
     print(json.dumps(list(known)), flush=True)
     for line in sys.stdin:
         work = known[line.strip()]
-        began = time.perf_counter()
+        start = time.process_time()
         work()
-        print(json.dumps(time.perf_counter() - began), flush=True)
+        print(json.dumps(time.process_time() - start), flush=True)
 
 
 class Tree:
@@ -79,7 +81,8 @@ class Tree:
 
     def __init__(self, sources: Path) -> None:
         root = str(Path(__file__).parents[1])
-        environment = {**os.environ, "PYTHONPATH": f"{sources}{os.pathsep}{root}"}
+        memory = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+        environment = {**os.environ, **memory, "PYTHONPATH": f"{sources}{os.pathsep}{root}"}
         command = [sys.executable, "-m", "benchmarks.compare", "--serve"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=sources
@@ -87,7 +90,7 @@ class Tree:
         self.works: list[str] = self._read()
 
     def seconds(self, work: str) -> float:
-        """Return how long a workload took."""
+        """Return the CPU time of a workload."""
         assert self.process.stdin
         print(work, file=self.process.stdin, flush=True)
         return float(self._read())
@@ -101,18 +104,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("before", nargs="?", type=Path, help="folder of the other tree")
     parser.add_argument("--only", default="", help="workloads whose name holds this text")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each workload")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve()
         return
     trees = [Tree((options.before / "src").resolve()), Tree(SOURCES.resolve())]
-    print(f"{'workload':<48} {'before':>10} {'now':>10}   now / before: best, median of {ROUNDS}")
+    print(f"{'workload':<48} {'before':>10} {'now':>10}   now / before: best, median of {options.rounds}")
     for work in trees[1].works:
         if options.only not in work or work not in trees[0].works:
             continue
         times: list[list[float]] = [[], []]
-        for turn in range(ROUNDS + 1):
+        for turn in range(options.rounds + 1):
             for tree, taken in zip(trees, times, strict=True):
                 taken.append(tree.seconds(work))
                 if not turn:  # what happens once, such as compiling kernels

@@ -289,39 +289,57 @@ def _gradient_sums(
     grad: Any, x: Any, mean: Any, norm: Any, scale: float, step: int, individually: bool, result: Any,
     sums: Any, dots: Any,
 ) -> None:  # fmt: skip
+    high, low = two_parts(mean)
+    by_row = np.empty((2, min(step, len(x))), np.float32)
     for block in range(len(sums)):
         part = slice(block * step, (block + 1) * step)
+        grads, rows, results = grad[part], x[part], result[part]
         for model in range(x.shape[1]):
             norm_r = norm[model, part] if individually else norm[model]
             dots[block, model] = gradient_sums(
-                grad[part][:, model], x[part][:, model], mean[model : model + 1], norm_r, scale, individually,
-                result[part][:, model], sums[block, model : model + 1],
+                grads[:, model], rows[:, model], high[model : model + 1], low[model : model + 1],
+                norm_r, scale, individually, by_row, results[:, model], sums[block, model : model + 1],
             )  # fmt: skip
 
 
 @vec.kernel
 def gradient_sums(
-    grad: Any, x: Any, mean: Any, norm: Any, scale: float, individually: bool, result: Any, sums: Any
-) -> float:
+    grad: Any, x: Any, high: Any, low: Any, norm: Any, scale: float, individually: bool, by_row: Any,
+    result: Any, sums: Any,
+) -> float:  # fmt: skip
     """Write the sums of dL/dy over the rows, and return the sum of dL/dy·c.
 
-    Where rows are scaled individually, write dL/dc to ``result``, and its sums instead.
+    Where rows are scaled individually, write dL/dc to ``result``, and its sums instead. ``by_row`` is memory
+    for two numbers of each row, since divisions take long.
     """
-    high, low = two_parts(mean)
-    rows = len(x)
-    dot, dots = 0.0, np.empty(rows if individually else 0, np.float32)
-    for row in range(rows):
+    dot = 0.0
+    if individually and x.shape[1] <= vec.LANES:  # a vector holds a row
+        column = vec.widen(vec.fill(ZERO))
+        upper, lower = vec.load(high, 0, 0), vec.load(low, 0, 0)
+        for row in range(len(x)):
+            value, unit = vec.load(grad, row, 0), vec.load(x, row, 0) - upper - lower
+            inverse = ONE / norm[row]
+            # Divided as a number of float64: LLVM may otherwise square the inverse, which underflows.
+            pull = np.float32(np.float64(vec.total(value * unit)) / norm[row])
+            value = (value - unit * inverse * pull) * (np.float32(scale) * inverse)
+            vec.store(result, row, 0, value)
+            column = column + vec.widen(value)
+        vec.store(sums, 0, 0, column)
+        return dot
+    for row in range(len(x)):
         product = centered_dot(grad, x, row, high, low)
         dot += product
         if individually:
-            dots[row] = product / norm[row]
+            by_row[0, row], by_row[1, row] = ONE / norm[row], product / norm[row]
     for start in range(0, x.shape[1], vec.LANES):
         column = vec.widen(vec.fill(ZERO))
-        for row in range(rows):
+        upper, lower = vec.load(high, 0, start), vec.load(low, 0, start)
+        for row in range(len(x)):
             value = vec.load(grad, row, start)
             if individually:
-                unit = centered(x, row, start, high, low) * (ONE / norm[row])
-                value = (value - unit * dots[row]) * (np.float32(scale) / norm[row])
+                inverse = by_row[0, row]
+                unit = (vec.load(x, row, start) - upper - lower) * inverse
+                value = (value - unit * by_row[1, row]) * (np.float32(scale) * inverse)
                 vec.store(result, row, start, value)
             column = column + vec.widen(value)
         vec.store(sums, 0, start, column)
@@ -333,31 +351,28 @@ def _finish_gradient(
     grad: Any, x: Any, mean: Any, norm: Any, scale: float, sums: Any, dots: Any, individually: bool,
     result: Any,
 ) -> None:  # fmt: skip
+    high, low = two_parts(mean)
     for model in range(x.shape[1]):
         finish_gradient(
-            grad[:, model], x[:, model], mean[model : model + 1], norm[model, 0], scale,
-            sums[model : model + 1], dots[model], individually, result[:, model],
+            grad[:, model], x[:, model], high[model : model + 1], low[model : model + 1], norm[model, 0],
+            scale, sums[model : model + 1], dots[model], individually, result[:, model],
         )  # fmt: skip
 
 
 @vec.kernel
 def finish_gradient(
-    grad: Any, x: Any, mean: Any, norm: Any, scale: float, grad_mean: Any, mean_dot: float,
+    grad: Any, x: Any, high: Any, low: Any, norm: Any, scale: float, grad_mean: Any, mean_dot: float,
     individually: bool, result: Any,
 ) -> None:  # fmt: skip
     """Write dL/dx: center dL/dc, which ``result`` holds where rows are scaled individually."""
-    high, low = two_parts(mean)
     shift = grad_mean.astype(np.float32)
     factor, inverse, grad_dot = np.float32(scale / norm), np.float32(1 / norm), np.float32(mean_dot / norm)
     step = max(1, CACHED_ELEMENTS // x.shape[1])
     for first in range(0, len(x), step):
         last = min(first + step, len(x))
         for start in range(0, x.shape[1], vec.LANES):
-            offset, upper, lower = (
-                vec.load(shift, 0, start),
-                vec.load(high, 0, start),
-                vec.load(low, 0, start),
-            )
+            offset = vec.load(shift, 0, start)
+            upper, lower = vec.load(high, 0, start), vec.load(low, 0, start)
             if individually:
                 for row in range(first, last):
                     vec.store(result, row, start, vec.load(result, row, start) - offset)
@@ -373,6 +388,7 @@ def gradient_block(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result
     """Write dL/dx of ``[nodes, features]``."""
     nodes, features = x.shape
     individually = len(norm) == nodes
-    center, sums = mean.reshape(1, features), np.zeros((1, features))
-    dot = gradient_sums(grad, x, center, norm, scale, individually, result, sums)
-    finish_gradient(grad, x, center, norm[0], scale, sums / nodes, dot / nodes, individually, result)
+    high, low = two_parts(mean.reshape(1, features))
+    sums, by_row = np.zeros((1, features)), np.empty((2, nodes), np.float32)
+    dot = gradient_sums(grad, x, high, low, norm, scale, individually, by_row, result, sums)
+    finish_gradient(grad, x, high, low, norm[0], scale, sums / nodes, dot / nodes, individually, result)
