@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def effective_rank(x: Tensor) -> Tensor:
 
 
 @per_trial
-def numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
+def numerical_rank(x: Tensor) -> Tensor:
     """Return ‖X‖_F² / ‖X‖₂² = Σ_k σ_k² / σ_1², over the singular values σ of X: 1 if all rows are parallel.
 
     Also called the stable rank; Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph Neural Networks
@@ -69,33 +69,15 @@ def numerical_rank(x: Tensor, iterations: int | None = None) -> Tensor:
 
     Exact in O(n d min(n, d)) time; a million nodes of 64 features take seconds on a core.
 
-    Args:
-        iterations: estimate it by this number of power iterations, at least 2, in O(n d) time each.
-            The value is then never too small. Its inverse, σ_1² over ‖X‖_F², is on average over that vector
-            too small by a share of at most ln(d) / (iterations − 1), whatever the spectrum (Kuczyński &
-            Woźniakowski 1992, "Estimating the Largest Eigenvalue by the Power and Lanczos Algorithms with a
-            Random Start"); behind a gap, the error falls as (σ_2 / σ_1)^(4 · iterations). Worth it for
-            hundreds of features.
-
     >>> numerical_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0])))
     tensor(1.5000)
     """
-    if iterations is not None:
-        whole_number("iterations", iterations, least=2)
     peak = x.abs().amax() if x.numel() else x.new_zeros(())
     if not bool(0 < peak < torch.inf):
         return torch.where(peak == 0, 0, torch.nan)
     x = x / peak  # squares stay within range
-    if iterations is None:
-        gram = x.T @ x if x.shape[0] >= x.shape[1] else x @ x.T
-        largest = torch.linalg.eigvalsh(gram)[-1]
-    else:
-        start = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-        vector = start.to(x.device)
-        for _ in range(iterations):
-            vector = x.T @ (x @ (vector / torch.linalg.vector_norm(vector)))
-        largest = (x @ (vector / torch.linalg.vector_norm(vector))).square().sum()
-    rank: Tensor = x.square().sum() / largest
+    gram = x.T @ x if x.shape[0] >= x.shape[1] else x @ x.T
+    rank: Tensor = x.square().sum() / torch.linalg.eigvalsh(gram)[-1]
     return rank
 
 
@@ -141,24 +123,19 @@ def dominant_subspace_distance(
 
 
 @torch.no_grad()
-def group_distance_ratio(
-    x: Tensor, labels: Tensor, distance: Literal["squared", "euclidean"] = "squared"
-) -> Tensor:
-    """Return the mean distance between nodes of different classes over that of nodes of the same class.
+def group_distance_ratio(x: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean squared distance between nodes of different classes over that within classes.
 
     Means are over pairs of nodes, then over (pairs of) classes, of rows scaled to unit length, as in the
     released code of Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable Group
-    Normalization"). About 1 if classes are mixed, defined as 1 where all rows are equal, and without bound
-    where each class is a point of its own.
+    Normalization"); Eq. 2 of that paper and PyG's function do not square distances. About 1 if classes are
+    mixed, defined as 1 where all rows are equal, and without bound where each class is a single point.
 
-    - ``"squared"``: that code's squared distances. With m_c and v_c the mean of class c and the mean squared
-      distance to it, the ratio is 1 + (Σ_c ‖m_c − m̄‖² / (C − 1)) / (Σ_c v_c / C): O(n d) time.
-    - ``"euclidean"``: the distances of that paper's Eq. 2, in O(n² d) time. The paper divides by (C − 1)²
-      instead of the C (C − 1) pairs of classes; PyG's function also weighs the classes otherwise.
+    With m_c and v_c the mean of class c and the mean squared distance to it, the ratio is
+    1 + (Σ_c ‖m_c − m̄‖² / (C − 1)) / (Σ_c v_c / C): O(n d) time.
 
     Args:
-        labels: the class of each node, [nodes]; negative for none.
-        distance: ``"squared"`` or ``"euclidean"``.
+        labels: The class of each node, [nodes]; negative for none.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
     >>> group_distance_ratio(x, torch.tensor([0, 0, 1, 1]))
@@ -166,40 +143,22 @@ def group_distance_ratio(
     """
     check_states(x)
     _check_per_node("labels", labels, len(x))
-    one_of("distance", distance, ["squared", "euclidean"])
     labeled = labels >= 0
     classes, index = labels[labeled].unique(return_inverse=True)
     if len(classes) < 2:
         problem = f"labels holds {len(classes)} classes"
         raise PairNormError(problem, code="too-few-classes", value=len(classes), expected="at least 2")
-    index = index.to(x.device)
-    measure = _squared_ratio if distance == "squared" else _euclidean_ratio
-    return measure(x[labeled.to(x.device)], index)
+    return _distance_ratio(x[labeled.to(x.device)], index.to(x.device))
 
 
 @per_trial
-def _squared_ratio(x: Tensor, index: Tensor) -> Tensor:
+def _distance_ratio(x: Tensor, index: Tensor) -> Tensor:
     count = torch.bincount(index)
     x = centered(unit_rows(x))
     mean = x.new_zeros(len(count), x.shape[1]).index_add_(0, index, x) / count.unsqueeze(1)
     within = (x - mean[index]).square_().sum(1) @ (1 / count.double())[index] / len(mean)
     between = centered(mean).square().sum() / (len(mean) - 1)
     return torch.where(between > 0, 1 + between / within, torch.where(between.isnan(), between, 1))
-
-
-@per_trial
-def _euclidean_ratio(x: Tensor, index: Tensor) -> Tensor:
-    x = unit_rows(x)
-    member = torch.nn.functional.one_hot(index).double()
-    share = member / member.sum(0)
-    mean = x.new_zeros(share.shape[1], share.shape[1])
-    for block in torch.arange(len(x), device=x.device).split(block_length(len(x), x.device)):
-        # From differences: the product form would lose the small distances of a collapsed state.
-        distances = torch.cdist(x[block], x, compute_mode="donot_use_mm_for_euclid_dist")
-        mean += share[block].T @ distances @ share
-    within = mean.trace() / len(mean)
-    between = (mean.sum() - mean.trace()) / (len(mean) * (len(mean) - 1))
-    return torch.where(between > 0, between / within, torch.where(between.isnan(), between, 1))
 
 
 @torch.no_grad()

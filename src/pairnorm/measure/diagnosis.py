@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pairnorm.base import plotting
 from pairnorm.base.errors import PairNormError, real_number, whole_number
-from pairnorm.measure.distances import Adjacency, check_nodes, edges, no_graph
+from pairnorm.measure.distances import Adjacency, check_nodes, connected_pairs, no_graph
 from pairnorm.nn.find_convolutions import is_node_states, node_states
 
 if TYPE_CHECKING:
@@ -146,10 +146,9 @@ def influence_by_hop(
         count = min(whole_number("nodes", nodes, least=1), len(x))
         chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]
     check_nodes("nodes", chosen, len(x))
-    index, _ = edges(adjacency)
-    check_nodes("adjacency", index, len(x))
-    index = torch.cat([index, index.flip(0)], 1).unique(dim=1).cpu()
-    distances, baseline = _propagate(index, chosen, len(x), steps)
+    pairs = connected_pairs(adjacency).cpu()
+    check_nodes("adjacency", pairs, len(x))
+    distances, baseline = _propagate(torch.cat([pairs, pairs.flip(0)], 1), chosen, len(x), steps)
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         output = node_states(forward(x)).get("")

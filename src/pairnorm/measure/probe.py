@@ -28,7 +28,7 @@ from pairnorm.measure.diagnosis import (
 from pairnorm.measure.distances import Adjacency, connected_pairs, pair_distances, random_pairs
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.calibrate import evaluating
-from pairnorm.nn.find_convolutions import convolves, graph_convolutions, node_states
+from pairnorm.nn.find_convolutions import convolves, graph_convolutions, is_pair_norm, node_states
 from pairnorm.nn.patch_hooks import is_observing
 from pairnorm.nn.propagate import is_edge_index
 
@@ -257,7 +257,7 @@ class Probe:
         """Register hooks on the PairNorm modules, those included that a patch added in this forward pass."""
         assert self._hooks is not None
         for module in self.model.modules():
-            if module not in self._norms and "PairNorm" in {base.__name__ for base in type(module).__mro__}:
+            if module not in self._norms and is_pair_norm(module):
                 self._norms.add(module)
                 self._hooks.callback(module.register_forward_hook(self._after_norm).remove)
 

@@ -110,6 +110,11 @@ def convolves(module: nn.Module, inputs: Iterable[Any], states: dict[str, Tensor
     return _is_known_convolution(module) or any(len(x) in rows for x in states.values())
 
 
+def is_pair_norm(module: nn.Module) -> bool:
+    """Return whether a module is a PairNorm, of this package or of PyG, or of a class derived from them."""
+    return any(base.__name__ == "PairNorm" for base in type(module).__mro__)
+
+
 def is_node_states(value: Any) -> bool:
     """Return whether ``value`` may hold one row per node: a dense float tensor [nodes, ..., features]."""
     is_dense = isinstance(value, Tensor) and value.layout == torch.strided

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.nn.find_convolutions import graph_convolutions
+from pairnorm.nn.find_convolutions import graph_convolutions, is_pair_norm
 from pairnorm.nn.find_places import Place, find_places
 from pairnorm.nn.pair_norm import Mode, PairNorm
 from pairnorm.nn.patch_hooks import (
@@ -345,7 +345,7 @@ def _check_unnormalized(model: nn.Module, mode: str) -> None:
             problem, hint = f"{where} is a model of this package", "Build it with {norm} instead."
         elif isinstance(module, PairNormPatch):
             problem, hint = f"{where} is patched already", "Call remove() of its handle."
-        elif any(base.__name__ == "PairNorm" for base in type(module).__mro__):
+        elif is_pair_norm(module):
             problem = f"{where} is PairNorm already"
             hint = "Build the model without it, or leave it as it is."
         else:

@@ -67,10 +67,8 @@ class DiffGroupNorm(RunningNorm):
                 generator draws.
         """
         super().reset_parameters()
-        bound, stacked = (
-            1 / math.sqrt(self.in_channels),
-            self.assignment.view(-1, *self.assignment.shape[-2:]),
-        )
+        bound = 1 / math.sqrt(self.in_channels)
+        stacked = self.assignment.view(-1, *self.assignment.shape[-2:])
         with torch.no_grad():
             for model, generator in enumerate(generators_of(seeds, len(stacked))):
                 weights = torch.empty(self.in_channels, self.groups)

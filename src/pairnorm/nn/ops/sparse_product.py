@@ -157,6 +157,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "elu": torch.nn.functional.elu,
 }
+CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
+"""The numbers by which kernels know activations."""
 
 
 def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:

@@ -6,7 +6,6 @@ import pytest
 from numba import njit
 
 from pairnorm.nn.ops._numba.vectors import (
-    CODES,
     LANES,
     MIN_HUGE_BYTES,
     activated,
@@ -20,6 +19,7 @@ from pairnorm.nn.ops._numba.vectors import (
     where_less,
     widen,
 )
+from pairnorm.nn.ops.sparse_product import CODES
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 widths = pytest.mark.parametrize("width", [1, LANES - 1, LANES, LANES + 1, 3 * LANES + 5])

@@ -11,17 +11,13 @@ from pairnorm.nn.ops._numba import vectors as vec
 from pairnorm.nn.ops._numba.pair_norm import gradient_block, normalize_block
 from pairnorm.nn.ops._numba.sparse_product import activation_gradients, gather
 from pairnorm.nn.ops.kernels import Saved
+from pairnorm.nn.ops.sparse_product import CODES
 
 if TYPE_CHECKING:
     from pairnorm.nn.pair_norm import PairNorm
 
-DTYPES = (torch.float32,)
+DTYPES, fits = linear.DTYPES, linear.fits
 ZERO = np.float32(0)
-
-
-def fits(weight: Tensor | None) -> bool:
-    """Return whether the kernels take a weight of this size."""
-    return weight is None or linear.fits(weight)
 
 
 def gcn_forward(
@@ -34,7 +30,7 @@ def gcn_forward(
     x_dropped = rows if drops is dropout.NONE else vec.empty(rows.shape)
     result, end = _layer_end_memory(norm, len(bias), matrix.num_rows, bias.size(1), needs_backward)
     _gcn_forward(
-        rows.numpy(), *drops, _weights(weight), vec.array(bias), *matrix.arrays, vec.CODES[activation],
+        rows.numpy(), *drops, _weights(weight), vec.array(bias), *matrix.arrays, CODES[activation],
         vec.empty(rows.size(1), bias.size(1)).numpy(), x_dropped.numpy(), *_scale_and_eps(norm),
         *_arrays(end),
     )  # fmt: skip
@@ -52,7 +48,7 @@ def gcn_backward(
     grad_weight = None if weight is None else vec.empty(weight.shape)
     nodes, width = x_dropped.size(1), bias.size(1)
     _gcn_backward(
-        vec.by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], vec.CODES[activation],
+        vec.by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], CODES[activation],
         *matrix.transposed.arrays, x_dropped.numpy(), *dropout.settings(x_dropped, rate, keys),
         _weights(None if weight is None else weight.transpose(1, 2)), needs_grad[0],
         vec.empty(matrix.num_rows, width).numpy(), vec.empty(nodes, width).numpy(), grad_x.numpy(),
@@ -75,7 +71,7 @@ def attention_forward(
     result, end = _layer_end_memory(norm, models, matrix.num_rows, features, needs_backward)
     _attention_forward(
         pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z_by_model.numpy(), offset,
-        np.float32(negative_slope), *drops, vec.CODES[activation], weights.numpy(), masked.numpy(),
+        np.float32(negative_slope), *drops, CODES[activation], weights.numpy(), masked.numpy(),
         *_scale_and_eps(norm), *_arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
@@ -97,7 +93,7 @@ def attention_backward(
     to_scores.zero_()
     to_z.zero_()
     _attention_backward(
-        vec.by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], vec.CODES[activation],
+        vec.by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], CODES[activation],
         pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z.numpy(), weights.numpy(),
         masked.numpy(), np.float32(negative_slope), vec.empty(matrix.num_rows, z.size(2)).numpy(),
         grad_scores.numpy(), grad_z.numpy(), grad_bias.numpy(),

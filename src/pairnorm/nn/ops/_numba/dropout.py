@@ -8,7 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops._numba import vectors as vec
-from pairnorm.nn.ops.dropout import LEVELS, dropped_levels, position_hash
+from pairnorm.nn.ops.dropout import dropped_levels, factor, position_hash
 
 FIRST, SECOND, HALF = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0xFFFF)
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def settings(x: Tensor, rate: float, keys: Tensor | None, first: int = 0) -> tup
     words, dropped = (features + 1) // 2, dropped_levels(rate)
     hashes = position_hash((first + nodes) * words, CPU)[first * words :]
     positions = hashes.view(nodes, words).numpy().view(np.uint32)
-    scale = np.float32(LEVELS / (LEVELS - dropped))
+    scale = np.float32(factor(rate))
     return positions, vec.array(keys).view(np.uint32), np.uint32(dropped), scale
 
 

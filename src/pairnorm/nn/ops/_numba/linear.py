@@ -20,9 +20,9 @@ BLOCK = 64
 ZERO = np.float32(0)
 
 
-def fits(weight: Tensor, att_vectors: Tensor | None = None) -> bool:
-    """Return whether the weight of a model fits the first cache; a library is faster for larger ones."""
-    return weight.size(1) * weight.size(2) <= MAX_WEIGHT_ELEMENTS
+def fits(weight: Tensor | None, att_vectors: Tensor | None = None) -> bool:
+    """Return whether a model's weight, if any, fits the first cache; a library is faster for larger ones."""
+    return weight is None or weight.size(1) * weight.size(2) <= MAX_WEIGHT_ELEMENTS
 
 
 def forward(

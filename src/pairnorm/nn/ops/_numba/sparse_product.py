@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.nn.ops._numba import vectors as vec
-from pairnorm.nn.ops.sparse_product import Pattern
+from pairnorm.nn.ops.sparse_product import CODES, Pattern
 
 DTYPES = (torch.float32,)
 NUMBERS_PER_TASK = 2**19
@@ -38,7 +38,7 @@ def forward(
     added, y = offset.reshape(shape[1:]).contiguous().numpy(), result.view(len(result), *shape[1:]).numpy()
 
     def work(start: int, stop: int) -> None:
-        _multiply(crow[start : stop + 1], column, entries, x, added, vec.CODES[activation], y[start:stop])
+        _multiply(crow[start : stop + 1], column, entries, x, added, CODES[activation], y[start:stop])
 
     rows, width = pattern.shape[0], x[0].size
     large = pattern.num_entries * width > MIN_WORK_FOR_THREADS
@@ -50,7 +50,7 @@ def activation_backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tenso
     """Return the gradients of an activation's input and of the bias in it, from its output ``y``."""
     result, sums = vec.empty(y.shape), vec.empty(y.shape[1:])
     activation_gradients(
-        vec.array(grad.flatten(1)), vec.array(y.flatten(1)), vec.CODES[activation], result.flatten(1).numpy(),
+        vec.array(grad.flatten(1)), vec.array(y.flatten(1)), CODES[activation], result.flatten(1).numpy(),
         sums.view(1, -1).numpy(),
     )  # fmt: skip
     return result, sums

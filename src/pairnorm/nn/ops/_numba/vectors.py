@@ -315,8 +315,6 @@ def array(x: Tensor) -> Any:
     return x.detach().contiguous().numpy()
 
 
-CODES = {"none": 0, "relu": 1, "elu": 2}
-
 MIN_EXPONENT = np.float32(-87.0)  # below it, exp is no normal number any more
 LOG2_E = np.float32(1 / np.log(2))
 # ln 2 in two parts, the first with so few digits that a multiple of it is exact.

@@ -22,16 +22,11 @@ from pairnorm.nn.ops.sparse_product import Pattern
 if TYPE_CHECKING:
     from pairnorm.nn.pair_norm import PairNorm
 
-DTYPES = linear.DTYPES
+DTYPES, fits = linear.DTYPES, linear.fits
 UNROLL = 2
 # Kernels that touch no features take more entries at once, so that hubs do not delay them.
 ENTRIES = 8
 MODELS = 64
-
-
-def fits(weight: Tensor | None) -> bool:
-    """Return whether the kernels take a weight of this size."""
-    return weight is None or linear.fits(weight)
 
 
 def gcn_forward(

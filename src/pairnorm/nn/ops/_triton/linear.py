@@ -26,8 +26,10 @@ ROWS_OF_SUMS = 32
 PROGRAMS_OF_SUMS = 1056
 
 
-def fits(weight: Tensor, att_vectors: Tensor | None = None) -> bool:
-    """Return whether a model's weight fits a program; the matrix library is faster for wide ones."""
+def fits(weight: Tensor | None, att_vectors: Tensor | None = None) -> bool:
+    """Return whether a model's weight, if any, fits a program; the matrix library is faster for wide ones."""
+    if weight is None:
+        return True
     half, out = _padded(weight.size(1), weight.size(2))
     is_narrow = 2 * half * out <= MAX_WEIGHT_ELEMENTS and weight.dtype == torch.float32
     return is_narrow and (att_vectors is None or att_vectors.size(2) <= MAX_SCORES)

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pairnorm.nn.ops._triton.sparse_product import CODES, gradient_of
+from pairnorm.nn.ops._triton.sparse_product import gradient_of
 from pairnorm.nn.ops.kernels import on_device, partition_nodes
+from pairnorm.nn.ops.sparse_product import CODES
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NOTHING_BEFORE = -1

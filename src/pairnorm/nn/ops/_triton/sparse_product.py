@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pairnorm.nn.ops.kernels import on_device, partition_nodes
-from pairnorm.nn.ops.sparse_product import Pattern, index_dtype
+from pairnorm.nn.ops.sparse_product import CODES, Pattern, index_dtype
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of hidden states; sums are in float32
 PIECE = 64
@@ -23,8 +23,6 @@ PROPAGATION_UNROLL, PROPAGATION_BLOCK = 8, 128
 # Features of a few models; fewer would take more programs, and just to start those takes time.
 TILE = 256
 GRADIENT_ROWS, GRADIENT_COLUMNS, GRADIENT_PROGRAMS = 32, 64, 1024
-CODES = {"none": 0, "relu": 1, "elu": 2}
-"""The numbers by which kernels know activations."""
 
 
 @dataclass(frozen=True)
