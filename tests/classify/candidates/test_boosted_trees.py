@@ -171,3 +171,15 @@ def test_trees_with_extra_columns_are_saved_and_damage_is_refused(table: Task, m
     for changes in wrong:
         with pytest.raises((ValueError, LookupError)):
             module.Trees.restore(saved._replace(**changes))
+
+
+def test_rounds_are_chosen_on_rows_that_grow_no_trees() -> None:
+    """Labels without meaning: every round makes the loss on new rows larger, and on old ones smaller."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (400,), generator=generator)
+    nodes = torch.arange(400)
+    graph = Graph.from_edges(torch.stack([nodes, nodes.roll(1)]), torch.ones(400, 1), labels)
+    graph = graph.replace(train=torch.ones(400, dtype=torch.bool))
+    task = Task(graph, PreparedGraph(graph, graph.features, CPU))
+    losses = module._stopping_losses((task, torch.randn(400, 5, generator=generator).numpy()), 16)
+    assert losses.argmin() < 10

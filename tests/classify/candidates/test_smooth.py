@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from pairnorm.classify.candidates import Average, LabelPropagation, LogisticRegression, Task
+from pairnorm.classify.candidates import Average, LabelPropagation, LogisticRegression, Task, ensemble
 from pairnorm.classify.candidates.ensemble import sharpen, smooth
 from pairnorm.classify.search import search
 
@@ -45,3 +47,18 @@ def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task
 
 def test_one_family_stays_itself(task: Task) -> None:
     assert search(task, [LabelPropagation()], simple=False).smooths == (None,)
+
+
+def test_smoothing_of_a_fold_does_not_see_the_labels_that_it_holds_out(task: Task, monkeypatch) -> None:
+    nodes = task.graph.train | task.graph.validation
+    masks = [nodes & (torch.arange(300) % 3 == number) for number in range(3)]
+    folded, seen = replace(task, fold_masks=masks), []
+
+    def record(prepared: object, probabilities: object, labels: torch.Tensor, alphas: object) -> torch.Tensor:
+        seen.append(labels)
+        return smooth(prepared, probabilities, labels, alphas)
+
+    monkeypatch.setattr(ensemble, "smooth", record)
+    search(folded, [LogisticRegression((3.0,)), LabelPropagation()], simple=False)
+    for held_out, labels in zip(masks, seen, strict=True):
+        assert torch.equal(labels >= 0, nodes & ~held_out)
