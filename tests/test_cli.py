@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -6,12 +7,15 @@ import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from pairnorm import __version__, cli
 from pairnorm.base.errors import PairNormError
+from pairnorm.commands import console
 from pairnorm.commands.options import Command
 from pairnorm.data import GraphWarning
 
@@ -190,6 +194,22 @@ def test_a_full_disk_is_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("Error: cannot write to standard output: [Errno 28] No space left")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_summary_that_cannot_be_written_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with ``pairnorm fit … --json > summary.json`` on a full disk."""
+    summary = {"classes": ["[bold]", "日本\x1b[31m"], "accuracy": 0.5}
+    command = Command(lambda options: summary, "act", "pairnorm act")
+    cli._call(command, Namespace(json=True))
+    assert json.loads(capsys.readouterr().out) == summary
+    for error in (OSError(28, "No space left on device"), BrokenPipeError()):
+        stream = StringIO()
+        monkeypatch.setattr(stream, "flush", partial(raising(error), Namespace()))
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(console.OutputClosed):
+            cli._call(command, Namespace(json=True))
 
 
 def test_a_terminal_that_cannot_show_a_letter_gets_another(tmp_path: Path) -> None:

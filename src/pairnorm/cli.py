@@ -150,7 +150,8 @@ def _call(command: Command, options: Namespace) -> None:
     with console.output(quiet=getattr(options, "quiet", False), to_stderr=getattr(options, "json", False)):
         summary = command.run(options)
     if summary is not None and options.json:
-        print(json.dumps(summary, indent=2, default=str), flush=True)
+        lines = json.dumps(summary, indent=2, default=str).split("\n")
+        console.show("\n".join(map(console.safe, lines)))
 
 
 def _explain(error: Exception) -> int:

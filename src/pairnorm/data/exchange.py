@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -136,6 +137,7 @@ def read_npz(place: Path | IO[bytes]) -> Parts:
     with ExitStack() as stack:
         file = stack.enter_context(place.open("rb")) if isinstance(place, Path) else place
         archive = stack.enter_context(np.load(file, allow_pickle=False))
+        _check_array_sizes(archive.zip)
         if "edge_index" in archive or "edges" in archive:
             return _from_arrays({NPZ_NAMES.get(name, name): archive[name] for name in archive.files})
         if "adj_data" not in archive and "format" in archive:
@@ -155,6 +157,21 @@ def read_npz(place: Path | IO[bytes]) -> Parts:
             parts["labels"] = to_class_numbers("labels", torch.from_numpy(archive["labels"]))
         texts = {name: archive[name] for name in ("class_names", "node_names") if name in archive}
         return parts | {name: value.astype(str).tolist() for name, value in texts.items()}
+
+
+def _check_array_sizes(archive: zipfile.ZipFile) -> None:
+    """Raise an error about an array whose header claims another size than it has; numpy would allocate it."""
+    for member in archive.infolist():
+        with archive.open(member) as file:
+            version, _ = np.lib.format.read_magic(file)
+            read = (
+                np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
+            )
+            shape, _, dtype = read(file)
+            claimed, held = prod(shape) * dtype.itemsize, member.file_size - file.tell()
+        if claimed != held and not dtype.hasobject:  # numpy refuses objects
+            problem = f"{quoted(member.filename)} has shape {shape} and type {dtype}, but {held:,} bytes"
+            raise PairNormError(problem, code="file-damaged", value=member.filename)
 
 
 def _from_arrays(arrays: dict[str, Any]) -> Parts:
