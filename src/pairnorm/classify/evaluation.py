@@ -101,17 +101,17 @@ class Scores:
     @property
     def precision(self) -> Floats:
         """Precision of every class; NaN for a class that is never predicted."""
-        return _shares(np.diagonal(self.confusion), self.confusion.sum(0))
+        return _divide_or_nan(np.diagonal(self.confusion), self.confusion.sum(0))
 
     @property
     def recall(self) -> Floats:
         """Recall of every class; NaN for a class without nodes."""
-        return _shares(np.diagonal(self.confusion), self.confusion.sum(1))
+        return _divide_or_nan(np.diagonal(self.confusion), self.confusion.sum(1))
 
     @property
     def f1(self) -> Floats:
         """F1 of every class; NaN for a class that neither occurs nor is predicted."""
-        return _shares(2 * np.diagonal(self.confusion), self.confusion.sum(0) + self.confusion.sum(1))
+        return _divide_or_nan(2 * np.diagonal(self.confusion), self.confusion.sum(0) + self.confusion.sum(1))
 
     @property
     def balanced_accuracy(self) -> float:
@@ -168,7 +168,7 @@ class Scores:
         return min(low, value), max(high, value)
 
 
-def _shares(part: NDArray[Any], total: NDArray[Any]) -> Floats:
+def _divide_or_nan(part: NDArray[Any], total: NDArray[Any]) -> Floats:
     shares: Floats = np.divide(part, total, out=np.full(total.shape, nan), where=total > 0)
     return shares
 
@@ -184,7 +184,7 @@ def _class_metric(metric: str, right: NDArray[Any], true: NDArray[Any], predicte
     if metric == "accuracy":
         return np.asarray(right.sum(-1) / true.sum(-1))
     size = true if metric == "balanced-accuracy" else (true + predicted) / 2
-    return np.asarray(np.nanmean(_shares(right, size), -1))
+    return np.asarray(np.nanmean(_divide_or_nan(right, size), -1))
 
 
 def wilson(right: float, count: float) -> Interval:

@@ -103,7 +103,7 @@ def explain_member(fitted: Fitted, prepared: PreparedGraph, classes: Sequence[st
     names = graph.feature_names or [f"feature {number}" for number in range(graph.num_features)]
     if isinstance(fitted, FittedSGC):
         basis, states = fitted.states(prepared, last=2)
-        explain = _linear(states[-1], basis, fitted.weight, fitted.bias)
+        explain = _linear_explainer(states[-1], basis, fitted.weight, fitted.bias)
         margins = _margins(fitted.weight).to(device)
         sent = states[0] @ (margins if basis is None else basis.T @ margins) if len(states) > 1 else None
         source = "neighborhood" if fitted.depth else "node"
@@ -114,7 +114,7 @@ def explain_member(fitted: Fitted, prepared: PreparedGraph, classes: Sequence[st
         sent = propagate_with_restart(matrix, start, [fitted.alpha], PROPAGATION_STEPS)[:, 0]
         return Member([], None, "sym", sent)
     if isinstance(fitted, Trees):
-        return Member(fitted.columns.keys(names, classes), _trees(fitted, prepared))
+        return Member(fitted.columns.keys(names, classes), _tree_explainer(fitted, prepared))
     return None
 
 
@@ -125,7 +125,7 @@ def _margins(values: Tensor | Floats) -> Tensor:
     return (values - values.mean(-1, keepdim=True)) * (count / max(count - 1, 1))
 
 
-def _linear(state: Tensor, basis: Tensor | None, weight: Tensor, bias: Tensor) -> Explainer:
+def _linear_explainer(state: Tensor, basis: Tensor | None, weight: Tensor, bias: Tensor) -> Explainer:
     weights, constants, state = _margins(weight), _margins(bias), state.cpu()
 
     def explain(nodes: Integers, classes: Integers) -> tuple[Tensor, Tensor]:
@@ -135,7 +135,7 @@ def _linear(state: Tensor, basis: Tensor | None, weight: Tensor, bias: Tensor) -
     return explain
 
 
-def _trees(fitted: Trees, prepared: PreparedGraph) -> Explainer:
+def _tree_explainer(fitted: Trees, prepared: PreparedGraph) -> Explainer:
     import lightgbm
 
     table, known = fitted.columns.table(prepared), fitted.ensemble.classes

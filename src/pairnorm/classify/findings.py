@@ -391,13 +391,13 @@ def node_columns(findings: Findings, sets: Sequence[PredictionSets]) -> dict[str
     max_explained = min(MAX_EXPLAINED, max(1, MAX_EXPLAINED_ENTRIES // graph.num_classes))
     reason_names, reasons = _reasons(findings, np.sort(order[:max_explained]))
     return {
-        "classes": [_cut(name) for name in graph.class_names],
-        "id": [_cut(str(name)) for name in graph.node_names[rows].tolist()],
+        "classes": [_shorten(name) for name in graph.class_names],
+        "id": [_shorten(str(name)) for name in graph.node_names[rows].tolist()],
         "predicted": findings.delivered[rows].tolist(),
         "evaluated": findings.predicted[rows].tolist(),
         "confidence": thousandths(probabilities.max(1)[rows]).tolist(),
         "top": [
-            _flat(pair for pair in zip(kinds, values, strict=True) if pair[1] or pair[0] == kinds[0])
+            _flatten(pair for pair in zip(kinds, values, strict=True) if pair[1] or pair[0] == kinds[0])
             for kinds, values in zip(likeliest.tolist(), shares.tolist(), strict=True)
         ],
         "label": labels[rows].tolist(),
@@ -406,7 +406,7 @@ def node_columns(findings: Findings, sets: Sequence[PredictionSets]) -> dict[str
         "featureHops": hops(graph.adjacency, has_features)[rows].tolist(),
         "labelHops": hops(graph.adjacency, train)[rows].tolist(),
         # Classes and their numbers among the neighbors, the most frequent class first.
-        "neighbors": [_flat(Counter(map(int, sorted(known))).most_common()) for known in known_around],
+        "neighbors": [_flatten(Counter(map(int, sorted(known))).most_common()) for known in known_around],
         "degree": np.diff(starts)[rows].tolist(),
         "sets": [at_rate.sizes[rows].tolist() for at_rate in sets],
         "reasonNames": reason_names,
@@ -423,15 +423,15 @@ def _reasons(findings: Findings, nodes: Integers) -> tuple[list[tuple[str, str]]
     by_node: dict[int, list[int]] = {}
     *columns, _ = findings.explain(nodes)
     for node, source, name, value in zip(*(column.tolist() for column in columns), strict=True):
-        number = names.setdefault((source, _cut(str(name))), len(names))
+        number = names.setdefault((source, _shorten(str(name))), len(names))
         by_node.setdefault(node, []).extend((number, round(100 * value)))
     return [*names], by_node
 
 
-def _flat(pairs: Iterable[tuple[int, int]]) -> list[int]:
+def _flatten(pairs: Iterable[tuple[int, int]]) -> list[int]:
     return list(chain.from_iterable(pairs))
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     text = terminal(text)
     return text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…"

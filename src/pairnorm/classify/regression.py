@@ -123,7 +123,7 @@ class _Problem(NamedTuple):
 
 
 def _minimize(problem: _Problem, penalty: Tensor, weight: Tensor, tolerance: float) -> Tensor:
-    """Return the weights of the smallest loss + Σ penalty · weight² / 2 (Nocedal & Wright, algorithm 7.5).
+    """Minimize loss + Σ penalty · weight² / 2 by L-BFGS and return the weights (Nocedal & Wright, alg. 7.5).
 
     A converged fold does not move any more, so that no fold depends on another. A step needs two products
     with the rows: logits are linear in the weights, so that halving a step costs none.

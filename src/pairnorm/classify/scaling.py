@@ -76,7 +76,7 @@ class Scaling:
             words: bool [d], the columns that are divided by their sum in a row; None for none.
         """
         check_size(graph)
-        features, known = _by_row(graph.features.to_dense().double(), words), _known(graph)
+        features, known = _by_row(graph.features.to_dense().double(), words), _known_mask(graph)
         count = known.sum(0).clamp(min=1)
         mean = (features * known).sum(0) / count
         variance = ((features - mean) * known).square().sum(0) / count
@@ -103,7 +103,7 @@ class Scaling:
             return graph.features
         mean, deviation = self.mean.to(graph.device), self.deviation.to(graph.device)
         words = None if self.words is None else self.words.to(graph.device)
-        return (_by_row(graph.features.to_dense(), words) - mean) / deviation * _known(graph)
+        return (_by_row(graph.features.to_dense(), words) - mean) / deviation * _known_mask(graph)
 
     @property
     def sentence(self) -> str:
@@ -120,7 +120,7 @@ class Scaling:
         }[self.kind]
 
 
-def _known(graph: Graph) -> Tensor:
+def _known_mask(graph: Graph) -> Tensor:
     known = ~graph.missing
     return known if known.dim() == 2 else known[:, None].expand(-1, graph.num_features)
 
@@ -151,7 +151,7 @@ def word_columns(graph: Graph) -> Tensor:
         used = torch.bincount(columns[there], minlength=graph.num_features)
         negative = torch.bincount(columns[stored < 0], minlength=graph.num_features) > 0
     else:
-        used, negative = ((features != 0) & _known(graph)).sum(0), (features < 0).any(0)
+        used, negative = ((features != 0) & _known_mask(graph)).sum(0), (features < 0).any(0)
     filled = (~missing).sum(0) if missing.dim() == 2 else (~missing).sum()
     words = ~negative & (used <= MAX_WORD_SHARE * filled)
     if graph.encoder is not None:

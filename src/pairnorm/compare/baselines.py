@@ -78,16 +78,16 @@ def fsd_cap(graph: Graph, spec: Spec, seed: int, *, validation_labels: bool) -> 
     """
     known = ~graph.missing
     diffused = subgraph_diffusion(graph.adjacency, graph.features, known)
-    logits = _logits(graph, diffused, spec, seed)
+    logits = _fit_logits(graph, diffused, spec, seed)
     trained_on = graph.train | graph.validation if validation_labels else graph.train
     classes = torch.where(trained_on, graph.labels, logits.argmax(1))
     confidence = (logits / TEMPERATURE).softmax(1).amax(1)
     mixed = class_aware(graph.adjacency, diffused, classes, confidence)
     imputed = torch.where(known.unsqueeze(1), diffused, mixed)
-    return _logits(graph, imputed, spec, seed).softmax(1)
+    return _fit_logits(graph, imputed, spec, seed).softmax(1)
 
 
-def _logits(graph: Graph, features: Tensor, spec: Spec, seed: int) -> Tensor:
+def _fit_logits(graph: Graph, features: Tensor, spec: Spec, seed: int) -> Tensor:
     if 4 * features.count_nonzero() < features.numel():  # columns that no known vector has stay empty
         features = features.to_sparse_csr()
     complete = graph.replace(features=features, missing=torch.zeros_like(graph.missing))

@@ -311,10 +311,10 @@ class DepthTable:
         """Return the complete rows as CSV."""
         # The file format keeps the first name of this column.
         header = ["remedy" if name == "method" else name for name in COLUMNS]
-        return csv_text(header, ([_format(row[name]) for name in COLUMNS] for row in self.rows))
+        return csv_text(header, ([_format_value(row[name]) for name in COLUMNS] for row in self.rows))
 
 
-def _format(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return "" if isnan(value) else f"{value:.6g}"

@@ -160,7 +160,7 @@ class Protocol(Grid[MissingCell]):
 
     def candidates(self, cell: MissingCell, seed: int = 0) -> tuple[Spec, ...]:
         """Return the candidates of a cell, with the split of a seed."""
-        return _candidates(self, cell, seed)
+        return _candidate_specs(self, cell, seed)
 
     def graph(self, dataset: str, root: Path | None = None, seed: int = 0) -> Graph:
         """Load the graph of a dataset, with the split of a run.
@@ -202,7 +202,7 @@ IMPUTATION_OF = {
 
 
 @cache
-def _candidates(protocol: Protocol, cell: MissingCell, seed: int) -> tuple[Spec, ...]:
+def _candidate_specs(protocol: Protocol, cell: MissingCell, seed: int) -> tuple[Spec, ...]:
     return expand(
         protocol.trained[cell.model],
         dataset=protocol.graph_name(cell.dataset),
@@ -370,7 +370,7 @@ def mask_features(graph: Graph, missing: Missing) -> Graph:
 
 @cache
 def read_table(name: str, root: Path | None = None) -> Graph:
-    """Read one of ``TABLES``; years with fewer than 50 students are not used as classes."""
+    """Read the graph of one of ``TABLES``; nodes of classes with fewer than 50 nodes become unlabeled."""
     folder, options = data_folder(root) / "tables" / name, TABLES[name]
     graph = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", name=name, **options)
     counts = graph.labels[graph.labeled].bincount(minlength=graph.num_classes)

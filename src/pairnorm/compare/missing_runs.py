@@ -252,7 +252,7 @@ def _evaluate_all(
 
 
 def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None = None) -> list[Evaluation]:
-    """Fit a method to a graph with masked features and evaluate it on the test nodes.
+    """Fit a method to a graph with masked features; one evaluation per model it fits and test set.
 
     Args:
         protocol: the protocol.

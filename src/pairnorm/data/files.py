@@ -95,7 +95,7 @@ def file_type(path: PurePath) -> str:
     ending = path.suffix.lower()
     if ending == ".zip" and not PurePath(path.stem).suffix and Path(path).is_file():
         with explain_read_errors(path.name):
-            return file_type(PurePath(_member(Path(path))))
+            return file_type(PurePath(_only_member(Path(path))))
     return PurePath(path.stem).suffix.lower() if ending in COMPRESSED else ending
 
 
@@ -147,10 +147,10 @@ def open_plain(path: Path) -> IO[bytes]:
 
 
 def _unzip(path: Path) -> IO[bytes]:
-    return zipfile.ZipFile(path).open(_member(path))
+    return zipfile.ZipFile(path).open(_only_member(path))
 
 
-def _member(path: Path) -> str:
+def _only_member(path: Path) -> str:
     with zipfile.ZipFile(path) as archive:
         names = [member.filename for member in archive.infolist() if not member.is_dir()]
     names = [name for name in names if not name.startswith("__MACOSX/")]
@@ -182,15 +182,15 @@ def read_stdin(name: str, role: str, memory: MemoryLimit) -> tuple[str, bytes]:
     if not data:
         problem = f"{name}: there is nothing left to read for the {role}"
         raise PairNormError(problem, code="file-empty", expected="a table; only one can be piped in")
-    kind = _magic(data)
+    kind = _detect_format(data)
     if kind not in COMPRESSED:
         return kind, data
     with explain_read_errors(name), COMPRESSED[kind](BytesIO(data)) as file:
         data = memory.read(name, file)
-    return _magic(data), data
+    return _detect_format(data), data
 
 
-def _magic(data: bytes) -> str:
+def _detect_format(data: bytes) -> str:
     start = data[:64].lstrip(codecs.BOM_UTF8).lstrip()
     if start.startswith((b"{", b"[")):
         with suppress(ValueError):
@@ -342,10 +342,10 @@ def other_delimiter(cells: Sequence[str], delimiter: str, is_usual: bool) -> str
 def open_converted(opened: Open, encoding: str, has_spaces: bool) -> IO[bytes]:
     """Open a text as UTF-8 with empty lines for comments and, if it ``has_spaces``, a tab between cells."""
     text = TextIOWrapper(opened(), encoding)
-    return as_file(_converted(text, has_spaces), text)
+    return as_file(_convert_lines(text, has_spaces), text)
 
 
-def _converted(text: IO[str], has_spaces: bool) -> Iterator[bytes]:
+def _convert_lines(text: IO[str], has_spaces: bool) -> Iterator[bytes]:
     while lines := text.readlines(2**16):
         rows = ("" if line.startswith(COMMENT) else line.rstrip("\r\n") for line in lines)
         if has_spaces:

@@ -111,7 +111,7 @@ def random_split(labels: Tensor, train: float = 0.03, validation: float = 0.10, 
         raise PairNormError(problem, code="out-of-range", value=(train, validation), expected=expected)
     order = _shuffled(labels, seed)
     first, second = round(train * len(order)), round((train + validation) * len(order))
-    return _split(labels, order[:first], order[first:second])
+    return _split_from_nodes(labels, order[:first], order[first:second])
 
 
 def per_class(labels: Tensor, count: int = 20, validation: int | None = None, seed: int = 0) -> Split:
@@ -138,7 +138,7 @@ def per_class(labels: Tensor, count: int = 20, validation: int | None = None, se
     others = order[rank >= count]
     chosen = min(500, len(others) // 3) if validation is None else validation
     chosen = whole_number("validation", chosen, most=len(others))  # train leaves no more
-    return _split(labels, order[rank < count], others[:chosen])
+    return _split_from_nodes(labels, order[rank < count], others[:chosen])
 
 
 def of_development(labels: Tensor, count: int = 20, development: int = 1500, seed: int = 0) -> Split:
@@ -179,7 +179,7 @@ def _shuffled(labels: Tensor, seed: int) -> NDArray[np.int64]:
     return order[labels.cpu().numpy()[order] >= 0]
 
 
-def _split(labels: Tensor, train: NDArray[np.int64], validation: NDArray[np.int64]) -> Split:
+def _split_from_nodes(labels: Tensor, train: NDArray[np.int64], validation: NDArray[np.int64]) -> Split:
     def mask(nodes: NDArray[np.int64]) -> Tensor:
         chosen = torch.zeros(len(labels), dtype=torch.bool)
         chosen[torch.from_numpy(nodes)] = True

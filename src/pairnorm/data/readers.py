@@ -198,7 +198,7 @@ def _read_json(source: _Reading) -> pandas.DataFrame:
             for node, words in contents.items()
             for feature in words
         ]
-    return _records(source, contents)
+    return _frame_of_records(source, contents)
 
 
 def _with_positions(nodes: list[Any], edges: list[Any]) -> list[Any]:
@@ -212,10 +212,10 @@ def _with_positions(nodes: list[Any], edges: list[Any]) -> list[Any]:
 
 def _read_json_lines(source: _Reading) -> pandas.DataFrame:
     lines = source.memory.stream(source.name, source.file)
-    return _records(source, [json.loads(line) for line in lines if line.strip()])
+    return _frame_of_records(source, [json.loads(line) for line in lines if line.strip()])
 
 
-def _records(source: _Reading, contents: Any) -> pandas.DataFrame:
+def _frame_of_records(source: _Reading, contents: Any) -> pandas.DataFrame:
     rows = contents if isinstance(contents, list) else [contents]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise PairNormError(
@@ -319,7 +319,7 @@ def open_tables(
         if place == STDIN:
             name = "the standard input"
             kind, data = read_stdin(name, role, memory)
-            tables.append(_open(name, kind, partial(BytesIO, data), role, options, memory))
+            tables.append(_open_table(name, kind, partial(BytesIO, data), role, options, memory))
         else:
             tables.append(open_table(place, role, options, memory))
     return tables
@@ -335,7 +335,7 @@ def open_table(
     book, _, sheet = str(path).rpartition("#")
     if book.lower().endswith(".xlsx") and not path.exists():
         opened = partial(open_plain, check_is_file(Path(book)))
-        return _open(path.name, ".xlsx", opened, f"#{sheet}", options, memory)
+        return _open_table(path.name, ".xlsx", opened, f"#{sheet}", options, memory)
     if check_is_file(path).stat().st_size == 0:
         raise empty_file(path.name)
     kind, compression = file_type(path), path.suffix.lower()
@@ -343,10 +343,10 @@ def open_table(
         count = path.stat().st_size
         memory.check(path.name, count * BYTES_PER_TEXT_BYTE, f"a text of {count:,} bytes")
     opened = partial(COMPRESSED.get(compression, open_plain), path)
-    return _open(path.name, kind, opened, role, options, memory)
+    return _open_table(path.name, kind, opened, role, options, memory)
 
 
-def _open(
+def _open_table(
     name: str, kind: str, opened: Open, role: str, options: ColumnOptions, memory: MemoryLimit
 ) -> Table:
     decimal = options.decimal
@@ -375,7 +375,7 @@ def _open(
     other = other_delimiter(header, text.delimiter, kind in DELIMITERS)
     if other and delimiter is None:
         again = replace(options, delimiter=other, edge_delimiter=None)
-        result = _open(name, kind, opened, role, again, memory)
+        result = _open_table(name, kind, opened, role, again, memory)
         note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
         return replace(result, notes=[*result.notes, note])
     if len(header) == 1 and other:

@@ -186,7 +186,7 @@ def instance_information_gain(x: Tensor, features: Tensor, variance: float = 0.1
 def estimate_instance_information_gain(
     x: Tensor, features: Tensor, sample: int, seed: int = 0, variance: float = 0.1
 ) -> Estimate:
-    """Estimate ``instance_information_gain`` from random nodes i, in O(sample · n · F) time; the j stay all.
+    """Estimate ``instance_information_gain`` from a random sample of nodes, in O(sample · n · F) time.
 
     A thousand of a million nodes with 64 features take less than a minute on a core.
 

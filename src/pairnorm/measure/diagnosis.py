@@ -79,7 +79,7 @@ class Influence:
         return hops
 
     def frame(self) -> pandas.DataFrame:
-        """Return a DataFrame with a row per distance; its last ``hop`` is infinite.
+        """Return a DataFrame with one row per distance; the last, ``hop`` = inf, holds all farther nodes.
 
         Columns: ``hop``, ``share`` of the influence, ``total`` (the influence of all nodes at that distance),
         ``per_node`` (that of one of them), ``nodes`` (how many there are on average), ``baseline``.
@@ -280,9 +280,9 @@ def form_verdict(
     return (
         _not_finite(records)
         or _collapse(several, layers[:-1] or layers)
-        or _vanishing(layers, responses)
-        or (None if influence is None else _short_range(influence))
-        or _no_generalization(train_loss, validation_loss, chance_loss)
+        or _detect_vanishing_gradients(layers, responses)
+        or (None if influence is None else _detect_short_range(influence))
+        or _detect_no_generalization(train_loss, validation_loss, chance_loss)
         or Verdict("no-sign", None, f"No sign of oversmoothing: {states}, and {gradients}.")
     )
 
@@ -305,7 +305,7 @@ def _not_finite(records: list[Record]) -> Verdict | None:
     ]
     for subject, way, record, norm in states + gradients:
         if not norm.isfinite().all():
-            text = f"{subject} are not finite from layer {record.layer} ({_where(record)}) {way}."
+            text = f"{subject} are not finite from layer {record.layer} ({_describe_layer(record)}) {way}."
             return Verdict("not-finite", record.layer, text)
     return None
 
@@ -317,7 +317,7 @@ def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
         collapsed = [record for record in records if record.layer == layer and _describe_collapse(record)]
         if not collapsed:
             break
-        where, how = _where(collapsed[0]), _describe_collapse(collapsed[0])
+        where, how = _describe_layer(collapsed[0]), _describe_collapse(collapsed[0])
         text = f"States collapse: from layer {layer} ({where}) on, all nodes {how}."
         verdict = Verdict("states-collapse", layer, text)
     return verdict
@@ -333,7 +333,7 @@ def _describe_collapse(record: Record) -> str:
     return f"lie on one line (numerical rank {rank:.3g})" if rank < MAX_COLLAPSED_RANK else ""
 
 
-def _where(record: Record) -> str:
+def _describe_layer(record: Record) -> str:
     return f"{record.name}, {record.node_type}" if record.node_type else record.name
 
 
@@ -347,7 +347,7 @@ def _response(records: list[Record], layer: int) -> float:
     return max(values, default=math.nan)
 
 
-def _vanishing(layers: list[int], responses: list[float]) -> Verdict | None:
+def _detect_vanishing_gradients(layers: list[int], responses: list[float]) -> Verdict | None:
     if max(responses) == 0:
         text = "Gradients vanish: they are zero at every layer. The loss does not depend on the states."
         return Verdict("gradients-vanish", layers[-1], text)
@@ -363,7 +363,7 @@ def _vanishing(layers: list[int], responses: list[float]) -> Verdict | None:
     return Verdict("gradients-vanish", weak, text)
 
 
-def _short_range(influence: Influence) -> Verdict | None:
+def _detect_short_range(influence: Influence) -> Verdict | None:
     reached = influence.reach()
     if reached is None:
         return None
@@ -380,7 +380,7 @@ def _short_range(influence: Influence) -> Verdict | None:
     return Verdict("short-range", None, text)
 
 
-def _no_generalization(*losses: float | None) -> Verdict | None:
+def _detect_no_generalization(*losses: float | None) -> Verdict | None:
     if all(loss is None for loss in losses):
         return None
     if None in losses:

@@ -256,7 +256,7 @@ def pair_distances(x: Tensor, pairs: Tensor) -> Tensor:
 @torch.no_grad()
 def apd(x: Tensor, pairs: Tensor) -> Tensor:
     """Return the average distance of the pairs P, (1/|P|) Σ_{(i,j) ∈ P} ‖x_i − x_j‖₂; P is [2, pairs]."""
-    return _mean(squared_distances(x, pairs).sqrt()).to(result_dtype(x))
+    return _mean_of_pairs(squared_distances(x, pairs).sqrt()).to(result_dtype(x))
 
 
 @torch.no_grad()
@@ -265,7 +265,7 @@ def apsd(x: Tensor, pairs: Tensor) -> Tensor:
 
     Over all n² ordered pairs this is ``tpsd(x)`` / n².
     """
-    return _mean(squared_distances(x, pairs)).to(result_dtype(x))
+    return _mean_of_pairs(squared_distances(x, pairs)).to(result_dtype(x))
 
 
 def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
     return torch.cat([(x[i].double() - x[j].double()).square().sum(-1) for i, j in blocks])
 
 
-def _mean(values: Tensor) -> Tensor:
+def _mean_of_pairs(values: Tensor) -> Tensor:
     if not len(values):
         problem = "pairs is empty: no pairs have no average distance"
         expected = "at least one pair"

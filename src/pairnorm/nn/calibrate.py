@@ -33,7 +33,7 @@ def _forward(model: nn.Module, batch: Any) -> Any:
     return model(batch.x, batch.edge_index)
 
 
-def _seeds(batch: Any) -> Tensor:
+def _seed_nodes(batch: Any) -> Tensor:
     # A cluster or a whole graph has no sampled neighbors; for whole graphs, PyG's batch_size counts graphs.
     holds_graphs = getattr(batch, "ptr", None) is not None
     count = None if holds_graphs else getattr(batch, "batch_size", None)
@@ -44,7 +44,7 @@ def calibrate(
     model: nn.Module,
     loader: Iterable[Any],
     forward: Callable[[nn.Module, Any], Any] = _forward,
-    seeds: Callable[[Any], Tensor] = _seeds,
+    seeds: Callable[[Any], Tensor] = _seed_nodes,
 ) -> None:
     """Replace the statistics of every ``PairNorm(track_running_stats=True)`` by those of all seed nodes.
 

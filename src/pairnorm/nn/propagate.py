@@ -96,7 +96,7 @@ def _sorted(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> SparseMa
     """Return the matrix with the columns of every row in order, each once: parallel edges add up."""
     adjacency = _without_subclass(adjacency)
     if not is_edge_index(adjacency):
-        adjacency = _square(adjacency)
+        adjacency = _as_square_matrix(adjacency)
         if _is_sorted(adjacency.pattern):
             return adjacency
     nodes, row, column, weight = entries(adjacency, num_nodes)
@@ -275,7 +275,7 @@ def entries(
     """
     adjacency = _without_subclass(adjacency)
     if not is_edge_index(adjacency):
-        matrix = _square(adjacency)
+        matrix = _as_square_matrix(adjacency)
         pattern = matrix.pattern
         return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
     if num_nodes is None:
@@ -294,7 +294,7 @@ def _without_subclass(adjacency: Tensor | SparseMatrix) -> Tensor | SparseMatrix
     return adjacency if unwrap is None else unwrap()  # type: ignore[no-any-return]
 
 
-def _square(adjacency: Tensor | SparseMatrix) -> SparseMatrix:
+def _as_square_matrix(adjacency: Tensor | SparseMatrix) -> SparseMatrix:
     matrix: object = adjacency
     if isinstance(adjacency, Tensor) and adjacency.dim() == 2:
         is_matrix = adjacency.layout != torch.strided or adjacency.is_floating_point()

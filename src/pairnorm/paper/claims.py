@@ -56,7 +56,7 @@ def selected(
         for model, dataset, percent in product(models, datasets, percents):
             candidates = []
             for cell in cells:
-                where, method, rate = _parse(cell.replace("*", model), experiment)
+                where, method, rate = _parse_cell(cell.replace("*", model), experiment)
                 candidates.append(evidence.chosen(where, dataset, method, percent if rate is None else rate))
             name = label.replace("*", model).format(graph=TITLES[dataset], percent=percent)
             yield (
@@ -66,7 +66,7 @@ def selected(
     return cases
 
 
-def _parse(cell: str, experiment: str | None) -> tuple[str, str, int | None]:
+def _parse_cell(cell: str, experiment: str | None) -> tuple[str, str, int | None]:
     named, _, cell = cell.rpartition(":")
     method, _, rate = cell.partition("@")
     return named or experiment or TABLE[method.split("-")[0]], method, int(rate) if rate else None

@@ -50,7 +50,7 @@ def reproduce(
             progress = partial(on_progress, experiment.name)
             trained += run(pairs, store, should_stop=should_stop, progress=progress, **running.where)
         elif experiment.name == CASE_STUDY.name:
-            trained += _study(experiment, store, running, on_progress, should_stop)
+            trained += _run_case_studies(experiment, store, running, on_progress, should_stop)
     return Outcome(trained, count_pending(experiments, store))
 
 
@@ -91,7 +91,7 @@ def _pending_studies(experiment: Experiment, store: Store) -> list[Spec]:
     return [spec for spec in specs if spec not in measured]
 
 
-def _study(
+def _run_case_studies(
     experiment: Experiment,
     store: Store,
     running: Running,

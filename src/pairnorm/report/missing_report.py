@@ -142,7 +142,7 @@ def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
             yield from _evaluated_lines(protocol, cell, cell.model, results)
             continue
         runs = {trial.seed: trial.test_accuracy for trial in results.index.runs(protocol, cell)}
-        yield Line(cell, tuple(runs.values()), published=_published(cell), scores=runs)
+        yield Line(cell, tuple(runs.values()), published=_published_accuracy(cell), scores=runs)
     for cell in protocol.evaluated_cells():
         for model in (FIT, REFITTED) if cell.model == FIT else (cell.model,):
             yield from _evaluated_lines(protocol, cell, model, results)
@@ -161,12 +161,12 @@ def _evaluated_lines(
             tuple(row.accuracy for row in rows),
             fmean(row.macro_f1 for row in rows) if rows else nan,
             fmean(row.auc for row in rows) if rows else nan,
-            _published(test_set),
+            _published_accuracy(test_set),
             {row.seed: getattr(row, _metric(dataset)) for row in rows},
         )
 
 
-def _published(cell: MissingCell) -> float:
+def _published_accuracy(cell: MissingCell) -> float:
     numbers = PUBLISHED.get((cell.protocol, cell.imputation, cell.model, cell.missing_percent), ())
     return dict(zip(PROTOCOLS[cell.protocol].datasets, numbers, strict=False)).get(cell.dataset, nan)
 
@@ -228,13 +228,16 @@ def _table(protocol: Protocol, lines: Sequence[Line]) -> Table:
         if line.is_compared:
             top[line.cell.dataset] = max(line.score, top.get(line.cell.dataset, 0.0))
     cells = [
-        [method, *(_cell(protocol, of[name], top.get(name)) if name in of else "" for name in datasets)]
+        [
+            method,
+            *(_format_cell(protocol, of[name], top.get(name)) if name in of else "" for name in datasets),
+        ]
         for method, of in rows.items()
     ]
     return Table(["Method", *(TITLES.get(name, name) for name in datasets)], cells, formatted=True)
 
 
-def _cell(protocol: Protocol, line: Line, top: float | None) -> str:
+def _format_cell(protocol: Protocol, line: Line, top: float | None) -> str:
     text = "not run"
     if line.accuracies:
         text = f"{line.accuracy:.3f}" + ("" if isnan(line.std) else f" ± {line.std:.3f}")

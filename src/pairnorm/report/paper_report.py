@@ -317,20 +317,20 @@ def user_section(summaries: Sequence[Summary]) -> Section:
 
 
 def _user_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
-    first, measures = best(summaries), _measures(summaries)
+    first, measures = best(summaries), _measure_names(summaries)
     varied = [name for name in SPEC_FIELDS if len({getattr(runs.spec, name) for runs in summaries}) > 1]
     rows = [
         [
             *(str(getattr(runs.spec, name)) for name in varied),
             str(len(runs.trials)),
             f"{runs.mean('validation_accuracy'):.3f}",
-            _accuracy(runs),
+            _format_accuracy(runs),
             *(_mean(runs, name, ".3g") for name in measures),
         ]
         for runs in sorted(summaries, key=lambda runs: -runs.validation)[:MAX_ROWS]
     ]
     text = (
-        f"Best by validation: {markdown_code(first.spec)}, {_accuracy(first)} of the test nodes over "
+        f"Best by validation: {markdown_code(first.spec)}, {_format_accuracy(first)} of the test nodes over "
         f"{len(first.trials)} runs."
     )
     columns = [*varied, "runs", "validation", "test accuracy", *measures]
@@ -340,7 +340,7 @@ def _user_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
 
 def _user_csv(summaries: Sequence[Summary]) -> str:
     """Return the user's trials as CSV: a row per spec, with all its fields."""
-    measures = _measures(summaries)
+    measures = _measure_names(summaries)
     rows = []
     for runs in summaries:
         spread = runs.std("test_accuracy")
@@ -355,7 +355,7 @@ def _user_csv(summaries: Sequence[Summary]) -> str:
     return csv_text(headings, rows)
 
 
-def _measures(summaries: Sequence[Summary]) -> list[str]:
+def _measure_names(summaries: Sequence[Summary]) -> list[str]:
     return list(dict.fromkeys(name for runs in summaries for trial in runs.trials for name in trial.measures))
 
 
@@ -365,7 +365,7 @@ def _mean(runs: Summary, name: str, form: str = ".6g") -> str:
     return "" if not is_known or isnan(runs.mean(name)) else f"{runs.mean(name):{form}}"
 
 
-def _accuracy(runs: Summary) -> str:
+def _format_accuracy(runs: Summary) -> str:
     spread = runs.std("test_accuracy")
     return f"{runs.mean('test_accuracy'):.3f}" + ("" if isnan(spread) else f" ± {spread:.3f}")
 

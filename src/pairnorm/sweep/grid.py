@@ -234,14 +234,14 @@ class Experiment(Grid[TableCell]):
 
     def candidates(self, cell: TableCell, seed: int = 0) -> tuple[Spec, ...]:
         """Return the candidates of a cell, shallow ones first."""
-        return _candidates(self, cell, seed if "{seed}" in self.settings.get("split", "") else 0)
+        return _candidate_specs(self, cell, seed if "{seed}" in self.settings.get("split", "") else 0)
 
     def __hash__(self) -> int:  # settings are mappings, which have no hash
         return hash((self.name, self.datasets, *self.missing.items()))
 
 
 @cache
-def _candidates(experiment: Experiment, cell: TableCell, seed: int) -> tuple[Spec, ...]:
+def _candidate_specs(experiment: Experiment, cell: TableCell, seed: int) -> tuple[Spec, ...]:
     settings = {**experiment.methods[cell.method], **experiment.settings}
     if "split" in settings:
         settings["split"] = settings["split"].format(seed=seed)

@@ -140,9 +140,9 @@ class ResultIndex:
         """
         summaries, _ = self.candidates(grid, cell)
         if one_scale and summaries:
-            scales = _grouped(summaries, "scale")
+            scales = _group_by(summaries, "scale")
             summaries = max(scales.values(), key=lambda group: fmean(each.validation for each in group))
-        return [group[grid.rule.best(group)] for _, group in sorted(_grouped(summaries, "depth").items())]
+        return [group[grid.rule.best(group)] for _, group in sorted(_group_by(summaries, "depth").items())]
 
     def pending(self, grid: Grid[CellT], cells: Iterable[CellT] | None = None) -> list[Pair]:
         """Return the trials to train next: of the search, or, once it is complete, of the finalists.
@@ -263,7 +263,7 @@ def open_results(path: str | os.PathLike[str]) -> Iterator[Store]:
         yield store
 
 
-def _grouped(candidates: Iterable[Summary], name: str) -> dict[float, list[Summary]]:
+def _group_by(candidates: Iterable[Summary], name: str) -> dict[float, list[Summary]]:
     groups: dict[float, list[Summary]] = defaultdict(list)
     for candidate in candidates:
         groups[getattr(candidate.spec, name)].append(candidate)

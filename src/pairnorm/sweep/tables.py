@@ -206,7 +206,7 @@ def terminal(table: Table) -> str:
             lines.append([TITLES[dataset], *[""] * (len(headings) - 1)])
             marks.append("")
         cells = [f"  {method}" if (dataset, method) != previous else "", f"{percent}%"]
-        cells += [NOT_RUN, ""] if ours is None else [_value(ours), str(ours.layers)]
+        cells += [NOT_RUN, ""] if ours is None else [_format_accuracy(ours), str(ours.layers)]
         cells += ["", ""] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
         cells.append("" if difference is None else f"{difference:+.3f}")
         lines.append(cells[: len(headings)])
@@ -222,7 +222,7 @@ def terminal(table: Table) -> str:
     return "\n".join([*text, *([PARTIAL] if table.partial else [])]) + "\n"
 
 
-def _value(ours: Chosen) -> str:
+def _format_accuracy(ours: Chosen) -> str:
     spread = "" if isnan(ours.accuracy_std) else f" ± {ours.accuracy_std:.3f}"
     return f"{ours.accuracy:.3f}{spread}{'' if ours.complete else '*'}"
 
@@ -232,7 +232,7 @@ def _markdown_cell(entry: Entry | None) -> str:
         return ""
     text = NOT_RUN
     if entry.ours is not None:
-        value = _value(entry.ours)
+        value = _format_accuracy(entry.ours)
         text = f"{f'**{value}**' if entry.best else value} @ {entry.ours.layers}"
         text += "†" if entry.has_idle_skip else ""
     if entry.paper is not None:
@@ -245,7 +245,7 @@ def _latex_ours(entry: Entry | None) -> str:
         return " & "
     if entry.ours is None:
         return rf"\multicolumn{{2}}{{c}}{{{NOT_RUN}}}"
-    number, plus_minus, spread = _value(entry.ours).partition(" ± ")
+    number, plus_minus, spread = _format_accuracy(entry.ours).partition(" ± ")
     value = rf"{number}{{\scriptsize$\,\pm\,${spread}}}" if plus_minus else number
     dagger = r"$^\dagger$" if entry.has_idle_skip else ""
     return (rf"\textbf{{{value}}}" if entry.best else value) + f" & {entry.ours.layers}{dagger}"

@@ -50,7 +50,7 @@ class Job:
     @property
     def trials(self) -> list[Pair]:
         """The (spec, seed) pairs along the trial axis; depths and variants of an SGC share a trial."""
-        return list(dict.fromkeys(map(_trial, self.pairs)))
+        return list(dict.fromkeys(map(_propagated_pair, self.pairs)))
 
     @property
     def depths(self) -> list[int]:
@@ -104,7 +104,7 @@ def plan(
         # On CUDA, trials of a job have equally many variants, so that none has to be repeated.
         parts: dict[int, list[Pair]] = defaultdict(list)
         for pair in group:
-            parts[len(variants_by_trial[_trial(pair)]) if cuda else 1].append(pair)
+            parts[len(variants_by_trial[_propagated_pair(pair)]) if cuda else 1].append(pair)
         for variants, part in parts.items():
             size = len(part) if device is None else _trials_per_job(graph, shared, device, variants)
             if not cuda:  # no core should be idle while another has all trials
@@ -147,7 +147,7 @@ def train(
         >>> trial.test_accuracy > 0.7
         True
     """
-    _check(graph, spec)
+    _check_types(graph, spec)
     where, seeds = find_device(device), check_seeds(seeds)
     trials: dict[Pair, Trial] = {}
     for job in plan(graph, [(spec, seed) for seed in dict.fromkeys(seeds)], where):
@@ -161,7 +161,7 @@ def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.devi
     Returns:
         One module in evaluation mode, with a trial for each seed; logits are ``[nodes, trials, classes]``.
     """
-    _check(graph, spec)
+    _check_types(graph, spec)
     where = find_device(device)
     pairs = [(spec, seed) for seed in check_seeds(seeds)]
     with on_device(where):
@@ -176,7 +176,7 @@ def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.devi
         return model.to(where).eval()
 
 
-def _check(graph: object, spec: object) -> None:
+def _check_types(graph: object, spec: object) -> None:
     check_graph(graph)
     if not isinstance(spec, Spec):
         problem, expected = f"spec is {quoted(spec)}", "a pairnorm.train.Spec, such as Spec('cora', 'GCN', 2)"
@@ -369,7 +369,7 @@ def _variants_by_trial(pairs: Iterable[Pair]) -> dict[Pair, dict[tuple[float, ..
     """Group (spec, seed) pairs by trial and variant."""
     variants: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
     for pair in pairs:
-        variants[_trial(pair)][_variant(pair)] = pair
+        variants[_propagated_pair(pair)][_variant(pair)] = pair
     return variants
 
 
@@ -393,7 +393,7 @@ def _architecture(spec: Spec, cuda: bool) -> Spec:
     return spec.replace(**replaced)
 
 
-def _trial(pair: Pair) -> Pair:
+def _propagated_pair(pair: Pair) -> Pair:
     return _propagated_spec(pair[0]), pair[1]
 
 
@@ -417,7 +417,7 @@ def _split(pairs: Sequence[Pair], size: int) -> list[Job]:
     number = {trial: position * count // len(trials) for position, trial in enumerate(trials)}
     parts: dict[int, list[Pair]] = defaultdict(list)
     for pair in pairs:
-        parts[number[_trial(pair)]].append(pair)
+        parts[number[_propagated_pair(pair)]].append(pair)
     return [Job(tuple(part)) for part in parts.values()]
 
 

@@ -223,20 +223,20 @@ class Method:
         return changed
 
 
-def _named_norm(name: str, features: int, trials: int, strength: float) -> nn.Module:
+def _make_named_norm(name: str, features: int, trials: int, strength: float) -> nn.Module:
     parameter = NORMS[name].parameter
     return make_norm(name, features, trials, **({} if parameter is None else {parameter: strength}))
 
 
-def _norm(name: str, *grid: float, **more: Any) -> Method:
-    return Method(NORMS[name].parameter or "", grid, norm=partial(_named_norm, name), **more)
+def _norm_method(name: str, *grid: float, **more: Any) -> Method:
+    return Method(NORMS[name].parameter or "", grid, norm=partial(_make_named_norm, name), **more)
 
 
-def _pair_norm(mode: str) -> Method:
+def _pair_norm_method(mode: str) -> Method:
     return Method("scale", (1.0, 10.0), _ANY, fields=lambda scale: {"norm": mode, "scale": scale})
 
 
-def _skip(t: float) -> dict[str, Any]:
+def _skip_field(t: float) -> dict[str, Any]:
     return {"skip": whole_number("strength", int(t) if t == int(t) else t, least=1)}
 
 
@@ -244,23 +244,23 @@ _ANY = ("SGC", "GCN", "GAT")
 _SYMMETRIC = {"adjacency": "sym"}
 _OURS = {
     "none": Method(models=_ANY),
-    "PN": _pair_norm("PN"),
-    "PN-SI": _pair_norm("PN-SI"),
-    "PN-SCS": _pair_norm("PN-SCS"),
-    "PN-degree": _norm("PN-degree", 1.0, 10.0, models=("SGC", "GCN"), settings=_SYMMETRIC),
-    "PN-SI-degree": _norm("PN-SI-degree", 1.0, 10.0, models=("SGC", "GCN"), settings=_SYMMETRIC),
-    "MeanSubtraction": _norm("MeanSubtraction", models=_ANY),
-    "NodeNorm": _norm("NodeNorm", 2.0, 1.0, models=_ANY),
-    "BatchNorm": _norm("BatchNorm"),
-    "LayerNorm": _norm("LayerNorm"),
-    "LayerNorm-graph": _norm("LayerNorm-graph"),
-    "GraphNorm": _norm("GraphNorm"),
-    "GraphNormV2": _norm("GraphNormV2"),
-    "DiffGroupNorm": _norm("DiffGroupNorm", 0.01, 0.001),
-    "ContraNorm": _norm("ContraNorm", 0.5, 0.2, quadratic=True),
-    "Skip": Method("t", (1.0, 2.0), fields=_skip),
+    "PN": _pair_norm_method("PN"),
+    "PN-SI": _pair_norm_method("PN-SI"),
+    "PN-SCS": _pair_norm_method("PN-SCS"),
+    "PN-degree": _norm_method("PN-degree", 1.0, 10.0, models=("SGC", "GCN"), settings=_SYMMETRIC),
+    "PN-SI-degree": _norm_method("PN-SI-degree", 1.0, 10.0, models=("SGC", "GCN"), settings=_SYMMETRIC),
+    "MeanSubtraction": _norm_method("MeanSubtraction", models=_ANY),
+    "NodeNorm": _norm_method("NodeNorm", 2.0, 1.0, models=_ANY),
+    "BatchNorm": _norm_method("BatchNorm"),
+    "LayerNorm": _norm_method("LayerNorm"),
+    "LayerNorm-graph": _norm_method("LayerNorm-graph"),
+    "GraphNorm": _norm_method("GraphNorm"),
+    "GraphNormV2": _norm_method("GraphNormV2"),
+    "DiffGroupNorm": _norm_method("DiffGroupNorm", 0.01, 0.001),
+    "ContraNorm": _norm_method("ContraNorm", 0.5, 0.2, quadratic=True),
+    "Skip": Method("t", (1.0, 2.0), fields=_skip_field),
     # As in the authors' code: the norm follows the sum, before the activation.
-    "Residual": _norm("BatchNorm", options=lambda _: {"residual": True, "order": "before"}),
+    "Residual": _norm_method("BatchNorm", options=lambda _: {"residual": True, "order": "before"}),
     "JK-concat": Method(options=lambda _: {"jump": "concat"}),
     "JK-max": Method(options=lambda _: {"jump": "max"}),
     "DropEdge": Method("rate", (0.5, 0.2), ("GCN",), options=lambda rate: {"drop_edge": rate}),
@@ -324,8 +324,8 @@ def register(
         parameter if grid else "",
         tuple(map(float, grid)),
         ("GCN",) if kind == "model" else tuple(one_of("model", model, ("GCN", "GAT")) for model in models),
-        norm=partial(_own_norm, factory, bool(grid)) if kind == "norm" else None,
-        model=partial(_own_model, factory) if kind == "model" else None,
+        norm=partial(_make_own_norm, factory, bool(grid)) if kind == "norm" else None,
+        model=partial(_make_own_model, factory) if kind == "model" else None,
     )
     _LATEST[name] = key
     return key
@@ -335,7 +335,7 @@ _LATEST: dict[str, str] = {}
 """The name with version of every registered method."""
 
 
-def _own_norm(
+def _make_own_norm(
     make: Callable[..., nn.Module], tuned: bool, features: int, trials: int, strength: float
 ) -> nn.Module:
     made = partial(make, *((features, strength) if tuned else (features,)))
@@ -344,10 +344,11 @@ def _own_norm(
     return PerTrial(made, trials)
 
 
-def _own_model(
+def _make_own_model(
     make: Callable[..., nn.Module], in_channels: int, out_channels: int, *, num_layers: int,
     hidden_channels: int, dropout: float, adjacency: Normalization, num_models: int, **strength: float,
 ) -> ModelPerTrial:  # fmt: skip
+    """Make one model per trial from a user's factory, after a forward pass on a path of three nodes."""
     sizes = {"num_layers": num_layers, "hidden_channels": hidden_channels}
     made = partial(make, in_channels, out_channels, **sizes, dropout=dropout, **strength)
     expected = "a model(x, edge_index), made from in_channels, out_channels, num_layers=, "

@@ -169,7 +169,7 @@ def _features(
 
     Sparse features stay sparse, unless missing values are imputed.
     """
-    masks = [_missing(graph, spec, seed) for spec, seed in trials]
+    masks = [_draw_missing(graph, spec, seed) for spec, seed in trials]
     kinds = {mask.kind for mask in masks}
     if len(kinds) > 1 and "entries" in kinds:
         problem = "trials with missing entries and trials with missing vectors cannot train together"
@@ -209,7 +209,7 @@ def _known(graph: Graph, missing: Missing) -> Tensor:
     return known & ~missing_in_data.unsqueeze(1) if missing_in_data.any() else known
 
 
-def _missing(graph: Graph, spec: Spec, seed: int) -> Missing:
+def _draw_missing(graph: Graph, spec: Spec, seed: int) -> Missing:
     if spec.missing_kind == "given":
         return given_missing(graph)
     return DRAW[spec.missing_kind](graph, spec.missing_rate, trials=1, seed=seed)

@@ -162,12 +162,12 @@ def device_name(device: torch.device | str) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
-        return f"{_processor()}, {os.cpu_count()} cores"
+        return f"{_processor_name()}, {os.cpu_count()} cores"
     return str(device)
 
 
 @cache
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -126,7 +126,7 @@ def run(
                 trained, label = trained + len(event), str(event[0].spec)
 
         cluster = RayPool(str(device), handle) if where is None and pending else None
-        jobs = list(_plan(pending, where, root, graphs, cluster.workers if cluster else None))
+        jobs = list(_plan_tasks(pending, where, root, graphs, cluster.workers if cluster else None))
         total = sum(job.cost for _, job in jobs)
         handle(0)
         if jobs:
@@ -218,7 +218,7 @@ def _fingerprinted(pairs: Any, graphs: Any) -> tuple[list[Pair], dict[str, Graph
     return fingerprinted, by_dataset
 
 
-def _plan(
+def _plan_tasks(
     pairs: Sequence[Pair], device: torch.device | None, root: Any, graphs: dict[str, Graph], cores: int | None
 ) -> Iterator[Task]:
     by_graph: dict[tuple[str, str], list[Pair]] = defaultdict(list)

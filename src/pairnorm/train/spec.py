@@ -56,14 +56,14 @@ STORED_NAMES = {"method": "remedy", "imputation": "fill"}
 """Fields that have another name in ``Spec.text``, in the columns of a store and in its exports."""
 
 
-def _name(what: str, value: Any) -> str:
+def _check_name(what: str, value: Any) -> str:
     if isinstance(value, str) and value and value.isprintable():
         return value
     expected = "a name: a string that is not empty and can be printed"
     raise PairNormError(f"{what} is {quoted(value)}", code="not-a-name", value=value, expected=expected)
 
 
-def _choice(*allowed: str) -> Callable[[str, Any], str]:
+def _one_of(*allowed: str) -> Callable[[str, Any], str]:
     return partial(one_of, allowed=allowed)
 
 
@@ -130,30 +130,30 @@ class Spec:
     True
     """
 
-    dataset: Annotated[str, _name]
-    model: Annotated[str, _choice(*HIDDEN)]
+    dataset: Annotated[str, _check_name]
+    model: Annotated[str, _one_of(*HIDDEN)]
     depth: Annotated[int, _from_1]
     _: KW_ONLY
     hidden: Annotated[int, _from_0] = 0
     heads: Annotated[int, _from_1] = 1
-    norm: Annotated[Norm, _choice(*NORMS)] = "none"
+    norm: Annotated[Norm, _one_of(*NORMS)] = "none"
     scale: Annotated[float, _positive] = 1.0
-    order: Annotated[Order, _choice(*ORDERS)] = "after"
+    order: Annotated[Order, _one_of(*ORDERS)] = "after"
     skip: Annotated[int, _from_0] = 0
     dropout: Annotated[float, _probability] = 0.6
-    adjacency: Annotated[Normalization, _choice(*NORMALIZATIONS)] = "rw"
+    adjacency: Annotated[Normalization, _one_of(*NORMALIZATIONS)] = "rw"
     missing_rate: Annotated[float, _fraction] = 0.0
-    missing_kind: Annotated[str, _choice(*MISSING_KINDS)] = "vectors"
-    split: Annotated[str, _name] = "default"
+    missing_kind: Annotated[str, _one_of(*MISSING_KINDS)] = "vectors"
+    split: Annotated[str, _check_name] = "default"
     learning_rate: Annotated[float, _positive] = 0.005
     weight_decay: Annotated[float, _not_negative] = 5e-4
     epochs: Annotated[int, _from_1] = 1000
-    scaling: Annotated[str, _choice(*SCALINGS)] = "rows"
+    scaling: Annotated[str, _one_of(*SCALINGS)] = "rows"
     method: Annotated[str, stored_name] = "none"
     strength: Annotated[float, _not_negative] = 0.0
-    imputation: Annotated[str, _choice(*STORED_IMPUTATIONS)] = "zero"
-    precision: Annotated[Precision, _choice(*PRECISIONS)] = "float32"
-    metric: Annotated[str, _choice(*METRICS)] = "accuracy"
+    imputation: Annotated[str, _one_of(*STORED_IMPUTATIONS)] = "zero"
+    precision: Annotated[Precision, _one_of(*PRECISIONS)] = "float32"
+    metric: Annotated[str, _one_of(*METRICS)] = "accuracy"
 
     def __post_init__(self) -> None:
         values = vars(self)  # faster than object.__setattr__: a report makes a hundred thousand specs

@@ -53,12 +53,12 @@ _CREATE_RECORDS = (
 )
 
 
-def _names(names: Iterable[str]) -> str:
+def _quote_names(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _insert(table: str, columns: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({_names(columns)}) VALUES ({', '.join('?' * len(columns))})"
+def _insert_statement(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({_quote_names(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
 class Merged(NamedTuple):
@@ -189,13 +189,13 @@ class Store:
         # The order of the file needs no sorting, and without a condition nothing is joined.
         tables = _TRIALS if where else "trials"
         trials = self._query(
-            f"SELECT hash, origin, {_names(TRIAL)} FROM {tables} WHERE {condition} ORDER BY hash, seed",
+            f"SELECT hash, origin, {_quote_names(TRIAL)} FROM {tables} WHERE {condition} ORDER BY hash, seed",
             values,
         )
         condition, values = _condition({name: where[name] for name in where if name in ("hash", *SPEC)})
-        varied = f"hash, protocol, {_names(_VARIED)}"
+        varied = f"hash, protocol, {_quote_names(_VARIED)}"
         specs = self._query(
-            f"SELECT {varied} FROM {_SPECS} WHERE {condition} ORDER BY {_names(SPEC)}", values
+            f"SELECT {varied} FROM {_SPECS} WHERE {condition} ORDER BY {_quote_names(SPEC)}", values
         )
         protocols = self._rows("protocols", _PROTOCOL, [SPEC[column] for column in _PROTOCOL])
         origin_rows = self._rows("origins", ORIGIN, ORIGIN)
@@ -219,7 +219,7 @@ class Store:
 
     def _rows(self, table: str, columns: Sequence[str], names: Sequence[str]) -> dict[int, dict[str, Any]]:
         """Return the values of every row by name, by the id of the row."""
-        rows = self._query(f"SELECT id, {_names(columns)} FROM {table}")
+        rows = self._query(f"SELECT id, {_quote_names(columns)} FROM {table}")
         return {number: dict(zip(names, values, strict=True)) for number, *values in rows}
 
     def frame(self, **where: Any) -> "pandas.DataFrame":
@@ -251,7 +251,9 @@ class Store:
             same = sum(ours.get((spec, trial.seed)) == outcome(trial) for spec, trial, _ in theirs)
             if records:
                 connection.execute(_CREATE_RECORDS)
-                connection.executemany(f"{_insert('records', _RECORD)} ON CONFLICT DO NOTHING", records)
+                connection.executemany(
+                    f"{_insert_statement('records', _RECORD)} ON CONFLICT DO NOTHING", records
+                )
         return Merged(added, same, len(theirs) - added - same)
 
     def records(self, collection: str) -> dict[str, Any]:
@@ -263,7 +265,7 @@ class Store:
     def _records(self, columns: Sequence[str], which: str = "", values: Sequence[Any] = ()) -> list[Any]:
         if not self._query("SELECT 1 FROM sqlite_master WHERE name = 'records'"):
             return []
-        return self._query(f"SELECT {_names(columns)} FROM records {which}", values)
+        return self._query(f"SELECT {_quote_names(columns)} FROM records {which}", values)
 
     def write_records(self, collection: str, records: Mapping[str, Any]) -> None:
         """Write values of a collection as JSON, by key, atomically; they replace those of the same keys."""
@@ -271,7 +273,7 @@ class Store:
         replace = "ON CONFLICT DO UPDATE SET value = excluded.value"
         with self._transaction() as connection:
             connection.execute(_CREATE_RECORDS)
-            connection.executemany(f"{_insert('records', _RECORD)} {replace}", rows)
+            connection.executemany(f"{_insert_statement('records', _RECORD)} {replace}", rows)
 
 
 def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
@@ -291,13 +293,13 @@ def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
     protocols: dict[Any, int] = {}
     origins: dict[Any, int] = {}
     for table, columns, ids in (("protocols", _PROTOCOL, protocols), ("origins", ORIGIN, origins)):
-        rows = connection.execute(f"SELECT id, {_names(columns)} FROM {table}")
+        rows = connection.execute(f"SELECT id, {_quote_names(columns)} FROM {table}")
         ids.update((tuple(values), number) for number, *values in rows)
 
     def row_id(table: str, columns: Sequence[str], ids: dict[Any, int], values: tuple[Any, ...]) -> int:
         """Return the id of the row with these values; insert it if there is none."""
         if values not in ids:
-            ids[values] = connection.execute(_insert(table, columns), values).lastrowid or 0
+            ids[values] = connection.execute(_insert_statement(table, columns), values).lastrowid or 0
         return ids[values]
 
     added = 0
@@ -309,12 +311,12 @@ def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
         values = tuple(getattr(spec, SPEC[name]) for name in _PROTOCOL)
         protocol = row_id("protocols", _PROTOCOL, protocols, values)
         connection.execute(
-            f"{_insert('specs', ('hash', 'protocol', *_VARIED))} ON CONFLICT DO NOTHING",
+            f"{_insert_statement('specs', ('hash', 'protocol', *_VARIED))} ON CONFLICT DO NOTHING",
             [number, protocol, *(getattr(spec, name) for name in _VARIED)],
         )
         computed = row_id("origins", ORIGIN, origins, tuple(getattr(origin, name) for name in ORIGIN))
         connection.execute(
-            _insert("trials", ("hash", *TRIAL, "origin")), [number, *trial_row(trial), computed]
+            _insert_statement("trials", ("hash", *TRIAL, "origin")), [number, *trial_row(trial), computed]
         )
         added += 1
     return added

@@ -189,35 +189,37 @@ class NodeColumns(NamedTuple):
         return [key for block in self._keys_by_block(features, classes).values() for key in block]
 
     def _keys_by_block(self, features: Sequence[str], classes: Sequence[str]) -> dict[str, list[Key]]:
-        keys = {"own": _keys("node", "{}", features)}
-        keys |= {f"hop {hop}": _keys("neighborhood", "{}", features) for hop in range(1, self.hops + 1)}
+        keys = {"own": _column_keys("node", "{}", features)}
+        keys |= {
+            f"hop {hop}": _column_keys("neighborhood", "{}", features) for hop in range(1, self.hops + 1)
+        }
         keys["degree"] = [("node", "number of neighbors")]
-        keys["labels"] = _keys("labels", "neighbors labeled {}", classes)
-        keys["labels"] += _keys("labels", "number of {}", ["labeled neighbors"])
-        keys["labels"] += _keys("labels", "{} around it", classes)
+        keys["labels"] = _column_keys("labels", "neighbors labeled {}", classes)
+        keys["labels"] += _column_keys("labels", "number of {}", ["labeled neighbors"])
+        keys["labels"] += _column_keys("labels", "{} around it", classes)
         if self.directed:
             keys["directions"] = []
         for direction in DIRECTIONS if self.directed else ():
-            keys["directions"] += _keys("neighborhood", f"{{}} of {direction}", features)
+            keys["directions"] += _column_keys("neighborhood", f"{{}} of {direction}", features)
             keys["directions"] += [("node", f"number of {direction}")]
-            keys["directions"] += _keys("labels", f"{direction} labeled {{}}", classes)
+            keys["directions"] += _column_keys("labels", f"{direction} labeled {{}}", classes)
             keys["directions"] += [("labels", f"number of labeled {direction}")]
         returns = [f"return after {steps} steps" for steps in RETURN_STEPS]
-        extremes = (_keys("neighborhood", f"{end} {{}}", features) for end in ("least", "largest"))
+        extremes = (_column_keys("neighborhood", f"{end} {{}}", features) for end in ("least", "largest"))
         extra = {
             "extremes": [key for end in extremes for key in end],
-            "structure": _keys("node", "{}", ("PageRank", "core number", *returns)),
+            "structure": _column_keys("node", "{}", ("PageRank", "core number", *returns)),
             "missing": [
-                *_keys("node", "{} is missing", features),
-                *_keys("neighborhood", "share that has {}", features),
+                *_column_keys("node", "{} is missing", features),
+                *_column_keys("neighborhood", "share that has {}", features),
             ],
-            "eigenvectors": _keys("node", "Laplacian eigenvector {}", range(1, NUM_EIGENVECTORS + 1)),
-            "SGC": _keys("neighborhood", "SGC's probability of {}", classes),
+            "eigenvectors": _column_keys("node", "Laplacian eigenvector {}", range(1, NUM_EIGENVECTORS + 1)),
+            "SGC": _column_keys("neighborhood", "SGC's probability of {}", classes),
         }
         return keys | {name: extra[name] for name in self.extras}
 
 
-def _keys(source: str, text: str, names: Iterable[Any]) -> list[Key]:
+def _column_keys(source: str, text: str, names: Iterable[Any]) -> list[Key]:
     return [(source, text.format(name)) for name in names]
 
 
@@ -232,7 +234,7 @@ def feature_columns(prepared: PreparedGraph, hops: int) -> Sequence[Tensor]:
             return [*columns[: hops + 1], columns[-1]]
 
     def compute() -> list[Tensor]:
-        features, known = prepared.dense, _known(prepared)
+        features, known = prepared.dense, _known_mask(prepared)
         matrix, degree = prepared.random_walk
         means = _known_means(matrix, features, known, hops)
         return [torch.where(known, features, torch.nan), *means, degree.log1p().unsqueeze(1)]
@@ -240,7 +242,7 @@ def feature_columns(prepared: PreparedGraph, hops: int) -> Sequence[Tensor]:
     return prepared.cached(("feature columns", hops), compute)
 
 
-def _known(prepared: PreparedGraph) -> Tensor:
+def _known_mask(prepared: PreparedGraph) -> Tensor:
     return ~broadcast_mask(prepared.dense, prepared.graph.missing.to(prepared.device))
 
 
@@ -249,10 +251,10 @@ def _known_means(matrix: SparseMatrix, features: Tensor, known: Tensor, hops: in
     values, share = known_values(features, ~known), known.float()
     for _ in range(hops):
         values, share = matrix @ values, matrix @ share
-        yield _ratio(values, share)
+        yield _divide_or_nan(values, share)
 
 
-def _ratio(values: Tensor, total: Tensor) -> Tensor:
+def _divide_or_nan(values: Tensor, total: Tensor) -> Tensor:
     return torch.where(total > 1e-12, values / total.clamp(min=1e-12), torch.nan)
 
 
@@ -267,7 +269,7 @@ def direction_columns(prepared: PreparedGraph, known: KnownLabels, classes: int)
     columns: list[Tensor] = []
     for adjacency in along_and_against(graph.adjacency, graph.directed):
         matrix, degree = random_walk(adjacency, prepared.device)
-        columns += _known_means(matrix, prepared.dense, _known(prepared), 1)
+        columns += _known_means(matrix, prepared.dense, _known_mask(prepared), 1)
         columns += [degree.log1p().unsqueeze(1), *_neighbor_shares(matrix, degree, one_hot)]
     return torch.cat(columns, 1)
 
@@ -290,7 +292,7 @@ def label_columns(prepared: PreparedGraph, known: KnownLabels, classes: int) -> 
         start = (outside[:, :, None] * one_hot[:, None]).flatten(1)
         state = propagate_with_restart(prepared.adjacency("rw"), start, [ALPHA], PROPAGATION_STEPS)
         far = state.view(len(one_hot), NUM_FOLDS + 1, classes)[nodes, folds]
-        shares = _ratio(far, far.sum(1, keepdim=True))
+        shares = _divide_or_nan(far, far.sum(1, keepdim=True))
         return torch.cat([*_neighbor_shares(*prepared.random_walk, one_hot), shares], 1)
 
     return prepared.cached(("label columns", one_hot.bool().cpu().numpy().tobytes()), compute)
@@ -300,12 +302,12 @@ def _neighbor_shares(matrix: SparseMatrix, degree: Tensor, one_hot: Tensor) -> t
     """Return the shares of classes among labeled neighbors, and the logarithm of 1 + their number."""
     near = (matrix @ one_hot) * degree[:, None]
     count = near.sum(1, keepdim=True)
-    return _ratio(near, count), count.log1p()
+    return _divide_or_nan(near, count), count.log1p()
 
 
 def _extremes(prepared: PreparedGraph) -> Tensor:
     """Return the smallest and the largest known value of a node's neighbors, [n, 2 d]; NaN without any."""
-    features, known = prepared.dense, _known(prepared).expand_as(prepared.dense)
+    features, known = prepared.dense, _known_mask(prepared).expand_as(prepared.dense)
     adjacency = prepared.graph.adjacency.to(prepared.device)
     row, column = stored_rows(adjacency), adjacency.col_indices().long()
     columns = []
@@ -348,7 +350,7 @@ def _structure(prepared: PreparedGraph) -> Tensor:
 
 def _missing(prepared: PreparedGraph) -> Tensor:
     """Return which values of a node are missing, and the share of its neighbors that have each: [n, 2 d]."""
-    known = _known(prepared).expand_as(prepared.dense).float()
+    known = _known_mask(prepared).expand_as(prepared.dense).float()
     return torch.cat([1 - known, prepared.random_walk[0] @ known], 1)
 
 

@@ -104,7 +104,9 @@ class GNNFamily:
             logits.append(of_all[held_out.to(of_all.device)])
         if len(trained) == 1:  # the validation nodes evaluate
             (task,) = replace(task, fold_masks=()).folds
-        return task.evaluate(_candidate(spec), torch.cat(logits), partial(_fit, spec=spec, trained=trained))
+        return task.evaluate(
+            _candidate_of(spec), torch.cat(logits), partial(_fit, spec=spec, trained=trained)
+        )
 
     def _splits(self, task: Task) -> Iterator[tuple[Task, Tensor, list[int]]]:
         """Yield a task per fold (validation nodes for early stopping), the nodes to evaluate, and seeds."""
@@ -144,7 +146,7 @@ def _fit(task: Task, spec: Spec, trained: Sequence[_Trained]) -> Network:
     return Network(merged.eval()).fitted_to(task.prepared)
 
 
-def _candidate(spec: Spec) -> Candidate:
+def _candidate_of(spec: Spec) -> Candidate:
     scale = 1.0 if spec.norm == "none" else spec.scale
     setting = f"learning rate {spec.learning_rate:g}, dropout {spec.dropout:g}"
     setting += f", initial share {spec.strength:g}" if spec.strength else ""

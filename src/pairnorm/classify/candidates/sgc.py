@@ -65,11 +65,11 @@ def compile_kernels(graph: Graph) -> None:
     Compiling takes seconds, once per machine, and a search would expect as much of its other steps.
     """
     rank = min(graph.num_features, int((~graph.missing_vectors).sum()))
-    _compile(graph.num_nodes * rank > MAX_FUSED_ELEMENTS)
+    _compile_kernels(graph.num_nodes * rank > MAX_FUSED_ELEMENTS)
 
 
 @cache
-def _compile(is_large: bool) -> None:
+def _compile_kernels(is_large: bool) -> None:
     normalized_adjacency(torch.eye(2).to_sparse_csr()) @ torch.ones(2, 1)
     if is_large:
         normalize_and_measure(torch.ones(MAX_FUSED_ELEMENTS + 1, 1), 1.0, EPS, "PN")
@@ -315,7 +315,7 @@ def _evaluate(
     tasks = [limit_training_nodes(part, MAX_SELECTION_ROWS) for part in task.tasks_by_features]
     for depth in depths:
         settings = replace(candidate, depth=depth, scale=scales[0])
-        propagation = _propagation(task, settings)
+        propagation = _make_propagation(task, settings)
         factors = [scale / propagation.scale for scale in scales]
         states = [propagation.state(part.prepared, depth) for part in tasks]
         paths = [
@@ -345,7 +345,7 @@ def _evaluate_scales(
         started = time.perf_counter()
 
 
-def _propagation(task: Task, candidate: Candidate) -> Propagation:
+def _make_propagation(task: Task, candidate: Candidate) -> Propagation:
     mode = candidate.mode if candidate.depth else "PN"
     return Propagation(candidate.imputation, task.adjacency, mode, sgc_scale(mode, candidate.scale))
 
@@ -395,7 +395,7 @@ def _fit(task: Task, candidate: Candidate) -> FittedSGC:
     depth = candidate.depth
     if has_many_nodes(task.graph):
         task = limit_training_nodes(task, MAX_TRAINING_ROWS)
-    propagation = _propagation(task, candidate)
+    propagation = _make_propagation(task, candidate)
     factor = candidate.scale / propagation.scale
     state = propagation.state(task.prepared, depth)
     ((_, weights, biases),) = _fold_weights(task, state, [factor], (propagation, depth))

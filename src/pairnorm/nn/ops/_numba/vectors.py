@@ -311,7 +311,7 @@ def by_model(x: Tensor) -> Tensor:
 
 
 def array(x: Tensor) -> Any:
-    """Return the numbers without their history, row after row."""
+    """Return a tensor as a contiguous NumPy array, detached from autograd."""
     return x.detach().contiguous().numpy()
 
 

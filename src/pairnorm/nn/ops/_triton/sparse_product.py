@@ -50,6 +50,7 @@ class Schedule:
 
     @classmethod
     def _cut(cls, pattern: Pattern) -> "Schedule":
+        """Cut rows of more than ``PIECE`` entries into pieces, and order all pieces from long to short."""
         crow = pattern.crow.long()
         rows = pattern.shape[0]
         pieces = ((crow.diff() + PIECE - 1) // PIECE).clamp(min=1)
