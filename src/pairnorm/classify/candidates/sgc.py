@@ -55,6 +55,8 @@ EPS = 1e-6
 # A regression is solved to convergence in all eigenvectors, which takes these seconds of a core times the
 # cubed rank; a small rank is never short of time. The ensemble is fitted twice after the search.
 MAX_QUICK_RANK, EIGEN_SECONDS, FITS_LEFT = 1500, 3e-10, 2
+# A sweep over scales that is quicker is finished though time is up: its first scale is rarely a good one.
+MIN_SWEEP_SECONDS = 1.0
 MIN_SHARE_PRESENT = 0.9
 """Share of the fitted nodes that a graph must hold for their statistics to be measured in it."""
 
@@ -329,7 +331,7 @@ def _evaluate_scales(
     task: Task, candidate: Candidate, own_scale: float, states: Sequence[Tensor], paths: Sequence[Path]
 ) -> Results:
     """Yield a candidate per scale, each of which takes longer than the last, until the time limit."""
-    started = time.perf_counter()
+    first = started = time.perf_counter()
     for solutions in zip(*paths, strict=True):
         factor = solutions[0][0]
         logits = [
@@ -340,9 +342,10 @@ def _evaluate_scales(
         scale = own_scale * factor
         scaled = replace(candidate, scale=scale, setting="" if candidate.depth else f"scale {scale:g}")
         yield task.evaluate(scaled, torch.cat(logits).unsqueeze(1), partial(_fit, candidate=scaled))
-        if not task.allows(SEARCH_SHARE, time.perf_counter() - started):
+        now = time.perf_counter()
+        if now - first > MIN_SWEEP_SECONDS and not task.allows(SEARCH_SHARE, now - started):
             break
-        started = time.perf_counter()
+        started = now
 
 
 def _make_propagation(task: Task, candidate: Candidate) -> Propagation:
