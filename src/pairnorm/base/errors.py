@@ -110,6 +110,7 @@ class PairNormError(ValueError):
 
 
 def _as_option(name: str, value: Any) -> str:
+    """Return an argument as an option of the command line: ``--time-limit 5m``, once per value of a list."""
     words = ["…"] if value is ... else map(str, value if isinstance(value, list | tuple) else [value])
     return " ".join(
         f"--{name.replace('_', '-')} {word if word == '…' else shlex.quote(word)[:MAX_VALUE_LENGTH]}"

@@ -323,7 +323,7 @@ def missing_entries(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -
 
 
 def given_missing(graph: Graph, trials: int = 1) -> Missing:
-    """Return the vectors that the data itself lacks. (Single entries it lacks are zero already.)
+    """Return the mask of the feature vectors that the data lacks; single entries it lacks are zero already.
 
     Args:
         graph: whose nodes.

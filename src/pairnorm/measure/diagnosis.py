@@ -279,7 +279,7 @@ def form_verdict(
     gradients = "gradients reach the first layer" if is_recorded else "gradients were not recorded"
     return (
         _not_finite(records)
-        or _collapse(several, layers[:-1] or layers)
+        or _detect_collapse(several, layers[:-1] or layers)
         or _detect_vanishing_gradients(layers, responses)
         or (None if influence is None else _detect_short_range(influence))
         or _detect_no_generalization(train_loss, validation_loss, chance_loss)
@@ -310,7 +310,7 @@ def _not_finite(records: list[Record]) -> Verdict | None:
     return None
 
 
-def _collapse(records: list[Record], layers: list[int]) -> Verdict | None:
+def _detect_collapse(records: list[Record], layers: list[int]) -> Verdict | None:
     """Return the verdict on states that have collapsed in one layer and in all later ones of ``layers``."""
     verdict = None
     for layer in reversed(layers):

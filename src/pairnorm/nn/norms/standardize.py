@@ -316,14 +316,14 @@ class GraphNormV2(ParametricNorm):
         nn.init.zeros_(self.tau)
 
     def bind(self, basis: Tensor) -> Self:
-        """Set V of the graph, ``[nodes, num_eigenvectors + 1]``, and return the norm."""
+        """Set the graph's eigenvectors V, ``[nodes, num_eigenvectors + 1]``, and return the norm."""
         if basis.dim() != 2 or basis.size(1) != self.num_eigenvectors + 1:
             raise wrong_shape("basis", basis.shape, f"[nodes, {self.num_eigenvectors + 1}]")
         self.basis = basis
         return self
 
     def bind_graph(self, adjacency: Tensor | SparseMatrix) -> Self:
-        """Compute V of a graph, take it, and return the norm; see ``normalized_adjacency`` for its forms."""
+        """Compute and set a graph's eigenvectors V; see ``normalized_adjacency`` for forms of a graph."""
         vectors = dominant_eigenvectors(normalized_adjacency(adjacency, "sym"), self.num_eigenvectors)
         ones = torch.full((len(vectors), 1), max(len(vectors), 1) ** -0.5, dtype=vectors.dtype)
         remainder = ones.to(vectors) - vectors @ (vectors.T @ ones.to(vectors))
