@@ -4,10 +4,12 @@ import contextlib
 import csv
 import importlib
 import io
+import pkgutil
 import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +30,13 @@ PACKAGES = [
     "pairnorm",
     *(f"pairnorm.{name}" for name in ("data", "nn", "nn.norms", "impute", "measure", "train", "classify")),
 ]
+ENTRY_POINTS = {"pairnorm.methods", "pairnorm.candidates"}
+OTHER_OPTIONS = {
+    *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--max-restarts"),  # torchrun
+    *("--head", "--address"),  # ray
+    "--fix",  # ruff
+    "--age",  # a value, in the changelog
+}
 # A Python block, and the text block that may follow it: what the block prints.
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
@@ -225,6 +234,59 @@ def test_commands_have_the_options_that_pages_name(page):
         known = {option for action in commands[name]._actions for option in action.option_strings}
         known |= set(OLD_NAMES) if page.name == "CHANGELOG.md" else set()
         assert set(re.findall(r"--[a-z][\w-]*", rest)) <= known, f"pairnorm {name}{rest}"
+
+
+def resolves(name):
+    """Return whether a dotted name is a module, or an attribute of one."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return name in ENTRY_POINTS
+    return True
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*WRITTEN, *sorted(notebooks.FOLDER.glob("*.ipynb"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_modules_names_and_options_that_pages_name_exist(page):
+    """Bug: pages named modules that had been merged into others."""
+    source, text = ROOT / "src/pairnorm", page.read_text(encoding="utf-8")
+    if page.name == "CHANGELOG.md":  # the first column of its table has old names, and so has all before 1.0
+        text = re.sub(r"^\| .*? \| ", "| ", text.partition("\n## 0.2.0")[0], flags=re.MULTILINE)
+    packages = "|".join(path.name for path in source.iterdir() if path.is_dir())
+    paths = re.findall(
+        rf"(?<![\w/.-])((?:src/pairnorm|docs|examples|tests)/[\w./-]*\w|(?:{packages})/[\w./]*\w)", text
+    )
+    there = [any(map(Path.exists, (ROOT / path, source / path, source / f"{path}.py"))) for path in paths]
+    assert [path for path, exists in zip(paths, there, strict=True) if not exists] == []
+    assert [name for name in re.findall(r"(?<![\w.-])pairnorm(?:\.\w+)+", text) if not resolves(name)] == []
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= known_options(), page.name
+
+
+def test_new_names_of_the_changelog_are_in_the_source():
+    code = set(re.findall(r"\w+", "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))))
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## 0.2.0")[0]
+    column = "".join(row.split(" | ", 1)[1] for row in text.splitlines() if row.startswith("| "))
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`(?!--)([^`]*)`", column))))
+    assert named - code - {"examples", "repulsion", "py", "5m"} == set()
+
+
+@cache
+def known_options():
+    """Return the options of the commands and scripts of this repository, and of programs that pages name."""
+    parsers = build_parser()
+    known = {
+        option for parser in (parsers[0], *parsers[1].values()) for option in parser._option_string_actions
+    }
+    for script in (
+        *(ROOT / "benchmarks").rglob("*.py"),
+        ROOT / "tests/faults/fuzz.py",
+        *(ROOT / "examples").glob("*.py"),
+    ):
+        known |= set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', script.read_text(encoding="utf-8")))
+    return known | OTHER_OPTIONS
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")

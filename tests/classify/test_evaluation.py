@@ -129,9 +129,22 @@ def test_a_paired_difference_is_narrower_than_two_intervals_when_errors_are_shar
     theirs = np.array([True] * 75 + [False] * 25)
     mean, low, high = paired_difference(ours, theirs)
     assert mean == pytest.approx(0.05)
-    assert low == pytest.approx(0.05 - 1.96 * np.sqrt(0.05 * 0.95 / 100), abs=1e-4)
-    assert high - mean == pytest.approx(mean - low)
-    assert paired_difference(ours, ours) == (0.0, 0.0, 0.0)
+    assert (low, high) == pytest.approx((5 / 102 - 0.0466, 5 / 102 + 0.0466), abs=1e-3)
+    assert 0.8 - interval(80, 100)[0] > mean - low
+
+
+def test_a_paired_difference_without_a_disagreement_is_not_certain() -> None:
+    """Bug: two models that were right on the same 60 nodes had an interval from 0 to 0."""
+    for count in (5, 60, 2000):
+        right = np.arange(count) % 3 > 0
+        assert paired_difference(right, right) == pytest.approx(
+            (0, -1.96 / (count + 2) * 1, 1.96 / (count + 2)), rel=1e-3
+        )
+    assert paired_difference(np.ones(7), np.zeros(7))[2] == 1
+    draws = np.random.default_rng(0).multinomial(60, (0.8, 0.09, 0.03, 0.08), 2000)
+    pairs = [(np.repeat((1, 1, 0, 0), draw), np.repeat((1, 0, 1, 0), draw)) for draw in draws]
+    covered = [low <= 0.06 <= high for _, low, high in (paired_difference(*pair) for pair in pairs)]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
 
 
 def draw(nodes: int, positives: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

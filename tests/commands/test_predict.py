@@ -47,6 +47,20 @@ def test_new_columns_can_be_ignored(run: tuple[Files, Path], tmp_path: Path) -> 
     assert (tmp_path / "p.csv").read_bytes() == (run[1] / "predictions.csv").read_bytes()
 
 
+def test_a_model_that_no_longer_fits_the_graph_is_noted(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: labels of one class only, after a change of the graph, were written without a word."""
+    risk = pandas.read_csv(run[0].nodes, dtype=str, keep_default_na=False)["risk"]
+    swapped = changed(run, tmp_path, risk=risk.map({"high": "low", "low": "high"}).fillna(""))
+    assert predict(run, swapped, tmp_path / "p.csv", "--json") == 0
+    printed = capsys.readouterr()
+    assert "the graph has changed too much for this model. Run pairnorm fit again." in printed.err
+    assert "changed too much" in json.loads(printed.out)["notes"][-1]
+    assert predict(run, run[0].nodes, tmp_path / "p.csv") == 0
+    assert "changed too much" not in capsys.readouterr().err
+
+
 def test_a_column_that_is_not_there_cannot_be_ignored(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

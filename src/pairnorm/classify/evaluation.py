@@ -253,12 +253,17 @@ def comparable_scores(labels: Integers, probabilities: NDArray[Any], folds: Inte
 
 
 def paired_difference(ours: NDArray[Any], theirs: NDArray[Any]) -> tuple[float, float, float]:
-    """Return the mean difference of two values per node, and its 95% interval."""
+    """Return the difference of two accuracies on the same nodes, and its 95% interval.
+
+    The interval is that of Agresti and Min (2005), half a node more in each cell of the table of pairs: it
+    has a width also where both models are right on the same nodes.
+    """
     if len(ours) == 0:
         return nan, nan, nan
-    difference = ours.astype(float) - theirs.astype(float)
-    mean, half = float(difference.mean()), NORMAL_95 * float(difference.std()) / sqrt(len(ours))
-    return mean, mean - half, mean + half
+    difference, count = ours.astype(float) - theirs.astype(float), len(ours) + 2
+    center = difference.sum() / count
+    half = NORMAL_95 * sqrt(((difference**2).sum() + 1) / count - center**2) / sqrt(count)
+    return float(difference.mean()), max(-1.0, float(center - half)), min(1.0, float(center + half))
 
 
 def metric_difference(

@@ -258,7 +258,7 @@ def headline(findings: Findings) -> str:
             f"There are no held-out nodes. Of the validation nodes {100 * best.validation_accuracy:.1f}% are "
             "right, but they selected the model: expect less."
         )
-    name = _capitalize(f"{best.name}," if "," in best.name else best.name)
+    name = f"The model ({best.name})"
     accuracy = f"{name} is right on {100 * ours.accuracy:.1f}% of {ours.count:,} held-out nodes"
     if not findings.baselines:
         return f"**Not compared with baselines.** {accuracy}."
@@ -285,7 +285,7 @@ def headline(findings: Findings) -> str:
     same = (other.name for other in findings.baselines if _predicts_the_same(findings, other, metric))
     twin = next(same, "")
     if twin:
-        return f"**{_capitalize(twin)} does as well.** Its predictions are the same. {opening}."
+        return f"**{twin[:1].upper()}{twin[1:]} does as well.** Its predictions are the same. {opening}."
     difference = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'} than"
     if low > 0:
         text = f"**The model beats the baselines.** {opening}, {difference} the best of them"
@@ -297,7 +297,8 @@ def headline(findings: Findings) -> str:
         text = f"**A baseline may do better.** {opening}, {difference} {baseline.name}"
         return f"{text}, but too few nodes are held out to be sure {interval}."
     return (
-        f"**No significant difference from a baseline.** {opening}; {baseline.name} reaches {reached}. "
+        f"**No significant difference from a baseline.** {opening}; the best baseline ({baseline.name}) "
+        f"reaches {reached}. "
         f"The difference is {gain:+.1f} points {interval}."
     )
 
@@ -362,11 +363,6 @@ def _rare_class_remarks(findings: Findings) -> Iterator[str]:
             f"{_value_in_words(findings, 'average-precision')}; it predicts that class from a probability of "
             f"{findings.classifier.threshold(rarer):.2f}."
         )
-
-
-def _capitalize(text: str) -> str:
-    """Capitalize the first letter only; ``str.capitalize`` makes Gcn of GCN."""
-    return text[:1].upper() + text[1:]
 
 
 def thousandths(values: Floats) -> Integers:

@@ -3,6 +3,7 @@
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -123,7 +124,7 @@ def _predict(
         write(frame, options.spreadsheet_safe)
     counts = frame["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
-    _show_accuracy(classifier, graph, predicted)
+    notes = list(_show_accuracy(classifier, graph, predicted))
     console.show(f"Wrote {safe(options.out)}: {len(frame):,} rows, one per node.")
     if (held_out := classifier.held_out_) is not None:
         console.show(
@@ -140,13 +141,15 @@ def _predict(
         "accuracy_at_fit_interval": held_out and list(held_out.interval),
         "seconds": round(time.monotonic() - start, 1),
         "peak_memory_bytes": peak_memory(),
-        "notes": list(graph.notes),
+        "notes": [*graph.notes, *notes],
         "files": [safe(name) for name in (options.out, options.explain) if name],
     }
 
 
-def _show_accuracy(classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]") -> None:
-    """Print the accuracy on labeled nodes: those that the model was trained on, and new ones."""
+def _show_accuracy(
+    classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]"
+) -> Iterator[str]:
+    """Print the accuracy on labeled nodes, trained on or new; yield a note where the fit promised more."""
     from pairnorm.classify.evaluation import Scores
 
     try:
@@ -154,10 +157,17 @@ def _show_accuracy(classifier: "NodeClassifier", graph: "Graph", predicted: "NDA
     except PairNormError as error:  # a class that is new since the fit
         console.note(f"{error.problem}: the accuracy on known labels is not computed.")
         return
-    new = classifier.unseen(graph)
+    new, held_out = classifier.unseen(graph), classifier.held_out_
     for nodes, which in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it was trained on")):
         scores = Scores.of(labels[nodes], predicted[nodes], len(classifier.classes_))
         if scores.count:
             console.show(
                 f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {which} {interval(scores)}."
             )
+        if scores.count and held_out is not None and scores.interval[1] < held_out.interval[0]:
+            text = (
+                f"only {scores.accuracy:.1%} of the nodes whose {which} are right, {held_out.accuracy:.1%} "
+                "at the fit: the graph has changed too much for this model. Run pairnorm fit again."
+            )
+            console.note(text)
+            yield text

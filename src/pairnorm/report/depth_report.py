@@ -113,8 +113,10 @@ def _advice(selected: Selected) -> str:
     if difference.mean <= 0 and difference.p <= ERROR_RATE:
         worse = "Validation accuracy prefers it although it is worse on these nodes."
         return f"{text}; a significant difference ({interval}). {worse}"
-    decided = "no" if NO_METHOD in selected.not_worse else "a"
-    return f"{text}; {decided} significant difference ({interval})."
+    if NO_METHOD not in selected.not_worse:
+        return f"{text}; a significant difference ({interval})."
+    corrected = " after correction for the number of methods" if difference.low > 0 else ""
+    return f"{text}; no significant difference{corrected} ({interval})."
 
 
 def tables(

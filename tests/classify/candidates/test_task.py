@@ -188,4 +188,4 @@ def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch, 
 def test_an_average_of_one_is_called_what_it_is() -> None:
     one = Candidate("average", parts=("SGC-PN, depth 4, scale 3",), smoothed=True)
     assert one.name == "SGC-PN, depth 4, scale 3, smoothed over the graph"
-    assert Candidate("average", parts=("a", "b")).name == "The average of 2 models"
+    assert Candidate("average", parts=("a", "b")).name == "average of 2 models"

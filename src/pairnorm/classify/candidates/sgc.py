@@ -57,8 +57,8 @@ EPS = 1e-6
 MAX_QUICK_RANK, EIGEN_SECONDS, FITS_LEFT = 1500, 3e-10, 2
 # A sweep over scales that is quicker is finished though time is up: its first scale is rarely a good one.
 MIN_SWEEP_SECONDS = 1.0
-MIN_SHARE_PRESENT = 0.9
-"""Share of the fitted nodes that a graph must hold for their statistics to be measured in it."""
+MIN_SHARE_PRESENT = 0.5
+"""A graph that holds a larger share of the fitted nodes has their statistics measured in it."""
 
 
 def compile_kernels(graph: Graph) -> None:
@@ -120,7 +120,7 @@ class NormStatistics(NamedTuple):
 
     def are_measurable(self, fitted: Tensor) -> bool:
         """Return whether enough of the fitted nodes are in a graph to measure the statistics in it."""
-        return int(fitted.sum()) >= MIN_SHARE_PRESENT * len(self.nodes)
+        return int(fitted.sum()) > MIN_SHARE_PRESENT * len(self.nodes)
 
 
 class Propagation(NamedTuple):

@@ -80,7 +80,7 @@ class Candidate:
                 ", one per model": self.one_per_model,
                 ", self-trained": self.self_trained,
             }
-            members = self.parts[0] if len(self.parts) == 1 else f"The average of {len(self.parts)} models"
+            members = self.parts[0] if len(self.parts) == 1 else f"average of {len(self.parts)} models"
             return members + "".join(text for text, taken in steps.items() if taken)
         if self.depth == 0:
             return self.model
