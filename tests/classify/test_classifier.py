@@ -430,13 +430,29 @@ def test_a_few_labels_per_class_are_enough_to_go_on(small: Graph, each: int) -> 
 
 
 def test_nothing_works_before_fit(small: Graph, tmp_path: Path, raises) -> None:
+    classifier, p = NodeClassifier(), np.ones((small.num_nodes, 2), np.float32)
     for use in (
-        NodeClassifier().predict,
-        NodeClassifier().score,
-        lambda graph: NodeClassifier().save(tmp_path),
+        classifier.predict,
+        classifier.score,
+        classifier.unseen,
+        classifier.explain,
+        lambda graph: classifier.predict_set(graph),
+        lambda graph: classifier.prediction_sets(graph, p, 0.9),
+        lambda graph: classifier.evaluate(graph, graph.test.numpy(), p),
+        lambda graph: classifier.decide(p),
+        lambda graph: classifier.threshold(0),
+        lambda graph: classifier.save(tmp_path),
+        lambda graph: classifier.classes_,
     ):
         with raises("not-fitted"):
             use(small)
+    assert not any(tmp_path.iterdir())
+    assert not hasattr(classifier, "classes_")
+    with pytest.raises(AttributeError, match="has no attribute 'predcit'"):
+        classifier.predcit  # type: ignore[attr-defined]
+    NodeClassifier(depth=2, norm="PN").fit(small).save(tmp_path)
+    with pytest.raises(NotFittedError, match="a loaded NodeClassifier has no probabilities_"):
+        NodeClassifier.load(tmp_path).probabilities_
 
 
 def test_what_is_no_graph_or_has_no_labels_is_refused(small: Graph, raises) -> None:

@@ -440,11 +440,13 @@ def test_members_that_time_does_not_allow_to_fit_again_are_left_out(task: Task, 
     monkeypatch.setattr(
         "pairnorm.classify.search.select_members", lambda task, results: Counter({0: 1, 3: 3, 5: 2})
     )
-    for limit, members, count in ((40.0, 1, 1), (90.0, 2, 2), (inf, 3, 3)):
+    for limit, members, count in ((30.0, 1, 1), (40.0, 1, 1), (90.0, 2, 2), (inf, 3, 3)):
         clock[0] = 0.0
         fits.clear()
         choice = search(replace(task, started=0.0, time_limit=limit), [Slow(), MostFrequent()], simple=False)
         assert [weight for weight, _ in choice.parts] == [3, 2, 1][:members]
+        names = tuple(part.candidate.name for _, part in choice.parts)
+        assert (choice.best.parts or (choice.best.name,)) == names  # the report names the delivered model
         assert len(fits) == count if limit < inf else len(fits) > count  # self-training fits them again
 
 

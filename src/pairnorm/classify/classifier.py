@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -35,13 +35,7 @@ from pairnorm.classify.holdout import (
 )
 from pairnorm.classify.predictions import Calibration
 from pairnorm.classify.scaling import PreparedGraph, Scaling, check_features
-from pairnorm.classify.search import (
-    Choice,
-    FitProgress,
-    ProgressTracker,
-    cross_fit,
-    search,
-)
+from pairnorm.classify.search import Choice, FitProgress, ProgressTracker, cross_fit, search
 from pairnorm.classify.search_space import evaluation_task, parse_search_space, plan
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
@@ -57,7 +51,7 @@ Booleans = NDArray[np.bool_]
 
 
 class UnfittedError(PairNormError, NotFittedError):  # type: ignore[misc]
-    """A classifier that is not fitted was used to predict; scikit-learn's ``NotFittedError``."""
+    """A fitted attribute was used that a classifier does not have; scikit-learn's ``NotFittedError``."""
 
 
 class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -181,6 +175,20 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     unmasked_: Scores | None
     _seen: NDArray[np.int64]
     _tested: NDArray[np.int64]
+
+    if not TYPE_CHECKING:  # an attribute that does not exist is found by mypy
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Explain why a fitted attribute is absent."""
+            if name not in NodeClassifier.__annotations__:
+                raise AttributeError(f"a NodeClassifier has no attribute {name!r}")
+            loaded = "model_" in vars(self)
+            problem = (
+                f"a loaded NodeClassifier has no {name}"
+                if loaded
+                else "this NodeClassifier is not fitted yet"
+            )
+            raise UnfittedError(problem, code="not-fitted", hint="Call fit(graph), or NodeClassifier.load.")
 
     def fit(
         self, graph: Graph, y: None = None, *, progress: Callable[[FitProgress], None] | None = None
@@ -385,7 +393,6 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 held out before the refit.
             y: not used.
         """
-        self._check_fitted()
         check_graph(graph)
         if not graph.labeled.any():
             problem = f"graph {graph.name!r} has no labeled node"
@@ -410,7 +417,6 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Scores.of(labels[nodes], self.decide(probabilities), len(self.classes_), probabilities)
 
     def _aligned(self, graph: Graph) -> Graph:
-        self._check_fitted()
         check_graph(graph)
         return remove_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
 
@@ -422,11 +428,6 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Raise an error if a parameter is not valid; ``fit`` calls this too."""
         parse_search_space(self)
 
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "model_"):
-            problem = "this NodeClassifier is not fitted yet"
-            raise UnfittedError(problem, code="not-fitted", hint="Call fit(graph), or NodeClassifier.load.")
-
     def save(self, folder: str | PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``model.json``, which is all that prediction needs.
 
@@ -435,7 +436,6 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         from pairnorm.classify.persistence import save
 
-        self._check_fitted()
         save(self, folder)
 
     @classmethod

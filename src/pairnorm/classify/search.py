@@ -158,26 +158,31 @@ class Choice(NamedTuple):
 
     Args:
         results: all candidates.
-        parts: weight and result of each ensemble member.
-        best: the selected candidate, or the ensemble.
+        parts: weight and result of each ensemble member; one is enough.
         probabilities: its probabilities for the held-out nodes, fold after fold, [m, classes].
         smooths: the smoothing of the ensemble, if any; where it is self-trained, also that of the second one.
         by_family: the candidates of every family.
+        ensemble: the ensemble and its evaluation; None for a single candidate.
     """
 
     results: Sequence[CandidateResult]
     parts: Sequence[tuple[int, CandidateResult]]
-    best: Candidate
     probabilities: Tensor
     smooths: tuple[Smoothing | None, ...] = (None,)
     by_family: Sequence[tuple[Family, Sequence[CandidateResult]]] = ()
+    ensemble: Candidate | None = None
+
+    @property
+    def best(self) -> Candidate:
+        """The selected candidate, or the ensemble."""
+        return self.ensemble or self.parts[0][1].candidate
 
     def of(self, family: Family) -> Choice | None:
         """Return the best candidate of one family as a choice of its own; None if it was not evaluated."""
         for other, results in self.by_family:
             if other == family:
                 best = max(results, key=lambda result: result.rank)
-                return Choice(results, [(1, best)], best.candidate, best.probabilities)
+                return Choice(results, [(1, best)], best.probabilities)
         return None
 
     def fit(self, task: Task, fitted: Sequence[Fitted] = ()) -> Average:
@@ -240,7 +245,7 @@ def search(
         one_per_model=one_of_each,
     )
     logits = choice.probabilities.log().unsqueeze(1)
-    return choice._replace(best=task.evaluate(ensemble, logits, choice.parts[0][1].fit).candidate)
+    return choice._replace(ensemble=task.evaluate(ensemble, logits, choice.parts[0][1].fit).candidate)
 
 
 def _evaluate(
@@ -312,10 +317,10 @@ def _competes(done: Sequence[CandidateResult], results: Sequence[Sequence[Candid
 
 
 def _combine(by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], weights: Counter[int]) -> Choice:
-    """Return the weighted mean of results as a choice; the first result names it."""
+    """Return the weighted mean of results as a choice."""
     results = [result for _, done in by_family for result in done]
     parts = [(weight, results[index]) for index, weight in weights.items()]
-    return Choice(results, parts, parts[0][1].candidate, _mean(parts), by_family=by_family)
+    return Choice(results, parts, _mean(parts), by_family=by_family)
 
 
 def _mean(parts: Sequence[tuple[int, CandidateResult]]) -> Tensor:
