@@ -404,6 +404,7 @@ def _rank(launcher: int, rank: int) -> int:
         (["--model", "SGC"], "2", "Leave out torchrun, and pass --backend ray"),
         (["--model", "GCN", "--backend", "ray"], "1", "torchrun -m pairnorm fit"),
         (["--backend", "rya"], "1", "Did you mean 'ray'?"),
+        (["--model", "GCN", "--memory", "8GB"], "1", "--memory limits blocks of columns"),
     ],
 )
 def test_every_engine_has_its_models(

@@ -113,6 +113,8 @@ def run(options: Namespace) -> Result:
         _check_tables_not_given(options)
         if classifier.model in ("auto", ["SGC"]):
             return _fit_in_blocks(options, classifier)
+        why = "limits blocks of columns, and these models read the whole graph"
+        refuse(options, ["memory"], why, "Leave it out, or pass {model}.", model="SGC")
     if options.backend != "here":
         problem = f"{options.backend!r} propagates the columns of an SGC over a packed graph"
         hint = "Pass {graph} and {model}; for GCN and GAT, torchrun -m pairnorm fit …"
