@@ -22,7 +22,8 @@ KILLS = int(os.environ.get("PAIRNORM_KILLS", 4))
 EPOCHS = 50 * KILLS
 SPECS = [
     Spec("csbm", "GCN", 2, norm="PN-SI", epochs=EPOCHS),
-    Spec("csbm", "GCN", 4, norm="PN-SI", epochs=EPOCHS),
+    # Dropout over four layers would amplify the rounding of other batches until a best epoch differs.
+    Spec("csbm", "GCN", 4, norm="PN-SI", dropout=0.0, epochs=EPOCHS),
     *(
         Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=EPOCHS)
         for depth in (1, 3)
