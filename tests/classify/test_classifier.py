@@ -1,4 +1,3 @@
-import inspect
 import os
 import pickle
 import subprocess
@@ -66,20 +65,6 @@ def test_the_test_nodes_take_no_part_in_anything(small: Graph) -> None:
     assert first.best_ == second.best_
     assert np.array_equal(first.predict_proba(small), second.predict_proba(small))
     assert first.score(small) == pytest.approx(1 - second.score(flipped))
-
-
-def test_parameters_are_kept_as_given_and_nothing_else_happens_in_the_constructor() -> None:
-    names = list(inspect.signature(NodeClassifier).parameters)
-    values = {name: object() for name in names}
-    classifier = NodeClassifier(**values)
-    assert vars(classifier) == values
-    assert classifier.get_params() == values
-
-
-def test_scikit_learn_clones_it(small: Graph) -> None:
-    copy = clone(NodeClassifier(depth=3).fit(small))
-    assert copy.get_params() == NodeClassifier(depth=3).get_params()
-    assert not hasattr(copy, "model_")
 
 
 def test_set_params_changes_and_checks() -> None:
@@ -376,10 +361,6 @@ def test_labels_beside_the_graph_are_refused(small: Graph, raises) -> None:
         NodeClassifier("SGC").fit(small, small.labels)
 
 
-def test_scikit_learn_knows_a_classifier() -> None:
-    assert is_classifier(NodeClassifier())
-
-
 def test_a_model_is_named_as_on_the_command_line(small: Graph) -> None:
     found = [NodeClassifier(name).fit(small) for name in ("label propagation", "label-propagation")]
     assert found[0].best_ == found[1].best_
@@ -531,6 +512,7 @@ def test_scikit_learns_contract_holds(small: Graph) -> None:
         check_set_params,
     ):
         check("NodeClassifier", NodeClassifier())
+    assert is_classifier(NodeClassifier())
     with pytest.raises(NotFittedError, match="not fitted yet"):
         NodeClassifier().predict(small)
     fitted = NodeClassifier(depth=(1, 2), norm="PN").fit(small)

@@ -1,6 +1,5 @@
 import io
 import json
-import os
 import socket
 import sqlite3
 import time
@@ -163,20 +162,6 @@ def test_a_difference_is_named_and_nothing_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "p.csv"]
 
 
-@pytest.mark.parametrize("what", ["nodes", "edges", "model", "link"])
-def test_what_is_read_is_not_written_over(
-    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
-) -> None:
-    files, folder = run
-    (tmp_path / "link.csv").symlink_to(files.nodes)
-    paths = {"nodes": files.nodes, "edges": files.edges, "model": folder / "model.json"}
-    out = paths.get(what, tmp_path / "link.csv")
-    before = out.read_bytes()
-    assert predict(run, files.nodes, out) == 1
-    assert "which is read. Choose another path: --out …" in capsys.readouterr().err
-    assert out.read_bytes() == before
-
-
 def test_predictions_on_standard_output_are_not_mixed_with_messages(
     run: tuple[Files, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,14 +263,6 @@ def test_a_server_that_accepts_and_falls_silent_is_given_up(
     error = capsys.readouterr().err
     assert "timeout" in error
     assert "MARKER77" not in error
-
-
-def test_a_pipe_as_output_is_refused(
-    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    os.mkfifo(tmp_path / "pipe.csv")
-    assert predict(run, run[0].nodes, tmp_path / "pipe.csv") == 1
-    assert "this is a pipe or a device" in capsys.readouterr().err
 
 
 def test_classes_that_are_integers_stay_integers_in_parquet(tmp_path: Path) -> None:
