@@ -62,10 +62,12 @@ def test_a_small_difference_of_shares_is_imitated_too() -> None:
     torch.testing.assert_close(shares(after, LABELED), shares(whole.missing, ~LABELED), atol=0.02, rtol=0)
 
 
-def test_both_kinds_of_gaps_are_imitated_at_once() -> None:
+@pytest.mark.parametrize("own", [0, 1000])
+def test_both_kinds_of_gaps_are_imitated_at_once(own: int) -> None:
+    """Held-out nodes that lack their whole vector, ``own`` of them, say nothing about single columns."""
     target = drawn(torch.tensor([0.5, 0.5, 0.5, 0.0]), 0)
     target[torch.arange(NODES) % 2 == 0] = True
-    whole = graph(target & ~LABELED[:, None])
+    whole = graph(torch.where(LABELED, torch.arange(NODES) < own, target.T).T)
     after = mask_features(whole, Target.estimate(whole).mask(whole, LABELED))
     assert shares(after.missing_vectors, LABELED) == pytest.approx(0.5, abs=0.01)
     torch.testing.assert_close(
@@ -124,6 +126,8 @@ def test_strata_tell_how_far_labels_and_features_are() -> None:
     assert found[:7].tolist() == [0, 5, 10, 15, 21, 22, 23]
     assert (found[7:] == 24).all(), "beyond three hops nothing is told apart"
     assert not strata(whole, torch.arange(NODES) >= 0)[:4].any()
+    pair = Graph.from_edges([[0], [1]], torch.ones(4, 1), missing=torch.arange(4) == 3, num_nodes=4)
+    assert strata(pair, torch.arange(4) == 0).tolist() == [0, 5, 20, 24], "unreachable counts as far"
 
 
 def test_a_node_lacks_most_features_from_half_of_them() -> None:
