@@ -164,6 +164,14 @@ def test_strides_do_not_matter(name, near):
     near(norm(x), norm(x.contiguous()))
 
 
+@pytest.mark.parametrize("name", [name for name in NORMS if name != "PN-SCS"])  # which centers last
+@pytest.mark.parametrize("offset", [100.0, 1e4])
+def test_a_common_offset_does_not_hide_differences(name, offset):
+    norm, x = bind(make_norm(name, 16), 200), offset + torch.randn(200, 16)
+    expected = copy.deepcopy(norm).double()(x.double())
+    assert (norm(x) - expected).abs().max() < 2e-3 * (expected - expected.mean(0)).abs().max()
+
+
 @every
 def test_equal_rows_stay_finite(name):
     x = torch.full((12, 5), 3.0, requires_grad=True)

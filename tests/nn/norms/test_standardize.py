@@ -69,12 +69,6 @@ def test_node_norm_of_order_one_gives_variance_one(near):
     near(NodeNorm(1, eps=1e-12)(torch.randn(9, 64).double()).var(-1, correction=0), torch.ones(9))
 
 
-@pytest.mark.parametrize("norm", [GraphNorm(16), LayerNorm(16, "graph")])
-def test_a_common_offset_does_not_hide_differences(norm, near):
-    x = 1e4 + torch.randn(300, 16)
-    near(norm(x), norm(x.double()), 1e-4)
-
-
 def test_batch_norm_takes_all_graphs_as_one_batch(near):
     x = torch.randn(12, 5, dtype=torch.float64)
     near(BatchNorm(5)(x, torch.arange(12) % 3), BatchNorm(5)(x))
