@@ -69,6 +69,13 @@ def test_the_threshold_is_the_order_statistic_of_the_definition(
     assert (found.sizes == 1).all(), "where the first class is always right, one is enough"
 
 
+def test_the_rank_of_the_threshold_is_not_off_by_rounding() -> None:
+    """In float64, 100 · (1 - 0.45) is above 55."""
+    scores = np.arange(1, 100) / 100
+    [[threshold, _]] = Calibration(scores, np.zeros(99, dtype=bool)).thresholds([0.45], by_group=False)
+    assert threshold == 0.55
+
+
 def test_few_held_out_nodes_rule_nothing_out() -> None:
     drawn = simulate(30, 0)
     [found] = sets_of(drawn, np.arange(30) < 9, 0.05)

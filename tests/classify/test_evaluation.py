@@ -169,6 +169,8 @@ def test_rankings_are_those_of_scikit_learn_also_with_ties_and_weights(digits: i
     for row, one, other in zip(weights, auc, precision, strict=True):
         assert one == pytest.approx(roc_auc_score(labels, probabilities[:, 1], sample_weight=row))
         assert other == pytest.approx(average_precision_score(labels, probabilities[:, 1], sample_weight=row))
+    one_kind = np.stack([labels == 0, labels == 1]).astype(float)
+    assert np.isnan(weighted_rankings(labels == 1, probabilities[:, 1], one_kind)).all()
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc"])

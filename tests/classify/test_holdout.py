@@ -193,13 +193,13 @@ def test_only_given_validation_nodes_make_folds_unnecessary() -> None:
 
 @pytest.mark.filterwarnings("ignore:only 15 labeled nodes are left to test on")
 def test_a_split_by_time_counts_labeled_nodes_and_keeps_equal_times_together() -> None:
-    """Two labeled nodes without a time count as the first; 50 later ones without a label count for nothing."""
+    """Two labeled nodes without a time count as the first; 50 later ones without a label do not count."""
     node = torch.arange(150)
     day = torch.where(node < 100, node // 7, 1000)
     labels, missing = torch.where(node < 100, node % 2, -1), (node == 40) | (node == 90)
     options = {"missing": missing, "feature_names": ("day",), "num_nodes": 150}
     split = complete_split(Graph.from_edges([[0], [1]], day[:, None].float(), labels, **options), time="day")
-    # The 60th and the 80th of the 100 times, the first two of which are missing, are those of nodes 58 and 78.
+    # Two times are missing: the 60th and the 80th of the 100 times are those of nodes 58 and 78.
     assert torch.equal(split.train, (day <= 58 // 7) | missing)
     assert torch.equal(split.validation, (day > 58 // 7) & (day <= 78 // 7) & ~missing)
     assert torch.equal(split.test, (day > 78 // 7) & (node < 100) & ~missing)
