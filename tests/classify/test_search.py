@@ -26,10 +26,7 @@ from pairnorm.classify.candidates import ensemble as module
 from pairnorm.classify.candidates.ensemble import WIDE_COLUMNS, PseudoLabels
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.explanation import suggest_depth
-from pairnorm.classify.search import (
-    Choice,
-    search,
-)
+from pairnorm.classify.search import Choice, search
 from pairnorm.classify.search_space import SGC_DEPTHS, SIMPLE, baselines, plan, resolve_time_limit
 from pairnorm.data import Graph
 from pairnorm.train import METHODS
@@ -268,6 +265,13 @@ def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
     assert best.validation_loss == min(one.candidate.validation_loss for one in tried)
     ((_, _, fitted),) = choice.fit(task).parts
     assert isinstance(fitted, KINDS[best.model])
+    for number, family in enumerate(families):
+        results = choice.by_family[number][1]
+        own = choice.of(family)
+        assert own is not None
+        assert own.best == max(results, key=lambda one: one.rank).candidate
+    assert choice.of(LabelPropagation()) is None
+    assert any(choice.of(family).best != results[0].candidate for family, results in choice.by_family)
 
 
 @pytest.mark.filterwarnings("ignore:the time limit of")
