@@ -9,6 +9,7 @@ from pairnorm.sweep.significance import (
     MIN_DEVIATION,
     Difference,
     compare_with,
+    mean_interval,
     mean_ranks,
     paired_difference,
     significant,
@@ -30,6 +31,7 @@ def test_difference_is_students_paired_t(runs: int) -> None:
     assert found == pytest.approx(
         (np.mean(one - other), interval.low, interval.high, expected.pvalue, runs), rel=1e-9
     )
+    assert mean_interval((one - other).tolist()) == pytest.approx((found.low, found.high))
 
 
 def test_only_seeds_of_both_are_paired() -> None:
