@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from pairnorm.data import queries
-from pairnorm.data.queries import Database
+from pairnorm.data.encoder import ColumnOptions
+from pairnorm.data.queries import Cell, Database, QueriedTable
 
 duckdb = pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
 
@@ -27,21 +28,31 @@ def database(tmp_path: Path) -> Database:
     ],
 )
 def test_cells_are_text_as_files_write_it(database: Database, cell: str, kind: str, text: str | None) -> None:
-    query = f"SELECT {queries.as_text('x', kind)} FROM (SELECT {cell}::{kind} AS x)"
+    query = f"SELECT {Cell('x', kind).text} FROM (SELECT {cell}::{kind} AS x)"
     assert database.run(query) == [(text,)]
 
 
 @pytest.mark.parametrize(
-    ("cell", "number"), [("7", 7), ("7.5", None), ("07", None), ("x", None), (" 7 ", 7), ("", None)]
+    ("cell", "number"),
+    [
+        ("7", 7),
+        ("7.0", 7),
+        ("7.5", None),
+        ("07", 7),
+        ("x", None),
+        (" 7 ", 7),
+        ("", None),
+        ("9007199254740993", 9007199254740993),
+    ],
 )
-def test_an_end_of_an_edge_is_a_number_only_where_it_is_written_as_one(database, cell, number) -> None:
-    query = f"SELECT {queries.as_id('x', 'VARCHAR', is_integer=True)} FROM (SELECT '{cell}' AS x)"
+def test_an_endpoint_is_a_node_where_it_is_the_same_whole_number(database, cell, number) -> None:
+    query = f"SELECT {Cell('x', 'VARCHAR').endpoint(is_integer=True)} FROM (SELECT '{cell}' AS x)"
     assert database.run(query) == [(number,)]
 
 
 @pytest.mark.parametrize(("cell", "number"), [("1e3", 1000.0), ("NA", None), ("", None), ("two", None)])
 def test_a_text_may_be_a_number(database: Database, cell: str, number: float | None) -> None:
-    query = f"SELECT {queries.as_double('x', 'VARCHAR')} FROM (SELECT '{cell}' AS x)"
+    query = f"SELECT {Cell('x', 'VARCHAR').number} FROM (SELECT '{cell}' AS x)"
     assert database.run(query) == [(number,)]
 
 
@@ -61,16 +72,17 @@ def test_batches_are_all_rows_in_order(database: Database) -> None:
 def test_files_of_a_pattern_are_one_table(database: Database, tmp_path: Path) -> None:
     for number in (2, 1):
         (tmp_path / f"part-{number}.csv").write_text(f"id;x\nn{number};{number}\n")
-    table = database.open(tmp_path / "part-*.csv")
+    table = QueriedTable(database, tmp_path / "part-*.csv", "nodes", ColumnOptions())
     assert table.source.text.delimiter == ";"
-    assert database.run(f"SELECT * FROM {table.query} ORDER BY id") == [("n1", "1"), ("n2", "2")]
+    rows = database.run(f"SELECT * FROM {table.from_(['id', 'x'])} ORDER BY ALL")
+    assert rows == [("n1", "1"), ("n2", "2")]
 
 
 def test_files_with_other_columns_are_refused(database: Database, tmp_path: Path, raises) -> None:
     (tmp_path / "a.csv").write_text("id,x\n1,2\n")
     (tmp_path / "b.csv").write_text("id,y\n1,2\n")
     with raises("unlike-columns", value="b.csv"):
-        database.open([tmp_path / "a.csv", tmp_path / "b.csv"])
+        QueriedTable(database, [tmp_path / "a.csv", tmp_path / "b.csv"], "nodes", ColumnOptions())
 
 
 def test_what_duckdb_says_of_its_memory_names_the_option(raises) -> None:

@@ -29,6 +29,8 @@ PathOrPaths = str | PathLike[str] | Sequence[str | PathLike[str]]
 Open = Callable[[], IO[bytes]]
 
 STDIN = "-"
+MAX_CELL = 2**24
+"""Characters of a cell of text."""
 COMMENT, MAX_COMMENT_LINES = ("#", "%"), 1000
 PADDED = re.compile("0[0-9]+")
 BYTE_ORDER_MARKS = {
@@ -135,6 +137,9 @@ def explain_read_errors(name: str) -> Iterator[None]:
             expected, line, cells = fields.groups()
             problem = f"line {line} has {cells} cells, expected {expected}"
             hint = "Quote a cell that holds a delimiter."
+        elif problem.startswith("field larger"):
+            problem = f"a cell has more than {MAX_CELL:,} characters"
+            hint = "The end of a quote may be missing."
         elif problem.startswith("Length of header"):
             problem, hint = "its rows have more cells than its header", "Give every column a name."
         problem = problem[:300] or type(error).__name__
@@ -226,7 +231,7 @@ class TextFile:
 
     @contextmanager
     def rows(self, errors: str = "strict") -> Iterator[Any]:
-        """Give a csv reader, for cells of any length."""
+        """Give a csv reader, for long cells."""
         with long_cells(), self.characters(errors) as file:
             yield csv.reader(file, delimiter=self.delimiter, skipinitialspace=True)
 
@@ -261,8 +266,8 @@ def is_padded(text: str) -> bool:
 
 @contextmanager
 def long_cells() -> Iterator[None]:
-    """Let ``csv`` take cells of any length; its limit is global, so it is put back."""
-    limit = csv.field_size_limit(2**31 - 1)
+    """Let ``csv`` take cells of up to ``MAX_CELL`` characters; its limit is global, so it is put back."""
+    limit = csv.field_size_limit(MAX_CELL)
     try:
         yield
     finally:

@@ -146,7 +146,7 @@ def class_variants(totals: Mapping[str, int]) -> dict[str, str]:
     """
     if len(totals) > MAX_COMPARED_CLASSES:
         return {}
-    ordered = sorted(totals, key=lambda name: -totals[name])
+    ordered = sorted(totals, key=lambda name: (-totals[name], name))
     variants: dict[str, str] = {}
     for place, name in enumerate(ordered):
         others = (other for other in ordered[:place] if other not in variants)

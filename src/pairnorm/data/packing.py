@@ -7,9 +7,8 @@ where it must. The entries are then dealt out by range of rows and sorted, one r
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from pairnorm.data.encoder import Column, ColumnOptions
 from pairnorm.data.labels import PARTS, bin_codes, check_training
 from pairnorm.data.pack_nodes import NodeTable, Tick
 from pairnorm.data.packed import DTYPES, ROWS_PER_BATCH, Facts, PackedGraph
-from pairnorm.data.profile import EMPTY_NOTE, Decision, NumberFormat, parse_dates, parse_numbers
-from pairnorm.data.queries import Database, File, Files, as_double, as_id, as_text, sql_name, sql_row
+from pairnorm.data.profile import EMPTY_NOTE, NumberFormat, parse_numbers
+from pairnorm.data.queries import Database, File, Files, Parse, QueriedTable, sql_row
 from pairnorm.data.tables import without_header
 from pairnorm.data.tabular import find_endpoint_columns, header_is_edge, note_unused_columns
 
@@ -42,8 +41,6 @@ MIN_ENTRIES_PER_RANGE, MAX_ENTRIES_PER_RANGE = 2**18, 2**25
 BYTES_PER_SORTED_ENTRY = 48
 # Blocks of features that are written at once, a file each.
 BLOCKS_AT_ONCE = 256
-
-Parse = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def pack(
@@ -120,7 +117,7 @@ class NodePacker(NodeTable):
         width = sum(column.width for column in used)
         self._check_disk(used, width * self.nodes * np.dtype(dtype).itemsize)
         moments = _Moments(width)
-        gaps = np.memmap(self.work / "gaps", np.int32, "w+", shape=self.nodes)
+        gaps = np.memmap(self.base.folder / "gaps", np.int32, "w+", shape=self.nodes)
         for features in self._passes(used, block):
             self._write_features(used, features, dtype, block, moments, gaps)
             self.tick("features", features.stop / width)
@@ -164,7 +161,7 @@ class NodePacker(NodeTable):
         start, total = 0, int(ends[-1]) if len(ends) else 0
         while start < total:
             first = int(np.searchsorted(ends, start, side="right"))
-            last = min(first + self.at_once, len(ends)) - 1
+            last = min(first + self.table.at_once, len(ends)) - 1
             stop = min(int(ends[last]), start + widest)
             if stop < total:
                 stop = min(max(start + block, stop // block * block), total)
@@ -175,13 +172,13 @@ class NodePacker(NodeTable):
         self, columns: Sequence[str], expressions: Sequence[str], width: int = 1
     ) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
         """Yield slices of nodes and the values of SQL expressions there, in the order of the nodes."""
-        digest = f"hash({as_id(self.name, self.kinds[self.name], self.whole)})"
+        digest = f"hash({self.cells[self.name].endpoint(self.whole)})"
         # With row_number DuckDB reads in the order of the rows; without, now and then it does not.
         listed = ["row_number() OVER ()", digest, *expressions]
         query = ", ".join(f"{expression} AS c{place}" for place, expression in enumerate(listed))
-        hashes, start = np.memmap(self.work / "hashes", np.uint64, "r"), 0
+        hashes, start = np.memmap(self.base.folder / "hashes", np.uint64, "r"), 0
         at_once = max(1024, min(ROWS_PER_BATCH, self.base.memory // 8 // (16 * max(width, len(listed)))))
-        tables = self._tables([self.name, *columns])
+        tables = self.table.from_([self.name, *columns])
         for _, names, *values in self.base.batches(f"SELECT {query} FROM {tables}", at_once):
             rows = slice(start, start + len(names))
             if not np.array_equal(names, hashes[rows]):
@@ -196,9 +193,7 @@ class NodePacker(NodeTable):
         label, split = self.options.label, self.options.split
         names = [name for name in (label, split) if name is not None]
         with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
-            for rows, values in self._read_batches(
-                names, [as_text(name, self.kinds[name]) for name in names]
-            ):
+            for rows, values in self._read_batches(names, [self.cells[name].text for name in names]):
                 unknown = np.full(rows.stop - rows.start, -1)
                 classes = self._class_codes(values[0]) if label else unknown
                 parts = _numbers_of(values[-1], PARTS, lower=True) if split else unknown
@@ -261,25 +256,17 @@ class NodePacker(NodeTable):
             row, place = (int(axis[0]) for axis in np.nonzero(wrong))
             name, value = self.encoder.feature_names[first + place], float(values[row, place])
             problem = f"{value:g} in column {quoted(name)} is not finite or beyond {dtype}"
-            hint = "Correct it, leave the cell empty, or pass {dtype}."
-            raise PairNormError(problem, code="not-finite", value=value, hint=hint, dtype="float32")
+            hint, more = "Correct it, or leave the cell empty.", {}
+            if dtype != "float32":
+                hint, more = "Correct it, leave the cell empty, or pass {dtype}.", {"dtype": "float32"}
+            self.source.reject(None, problem, "not-finite", value=value, hint=hint, **more)
 
     def _expression(self, column: Column) -> tuple[str, Parse | None]:
         """Return the SQL of a column, NULL where missing, and what parses its texts; of categories, codes."""
-        name, kind = column.name, self.kinds[column.name]
-        text, cell = as_text(name, kind), sql_name(name)
-        decision = self.decisions.get(name, Decision("number"))
         if column.kind == "category":
             index = pandas.Index(column.categories, dtype=object)
-            return text, lambda texts: index.get_indexer(texts)
-        if decision.kind == "date":
-            return text, partial(parse_dates, form=decision.dates)
-        if not decision.numbers.is_plain:
-            return text, partial(parse_numbers, form=decision.numbers)
-        if column.kind == "date":
-            return f"CASE WHEN isfinite({cell}) THEN epoch({cell}) / 86400 END", None
-        # As short as possible, because every part of it takes memory; missing words are no numbers.
-        return f"try_cast(trim({cell}) AS DOUBLE)" if kind == "VARCHAR" else f"{cell}::DOUBLE", None
+            return self.cells[column.name].text, lambda texts: index.get_indexer(texts)
+        return self.table.number(column.name, self.decisions[column.name])
 
 
 def _numbers_of(texts: NDArray[Any], numbers: Mapping[str, int], lower: bool = False) -> NDArray[np.int64]:
@@ -321,21 +308,23 @@ class _EdgePacker:
 
     def __init__(self, base: Database, draft: Path, files: Files, options: ColumnOptions, tick: Tick) -> None:
         self.base, self.draft, self.weight, self.tick = base, draft, options.weight, tick
-        self.source, self.query, self.kinds, _ = base.open(files, "edges", options)
+        self.table = QueriedTable(base, files, "edges", options)
+        self.source, self.cells = self.table.source, self.table.cells
         self.ends = find_endpoint_columns(self.source, options.source, options.target)
         note_unused_columns(self.source, self.ends, options.weight)
 
     def write(self, nodes: int, are_integers: bool) -> tuple[int, EdgeCounts]:
         """Write crow, column and weight; return the number of entries, and the counts of changes."""
         self._check_header()
-        weight = "" if self.weight is None else f", {as_double(self.weight, self.kinds[self.weight])} AS w"
-        first, second = (as_id(end, self.kinds[end], are_integers) for end in self.ends[:2])
+        weight, parse = ("", None) if self.weight is None else self._weight(self.weight)
+        first, second = (self.cells[end].endpoint(are_integers) for end in self.ends[:2])
+        used = [*self.ends[:2], *([] if self.weight is None else [self.weight])]
         self.tick("edges", 0.0)
         # One join at a time: each builds one table of the names, which may spill.
         self.base.run("SET preserve_insertion_order=false")
         self.base.run(
             f"CREATE TABLE half AS SELECT n.number AS s, e.t{', e.w' if weight else ''} "
-            f"FROM (SELECT {first} AS s, {second} AS t{weight} FROM {self.query}) e "
+            f"FROM (SELECT {first} AS s, {second} AS t{weight} FROM {self.table.from_(used)}) e "
             "LEFT JOIN names n ON e.s = n.name"
         )
         ((listed, lost),) = self.base.run("SELECT count(*), count(*) FILTER (s IS NULL) FROM half")
@@ -350,7 +339,7 @@ class _EdgePacker:
         )
         rows = -(-nodes // max(1, -(-2 * listed // length)))
         with ExternalSort(self.draft / WORK, rows, nodes, bool(weight)) as ranges:
-            edges, loops = self._partition_edges(joined, listed, ranges)
+            edges, loops = self._partition_edges(joined, listed, ranges, parse)
         if lost := listed - edges - loops:
             self._reject_end(self.ends.target, second, lost)
         self.base.run("DROP TABLE half")
@@ -361,32 +350,44 @@ class _EdgePacker:
         names = f"SELECT count(*) FROM names WHERE name::VARCHAR IN {sql_row(self.ends[:2])}"
         may_be_edge = self.source.text is not None and self.source.has_header
         if may_be_edge and self.base.run(names) == [(2,)] and header_is_edge(self.source, self.ends):
-            self.source = without_header(self.source, "an edge", self.source.columns)
-            self.query = self.query.replace("header=true", "header=false", 1)
+            self.table.sources = [
+                without_header(source, "an edge", source.columns) for source in self.table.sources
+            ]
+            self.source = self.table.source = self.table.sources[0]
+            self.table.load()
 
     def _reject_end(self, column: str, end: str, lost: int) -> None:
         ((value,),) = self.base.run(
-            f"SELECT {sql_name(column)} FROM {self.query} "
+            f"SELECT {self.cells[column].sql} FROM {self.table.from_([column])} "
             f"WHERE {end} IS NULL OR {end} NOT IN (SELECT name FROM names) LIMIT 1"
         )
         code = "empty-cell" if value is None or not str(value).strip() else "unknown-node"
-        problem = (
-            f"{quoted(value)} in column {quoted(column)} is not the id of a node ({lost:,} cells are not)"
-        )
+        more = f" ({lost:,} cells are not)" if lost > 1 else ""
+        problem = f"{quoted(value)} in column {quoted(column)} is not the id of a node{more}"
         hint = "Add the node, drop the edge, or name another column as an end of edges."
         self.source.reject(None, problem, code, value=value, hint=hint)
 
-    def _partition_edges(self, query: str, listed: int, ranges: ExternalSort) -> tuple[int, int]:
+    def _weight(self, name: str) -> tuple[str, Parse | None]:
+        """Return the SQL of the weights as a column ``w``, and what parses their texts."""
+        decision, _ = self.table.decide(name, name in self.table.plain_numbers([name]), kind="number")
+        weight, parse = self.table.number(name, decision)
+        return f", {weight} AS w", parse
+
+    def _partition_edges(
+        self, query: str, listed: int, ranges: ExternalSort, parse: Parse | None
+    ) -> tuple[int, int]:
         """Write both directions of all edges to files by range of rows; return edges and self-loops."""
         edges = loops = 0
         for s, t, *value in self.base.batches(query, EDGES_PER_BATCH):
-            between = s != t
-            weights = value[0].astype(np.float32)[between] if value else None
-            if value and not ((value[0] > 0) & (value[0] <= np.finfo(np.float32).max)).all():
-                problem = f"a weight in column {quoted(self.weight)} is not one"
-                raise PairNormError(
-                    problem, code="bad-weight", value=self.weight, expected="a positive number"
-                )
+            between, weights = s != t, None
+            if value:
+                numbers = value[0] if parse is None else parse(value[0])
+                if (wrong := ~((numbers > 0) & (numbers <= np.finfo(np.float32).max))).any():
+                    cell = "empty" if np.isnan(numbers[wrong][0]) else value[0][wrong][0]
+                    problem = f"a weight in column {quoted(self.weight)} is {cell}"
+                    expected = "a positive number"
+                    self.source.reject(None, problem, "bad-weight", value=self.weight, expected=expected)
+                weights = numbers.astype(np.float32)[between]
             loops += int(np.count_nonzero(~between))
             s, t = s[between].astype(np.int64), t[between].astype(np.int64)
             edges += len(s)

@@ -346,6 +346,11 @@ def unreadable_note(cells: int, example: object) -> str:
     return f"{cells:,} {unit} that cannot be read {verb} as missing, as {quoted(example)}"
 
 
+def null_note(word: str) -> str:
+    """Return the note on cells that hold a word of ``NULLS``."""
+    return f"{word} is read as an empty cell"
+
+
 def _date_note(form: str) -> str:
     return f"dates{DATE_ORDERS.get(form, '')} are read as days since 1970-01-01"
 

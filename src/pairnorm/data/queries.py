@@ -1,50 +1,112 @@
-"""DuckDB over tables of any size, within a memory limit, and SQL expressions for cells."""
+"""DuckDB over tables of any size, within a memory limit: a table's columns, and SQL for their cells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from glob import glob
+from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.memory import MAX_LINE_SHARE, MemoryLimit, size
+from pairnorm.base.memory import BYTES_PER_CELL, MAX_LINE_SHARE, MemoryLimit, size
 from pairnorm.data.encoder import ColumnOptions
-from pairnorm.data.files import explain_read_errors, file_type
-from pairnorm.data.profile import DASHES, MISSING_WORDS, NULLS
-from pairnorm.data.readers import DEFAULT_OPTIONS, FRAMES, open_table
-from pairnorm.data.tables import Table
+from pairnorm.data.files import COMPRESSED, MAX_CELL, explain_read_errors, file_type
+from pairnorm.data.profile import (
+    DASHES,
+    MISSING_WORDS,
+    NULLS,
+    PLAIN,
+    ColumnProfile,
+    Decision,
+    decide_typed,
+    null_note,
+    parse_dates,
+    parse_numbers,
+)
+from pairnorm.data.readers import FRAMES, open_table
+from pairnorm.data.tables import read_blocks
 
 SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 WHOLE = (*SIGNED, *(f"U{kind}" for kind in SIGNED))
 # A column of Arrow that is empty throughout may have no other type than null.
 NUMERIC = (*WHOLE, "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN", '"NULL"')
+NESTED = ("STRUCT", "MAP", "UNION", "BLOB", "BIT", "VARIANT")
 DURATION = "DURATION"
-"""The type of a column of Arrow's durations, which DuckDB takes for whole numbers; our query makes days."""
 UNITS_PER_DAY = {"s": 86400, "ms": 86400 * 10**3, "us": 86400 * 10**6, "ns": 86400 * 10**9}
+SPACES = " \t\n\r\v\f\u00a0"
+# Distinct texts of a column from which its encoding is decided.
+MAX_SAMPLED_TEXTS, MAX_TEXTS = 100_000, 2**31 - 1
+# DuckDB takes time for the plan of a query with the square of its columns, and memory for each of them.
+COLUMNS_AT_ONCE, BYTES_PER_COLUMN = 64, 2 * 10**7
+# A text table is copied to files of at most this many columns.
+COLUMNS_PER_PART = 256
 
 File = str | PathLike[str]
 Files = File | Sequence[File]
+Parse = Callable[[NDArray[Any]], NDArray[Any]]
 
 
-class QueriedTable(NamedTuple):
-    """One file or several with the same columns.
+class Cell(NamedTuple):
+    """The cells of a column, in SQL.
 
     Args:
-        source: the first of them.
-        query: what DuckDB reads them all by.
-        kinds: DuckDB's type of every column, or ``DURATION``.
-        sources: all of them.
+        sql: the column, or an expression.
+        kind: DuckDB's type of the column, or ``DURATION`` where ``sql`` converts a duration to days.
     """
 
-    source: Table
-    query: str
-    kinds: dict[str, str]
-    sources: list[Table]
+    sql: str
+    kind: str
+
+    @property
+    def text(self) -> str:
+        """The cell as text without spaces around it, NULL where it is empty."""
+        cell = self.sql
+        if self.kind in ("FLOAT", "DOUBLE"):  # whole numbers without a point; what is no number is empty
+            is_integer = f"abs({cell}) < 1e18 AND {cell} = trunc({cell})"
+            text = f"CASE WHEN {is_integer} THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
+            return f"CASE WHEN NOT isnan({cell}) THEN {text} END"
+        if self.kind == "BOOLEAN":  # as Python writes them
+            return f"CASE WHEN {cell} THEN 'True' WHEN NOT {cell} THEN 'False' END"
+        return f"CASE WHEN {self.trimmed} NOT IN {sql_row(('', *NULLS))} THEN {self.trimmed} END"
+
+    @property
+    def number(self) -> str:
+        """The cell as a number, NULL or NaN where it is none."""
+        # As short as possible, because every part of it takes memory; missing words are no numbers.
+        return f"try_cast({self.trimmed} AS DOUBLE)" if self.kind == "VARCHAR" else f"{self.sql}::DOUBLE"
+
+    def endpoint(self, is_integer: bool) -> str:
+        """Return the cell as an endpoint of an edge, to compare with ids that are integers or texts."""
+        if not is_integer:
+            return self.text
+        if self.kind in WHOLE:
+            return f"{self.sql}::BIGINT"
+        # A cast alone would round '7.5'; a 7 next to empty cells is written '7.0'.
+        whole = f"try_cast({self.text} AS BIGINT)"
+        return f"CASE WHEN {whole} = try_cast({self.text} AS DOUBLE) THEN {whole} END"
+
+    @property
+    def is_other_text(self) -> str:
+        """Whether the cell is a text that is neither a plain number nor missing.
+
+        Whole numbers with leading zeros, and dashes and NULLs for missing values, are such texts: they are
+        noted.
+        """
+        number = f"regexp_full_match({self.trimmed}, {sql_text(PLAIN.pattern)})"
+        padded = f"regexp_matches({self.trimmed}, '^0[0-9]')"
+        missing = f"{self.trimmed} IN {sql_row([word for word in MISSING_WORDS if word not in DASHES])}"
+        return f"NOT (({number} AND NOT {padded}) OR {missing})"
+
+    @property
+    def trimmed(self) -> str:
+        """The cell as text without spaces around it."""
+        return f"trim({self.sql}::VARCHAR, {sql_text(SPACES)})"
 
 
 class Database:
@@ -59,6 +121,7 @@ class Database:
         import duckdb
 
         self.memory, self.folder = memory, folder
+        _check_name(folder)
         with explain_duckdb_errors(memory):
             self._base = duckdb.connect(str(folder / "names.duckdb"))
         self.run(f"SET memory_limit='{memory // 2}B'")
@@ -83,66 +146,211 @@ class Database:
             for batch in self._base.sql(query).to_arrow_reader(rows):
                 yield [column.to_numpy(zero_copy_only=False) for column in batch.columns]
 
-    def open(
-        self, files: Files, role: str = "nodes", options: ColumnOptions = DEFAULT_OPTIONS
-    ) -> QueriedTable:
-        """Open files as one table and find their columns, which must be the same in all."""
+
+class QueriedTable:
+    """One file or several with the same columns, as one table of a database.
+
+    A text table is first copied to Parquet, so that a query reads only the columns that it names.
+
+    Args:
+        base: the database.
+        files: the names of the files; ``*`` may stand in a name.
+        role: nodes or edges.
+        options: how to read text, and what the columns are.
+    """
+
+    def __init__(self, base: Database, files: Files, role: str, options: ColumnOptions) -> None:
+        self.base, self.role = base, role
         names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
-        paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
-        for path in paths:
-            _check_kind(path)
-            if not str(path).isprintable() and "\udc80" <= max(str(path)) <= "\udcff":
-                problem = f"{path}: the file name is not valid UTF-8, which DuckDB needs"
-                raise PairNormError(problem, code="unusable-path", value=str(path), hint="Rename the file.")
-        limit = MemoryLimit(None, self.memory // MAX_LINE_SHARE)
-        source, *others = opened = [open_table(path, role, options, limit) for path in paths]
-        for other in others:
-            if other.columns != source.columns or _delimiter(other) != _delimiter(source):
-                problem = f"{other.name}: its columns are not those of {source.name}"
+        self.paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
+        for path in self.paths:
+            _check_type(path)
+        limit = MemoryLimit(None, base.memory // MAX_LINE_SHARE)
+        self.sources = [open_table(path, role, options, limit) for path in self.paths]
+        self.source = self.sources[0]
+        self.at_once = max(4, min(COLUMNS_AT_ONCE, base.memory // BYTES_PER_COLUMN))
+        for other in self.sources:
+            if other.columns != self.source.columns:
+                problem = f"{other.name}: its columns are not those of {self.source.name}"
                 raise PairNormError(problem, code="unlike-columns", value=other.name)
-        listed = f"[{', '.join(sql_text(str(path)) for path in self._converted(opened, paths))}]"
-        durations: dict[str, str] = {}
-        if source.text is None:
-            table = f"read_parquet({listed})"
-            if durations := _durations(paths):
-                days = (f"{sql_name(name)} / {UNITS_PER_DAY[unit]}.0" for name, unit in durations.items())
-                named = ", ".join(
-                    f"{day} AS {sql_name(name)}" for day, name in zip(days, durations, strict=True)
-                )
-                table = f"(SELECT * REPLACE ({named}) FROM {table})"
-        else:
-            columns = ", ".join(f"{sql_text(name)}: 'VARCHAR'" for name in source.columns)
-            header = str(source.has_header).lower()
-            table = (
-                f"read_csv({listed}, delim={sql_text(source.text.delimiter)}, header={header}, quote='\"', "
-                f"escape='\"', auto_detect=false, columns={{{columns}}}, max_line_size=16777216)"
+        self.load()
+
+    def load(self) -> None:
+        """Find the file and the type of each column; text is copied to Parquet."""
+        columns = self.source.columns
+        if self.source.text is not None:
+            self.cells = {name: Cell(f"c{place}", "VARCHAR") for place, name in enumerate(columns)}
+            parts = [f"read_parquet({sql_text(str(path))})" for path in self._copy_text()]
+            self._parts = {name: parts[place // COLUMNS_PER_PART] for place, name in enumerate(columns)}
+            return
+        for path in self.paths:
+            _check_name(path)
+        units = _durations(self.paths)
+        table = f"read_parquet([{', '.join(sql_text(str(path)) for path in self.paths)}])"
+        self._parts = dict.fromkeys(columns, table)
+        self.cells = {}
+        # DuckDB renames columns without a name, and those that differ from another only in case.
+        described = self.base.run(f"DESCRIBE SELECT * FROM {table}")
+        for name, (column, kind, *_) in zip(columns, described, strict=True):
+            self.cells[name] = Cell(sql_name(column), kind)
+            if name in units:
+                days = f"({sql_name(column)} / {UNITS_PER_DAY[units[name]]}.0)"
+                self.cells[name] = Cell(days, DURATION)
+
+    def _copy_text(self) -> list[Path]:
+        """Copy the texts to Parquet files of few columns each, and return these."""
+        from pyarrow import Table, parquet, schema, string
+
+        columns = [cell.sql for cell in self.cells.values()]
+        starts = range(0, len(columns), COLUMNS_PER_PART)
+        groups = [columns[start : start + COLUMNS_PER_PART] for start in starts]
+        paths = [self.base.folder / f"{self.role}-{number}.parquet" for number in range(len(groups))]
+        if len(paths) == 1 and self._copy_by_duckdb(paths[0]):
+            return paths
+        rows = max(100, self.base.memory // 4 // (3 * BYTES_PER_CELL * len(columns)))
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(parquet.ParquetWriter(path, schema([(name, string()) for name in group])))
+                for path, group in zip(paths, groups, strict=True)
+            ]
+            blocks = (read_blocks(source, source.columns, rows) for source in self.sources)
+            for frame in chain.from_iterable(blocks):
+                cells = frame.set_axis(columns, axis=1).astype(object)
+                for writer, group in zip(writers, groups, strict=True):
+                    writer.write_table(Table.from_pandas(cells[group], writer.schema, preserve_index=False))
+        return paths
+
+    def _copy_by_duckdb(self, copy: Path) -> bool:
+        """Copy texts by DuckDB's own reader, which is faster and stricter; return whether it could."""
+        texts = [source.text for source in self.sources if source.text is not None]
+        layouts = {(text.delimiter, text.has_header) for text in texts}
+        is_utf8 = all(text.encoding.startswith("utf-8") and not text.is_converted for text in texts)
+        is_packed = any(path.suffix.lower() in COMPRESSED.keys() - {".gz", ".zst"} for path in self.paths)
+        if not is_utf8 or is_packed or len(layouts) > 1:
+            return False
+        ((delimiter, has_header),) = layouts
+        listed = ", ".join(sql_text(str(path)) for path in self.paths)
+        columns = ", ".join(f"{cell.sql}: 'VARCHAR'" for cell in self.cells.values())
+        try:
+            for path in self.paths:
+                _check_name(path)
+            self.base.run(
+                f"COPY (FROM read_csv([{listed}], delim={sql_text(delimiter)}, header={has_header}, "
+                f"quote='\"', escape='\"', auto_detect=false, columns={{{columns}}}, "
+                f"max_line_size={MAX_CELL})) TO {sql_text(str(copy))} (FORMAT parquet)"
             )
-        kinds = {name: kind for name, kind, *_ in self.run(f"DESCRIBE SELECT * FROM {table}")}
-        for name in source.columns:
-            if name not in kinds:
-                problem = (
-                    f"{source.name}: column {quoted(name)} has no name, or differs from another only in case"
-                )
-                hint = "Give each column its own name."
-                raise PairNormError(problem, code="duplicate-column", value=name, hint=hint)
-        return QueriedTable(source, table, kinds | dict.fromkeys(durations, DURATION), opened)
+        except PairNormError as error:
+            if error.code not in ("file-damaged", "unusable-path"):
+                raise
+            return False
+        return True
 
-    def _converted(self, sources: Sequence[Table], paths: Sequence[Path]) -> Sequence[Path]:
-        """Copy edge lists that DuckDB cannot read: separated by spaces, with comments."""
-        copies = list(paths)
-        for number, source in enumerate(sources):
-            if source.text is not None and source.text.is_converted:
-                copies[number] = self.folder / f"edges-{number}.tsv"
-                with source.text.characters() as text, open(copies[number], "w", encoding="utf-8") as copy:
-                    copy.writelines(line for line in text if line.strip())
-        return copies
+    def from_(self, names: Iterable[str]) -> str:
+        """Return the SQL of the tables that hold the named columns, joined row by row."""
+        return " POSITIONAL JOIN ".join(dict.fromkeys(self._parts[name] for name in names))
+
+    def texts(self, name: str, limit: int) -> dict[str, int]:
+        """Return at most ``limit`` distinct texts of a column, sorted, and how many cells hold each."""
+        cell = self.cells[name]
+        text = cell.trimmed if cell.kind == "VARCHAR" else cell.text
+        rows = self.base.run(
+            f"SELECT {text}, count(*) FROM {self.from_([name])} WHERE {text} <> '' GROUP BY 1 LIMIT {limit}"
+        )
+        counts = dict(sorted(rows))
+        for word in (word for word in NULLS if counts.pop(word, 0)):
+            self.source.add_column_note(null_note(word), name)
+        return counts
+
+    def drop_repeated_rows(self) -> int:
+        """Read the table from a copy without exact repetitions of rows; return how many there were."""
+        copy, table = self.base.folder / f"{self.role}-distinct.parquet", self.from_(self.source.columns)
+        self.base.run(
+            "COPY (SELECT * EXCLUDE (row_), min(row_) AS row_ "
+            f"FROM (SELECT *, row_number() OVER () AS row_ FROM {table}) GROUP BY ALL ORDER BY row_) "
+            f"TO {sql_text(str(copy))} (FORMAT parquet)"
+        )
+        distinct = f"read_parquet({sql_text(str(copy))})"
+        counts = (self.base.run(f"SELECT count(*) FROM {rows}")[0][0] for rows in (table, distinct))
+        self._parts = dict.fromkeys(self.source.columns, distinct)
+        before, after = counts
+        return int(before - after)
+
+    def reject_nested(self, name: str) -> None:
+        """Raise an error for a column of lists, structures or bytes."""
+        kind = self.cells[name].kind
+        if kind.endswith("]") or kind.startswith(NESTED):
+            problem = f"column {quoted(name)} holds values of type {kind.lower()[:60]}"
+            more = {"expected": "a number or a text", "ignore": [name]}
+            hint = "Give each of its numbers a column, or pass {ignore}."
+            self.source.reject(None, problem, "not-a-cell", value=name, hint=hint, **more)
+
+    def plain_numbers(self, names: Iterable[str]) -> set[str]:
+        """Return the columns of text whose cells are plain numbers, without leading zeros, or missing."""
+        plain, texts = set[str](), [name for name in names if self.cells[name].kind == "VARCHAR"]
+        for start in range(0, len(texts), self.at_once):
+            batch = texts[start : start + self.at_once]
+            flags = ", ".join(f"bool_or({self.cells[name].is_other_text})" for name in batch)
+            (row,) = self.base.run(f"SELECT {flags} FROM {self.from_(batch)}")
+            plain |= {name for name, others in zip(batch, row, strict=True) if not others}
+        return plain
+
+    def decide(
+        self, name: str, is_plain: bool, *, kind: str | None = None, keep: bool = False
+    ) -> tuple[Decision, dict[str, int]]:
+        """Decide how to encode a column, by the rules of ``pairnorm.data.profile``; also return its texts.
+
+        Args:
+            name: the column.
+            is_plain: whether it holds text, but plain numbers only.
+            kind: what it must be.
+            keep: whether to keep a column of many different texts.
+        """
+        self.reject_nested(name)
+        dtype = None if kind == "category" else "number" if is_plain else _dtype(self.cells[name].kind)
+        if dtype is not None:
+            count = None if keep or kind else partial(self._count_numbers, name)
+            return self.source.note(name, decide_typed(dtype, name, count)), {}
+        counts, totals = self.texts(name, MAX_SAMPLED_TEXTS), ()
+        if len(counts) == MAX_SAMPLED_TEXTS:
+            cell = self.cells[name].text
+            (totals,) = self.base.run(
+                f"SELECT count(c), count(DISTINCT c) FROM (SELECT {cell} AS c FROM {self.from_([name])})"
+            )
+        decision = self.source.decide(name, ColumnProfile.of(counts, *totals), kind=kind, keep=keep)
+        is_incomplete = totals and decision.kind == "category"
+        return decision, self.texts(name, MAX_TEXTS) if is_incomplete else counts
+
+    def _count_numbers(self, name: str) -> Any:
+        """Return the filled cells of a column of numbers, the distinct ones, and the fractions."""
+        number = f"nullif({self.cells[name].number}, 'NaN'::DOUBLE)"
+        (counts,) = self.base.run(
+            "SELECT count(c), count(DISTINCT c), count(*) FILTER (c % 1 <> 0) "
+            f"FROM (SELECT {number} AS c FROM {self.from_([name])})"
+        )
+        return counts
+
+    def number(self, name: str, decision: Decision) -> tuple[str, Parse | None]:
+        """Return the SQL of a column of numbers or dates, NULL where missing, and what parses its texts."""
+        cell = self.cells[name]
+        if decision.kind == "date" and decision.dates:
+            return cell.text, partial(parse_dates, form=decision.dates)
+        if not decision.numbers.is_plain:
+            return cell.text, partial(parse_numbers, form=decision.numbers)
+        if decision.kind == "date":
+            return f"CASE WHEN isfinite({cell.sql}) THEN epoch({cell.sql}) / 86400 END", None
+        return cell.number, None
 
 
-def _delimiter(source: Table) -> str | None:
-    return None if source.text is None else source.text.delimiter
+def _dtype(kind: str) -> Literal["number", "date", "duration"] | None:
+    """Convert a type of DuckDB to one of ours, None for text."""
+    if kind == DURATION:
+        return "duration"
+    if kind.startswith(("DATE", "TIMESTAMP")):
+        return "date"
+    return "number" if kind.startswith(NUMERIC) else None
 
 
-def _check_kind(path: Path) -> None:
+def _check_type(path: Path) -> None:
     """Raise an error for a type of file that must be read into memory whole."""
     kind = file_type(path)
     if kind in FRAMES and kind != ".parquet":
@@ -153,6 +361,17 @@ def _check_kind(path: Path) -> None:
             expected="one of '.csv', '.tsv', '.parquet'",
             hint="Write it as one of these; or fit it as it is, where it fits memory.",
         )
+
+
+def _check_name(path: Path) -> None:
+    """Raise an error for a file whose name DuckDB cannot take."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        problem = f"{path}: the name is not valid UTF-8, which DuckDB needs"
+        raise PairNormError(
+            problem, code="unusable-path", value=str(path), hint="Rename the file."
+        ) from error
 
 
 def _durations(paths: Sequence[Path]) -> dict[str, str]:
@@ -187,53 +406,12 @@ def explain_duckdb_errors(memory: int) -> Iterator[None]:
         if isinstance(error, duckdb.OutOfMemoryException):
             more = {"value": memory, "memory": size(2 * memory)}
             code, hint = "too-large", "Allow {memory}."
+        elif "Maximum line size" in problem:
+            code, hint = "memory-limit", "Check the file: the end of a quoted cell may be missing."
         elif isinstance(error, duckdb.IOException) and "write" in problem:
             code, hint = "not-writable", "Make room on the disk, or choose another place."
             problem = f"what is under way cannot be written ({problem})"
         raise PairNormError(problem, code=code, hint=hint, **more) from error
-
-
-def as_text(column: str, kind: str) -> str:
-    """Return the SQL of a cell as text without spaces around it, NULL where it is empty."""
-    cell = sql_name(column)
-    if kind in ("FLOAT", "DOUBLE"):  # whole numbers are written without a point; what is no number is empty
-        is_integer = f"abs({cell}) < 1e18 AND {cell} = trunc({cell})"
-        text = f"CASE WHEN {is_integer} THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
-        return f"CASE WHEN NOT isnan({cell}) THEN {text} END"
-    if kind == "BOOLEAN":  # as Python writes them
-        return f"CASE WHEN {cell} THEN 'True' WHEN NOT {cell} THEN 'False' END"
-    return f"CASE WHEN trim({cell}::VARCHAR) NOT IN {sql_row(('', *NULLS))} THEN trim({cell}::VARCHAR) END"
-
-
-def as_id(column: str, kind: str, is_integer: bool) -> str:
-    """Return the SQL of an endpoint of an edge, to compare with names that are integers or texts."""
-    text = as_text(column, kind)
-    if not is_integer:
-        return text
-    if kind in WHOLE:
-        return f"{sql_name(column)}::BIGINT"
-    plain = f"regexp_replace({text}, '[.]0+$', '')"  # '7.0' is what pandas makes of a 7 next to empty cells
-    # DuckDB would round '7.5' to a node of that number.
-    return f"CASE WHEN try_cast({plain} AS BIGINT)::VARCHAR = {plain} THEN try_cast({plain} AS BIGINT) END"
-
-
-def as_double(column: str, kind: str) -> str:
-    """Return the SQL of a cell as a number, NULL where it is none."""
-    if kind != "VARCHAR":
-        return f"{sql_name(column)}::DOUBLE"
-    cell = f"trim({sql_name(column)})"
-    return f"try_cast(CASE WHEN {cell} NOT IN {sql_row(MISSING_WORDS + NULLS)} THEN {cell} END AS DOUBLE)"
-
-
-def has_other_text(column: str) -> str:
-    """Return the SQL that says whether a column has texts that are neither plain numbers nor missing.
-
-    Whole numbers with leading zeros, and dashes for missing values, count as such texts: they are noted.
-    """
-    cell = f"trim({sql_name(column)})"
-    odd = f"regexp_matches({cell}, '^(0[0-9]|[{''.join(DASHES)}]$)')"
-    missing = sql_row(MISSING_WORDS + NULLS)
-    return f"bool_or({odd} OR (try_cast({cell} AS DOUBLE) IS NULL AND {cell} NOT IN {missing}))"
 
 
 def sql_text(value: str) -> str:

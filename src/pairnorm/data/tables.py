@@ -24,6 +24,7 @@ from pairnorm.data.profile import (
     Decision,
     decide,
     decide_typed,
+    null_note,
     parse_dates,
     parse_numbers,
     to_days,
@@ -132,7 +133,7 @@ class Table:
         values[values == ""] = None
         for word in NULLS:
             if (is_null := values == word).any():
-                self.add_column_note(f"{word} is read as an empty cell", name)
+                self.add_column_note(null_note(word), name)
                 values[is_null] = None
         return values
 
@@ -256,7 +257,7 @@ def _count_numbers(values: NDArray[np.float64]) -> tuple[int, int, int]:
 
 
 def _cell_text(value: Any) -> str:
-    """Write a cell; a whole number as one, as ``queries.as_text`` does."""
+    """Write a cell; a whole number as one, as ``queries.Cell.text`` does."""
     is_integer = isinstance(value, float | np.floating) and value.is_integer() and abs(float(value)) < 1e18
     return str(int(value) if is_integer else value)
 
