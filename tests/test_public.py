@@ -35,9 +35,9 @@ def imported_at_once(path):
             yield from imported(statement)
 
 
-def run(script):
+def run(script, *words):
     """Return what a fresh interpreter prints, warnings being errors."""
-    command = [sys.executable, "-W", "error", "-c", script]
+    command = [sys.executable, "-W", "error", "-c", script, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -69,7 +69,7 @@ def test_importing_loads_nothing_heavy():
 import sys
 import torch
 before = set(sys.modules)
-import pairnorm.train
+import pairnorm.train, pairnorm.paper.runner, pairnorm.report.paper_report
 print(*set(sys.modules) - before)
 """
     modules = run(script).split()
@@ -80,10 +80,11 @@ print(*set(sys.modules) - before)
     assert not loaded & {"pyarrow", "tensorboard", "rich", "typer", "safetensors"}
 
 
-def test_the_layer_works_where_only_torch_is_installed():
+def test_layers_and_stores_work_where_only_torch_is_installed(tmp_path):
     script = """
 import sys
-for name in ("pandas", "torch_geometric", "matplotlib", "numba", "llvmlite", "triton", "networkx", "pyarrow"):
+for name in ("pandas", "torch_geometric", "matplotlib", "numba", "llvmlite", "triton", "networkx", "pyarrow",
+             "scipy", "rich", "typer"):
     sys.modules[name] = None
 import torch
 from pairnorm import PairNorm
@@ -93,8 +94,12 @@ x, edges = torch.randn(6, 4), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]])
 for model in (GCN, GAT, SGC):
     model(4, 3, num_layers=3, norm="PN-SI", dropout=0.5)(x, edges).sum().backward()
 row_diff(PairNorm()(x))
+from pairnorm.train import Spec, Store
+with Store(sys.argv[1]) as store:
+    store.add(Spec("cora", "SGC", 2), [], seconds=0.0)
+    store.merge(store.export(sys.argv[1] + ".csv"))
 """
-    run(script)
+    run(script, tmp_path / "store")
 
 
 def test_what_needs_an_extra_names_it():

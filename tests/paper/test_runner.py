@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -163,19 +162,6 @@ write_report(path, out, selection)
     assert (
         "There are no figures: matplotlib is not installed." in (tmp_path / "out" / "report.md").read_text()
     )
-
-
-def test_nothing_heavy_is_imported_to_begin_with() -> None:
-    program = """
-import json, sys
-import pairnorm.report.paper_report, pairnorm.paper.runner
-heavy = ("typer", "rich", "pandas", "matplotlib", "scipy", "torch_geometric")
-print(json.dumps([name for name in heavy if name in sys.modules]))
-"""
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert json.loads(printed) == []
 
 
 def test_claims_that_hang_on_noise_get_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

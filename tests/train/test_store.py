@@ -475,20 +475,6 @@ def test_several_processes_write_at_once(tmp_path: Path) -> None:
     assert set(cells) == {Spec(name, "GCN", depth) for name in names for depth in range(1, 7)}
 
 
-def test_little_needs_to_be_installed(tmp_path: Path) -> None:
-    program = """
-import sys
-for name in ("pandas", "scipy", "pyarrow", "matplotlib", "torch_geometric", "networkx", "rich", "typer"):
-    sys.modules[name] = None
-from pairnorm.train.spec import Spec
-from pairnorm.train.store import Store
-with Store(sys.argv[1]) as store:
-    store.add(Spec("cora", "SGC", 2), [], seconds=0.0)
-    store.merge(store.export(sys.argv[1] + ".csv"))
-"""
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], check=True)
-
-
 def test_nothing_is_made_before_something_is_written(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "results.sqlite"
     with Store(path) as store:
