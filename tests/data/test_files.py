@@ -360,8 +360,13 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, raises: Callable) -> None:
     (tmp_path / "graph.doc").touch()
     with raises("unknown-file-type", "graph.doc", value=".doc"):
         Graph.from_files(tmp_path / "graph.doc")
-    with raises("file-missing", value=str(tmp_path / "none.npz")):
-        Graph.from_files(tmp_path / "none.npz")
+    nodes = tmp_path / "nodes.csv"
+    nodes.write_text(NODES)
+    for absent, *more in ((tmp_path / "none.npz",), (tmp_path / "none.csv", nodes)):
+        with raises("file-missing", value=str(absent)):
+            Graph.from_files(absent, *more)
+    with raises("option-missing", "nodes.csv"):
+        Graph.from_files(nodes)
 
 
 Write = Callable[[str, str], Path]
@@ -398,24 +403,6 @@ def test_tables_become_a_graph(write: Write) -> None:
         "1 node has no edge",
     )
     assert all(note in str(warning.message) for note in graph.notes)
-
-
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "txt"])
-def test_kinds_of_tables_say_the_same(tmp_path: Path, write: Write, kind: str) -> None:
-    for name, text in (("nodes", NODES), ("edges", EDGES)):
-        frame = pandas.read_csv(write(f"{name}.csv", text))
-        if kind == "parquet":
-            frame.to_parquet(tmp_path / f"{name}.parquet")
-        elif kind != "csv":
-            frame.to_csv(tmp_path / f"{name}.{kind}", sep="\t" if kind == "tsv" else "|", index=False)
-    options = {"delimiter": "|"} if kind == "txt" else {}
-    paths = (tmp_path / f"nodes.{kind}", tmp_path / f"edges.{kind}")
-    graph = Graph.from_files(*paths, label="risk", split="part", **options)
-    assert graph.features.tolist()[0] == [31, 0, 1]
-    assert graph.labels.tolist() == [1, 0, 1, -1, 0]
-    assert graph.num_edges == 3
-    assert graph.missing_vectors.tolist() == [False, False, False, True, False]
 
 
 def test_a_graph_written_as_tables_comes_back(tmp_path: Path, cora: Graph) -> None:
@@ -492,16 +479,6 @@ def test_bad_input_is_named(
     paths = write("nodes.csv", nodes), write("edges.csv", edges)
     with raises(code, where, value=value):
         Graph.from_files(*paths, **({"label": "risk"} | options))
-
-
-def test_files_that_do_not_fit_are_named(write: Write, tmp_path: Path, raises: Callable) -> None:
-    nodes = write("nodes.csv", NODES)
-    with raises("file-missing", value=str(tmp_path / "nodez.csv")):
-        Graph.from_files(tmp_path / "nodez.csv", nodes)
-    with raises("option-missing", "nodes.csv"):
-        Graph.from_files(nodes)
-    with raises("unknown-file-type", "nodes.doc", value=".doc"):
-        Graph.from_files(write("nodes.doc", NODES), nodes)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
