@@ -47,6 +47,29 @@ def test_equals_the_formula_in_double(activation, mode, rate, trials, width, out
         torch.testing.assert_close(gradient.double(), other, rtol=1e-3, atol=1e-4 * scale)
 
 
+@pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+@pytest.mark.parametrize("size", [1e20, 1e30, 1e37])
+def test_states_near_the_end_of_single_precision(mode, size, adjacency, either_form):
+    """Their squares do not fit; a model with NaN beside them changes nothing."""
+    x, bias, weight = (tensor.detach() for tensor in layer())
+    x[:, 0] *= size
+    x[3, 1] = torch.nan
+    wide = [tensor.double().requires_grad_() for tensor in (x, bias, weight)]
+    given = [tensor.requires_grad_() for tensor in (x, bias, weight)]
+    y = gcn_layer(adjacency, *given[:2], "relu", norm_of(mode), given[2])
+    expected = formula(adjacency, *wide[:2], "relu", norm_of(mode), wide[2])
+    with torch.no_grad():
+        alone = gcn_layer(adjacency, *given[:2], "relu", norm_of(mode), given[2])
+    grad = torch.randn(y.shape)
+    gradients = torch.autograd.grad(y, given, grad), torch.autograd.grad(expected, wide, grad.double())
+    pairs = [(y, expected), (alone, expected), *zip(*gradients, strict=True)]
+    for ours, other in pairs:
+        for model in (0, 2):
+            axis = 1 if ours.shape[0] == 20 else 0
+            found, exact = (tensor.detach().double().select(axis, model) for tensor in (ours, other))
+            torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-4 * float(exact.abs().max()))
+
+
 @norms
 def test_without_a_linear_map(mode, adjacency, either_form, assert_equal_with_gradients):
     x, bias, _ = layer(width=5)

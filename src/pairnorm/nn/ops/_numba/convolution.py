@@ -8,9 +8,11 @@ from torch import Tensor
 
 from pairnorm.nn.ops._numba import dropout, linear
 from pairnorm.nn.ops._numba import vectors as vec
-from pairnorm.nn.ops._numba.pair_norm import gradient_block, normalize_block
+from pairnorm.nn.ops._numba.pair_norm import gradient_block, has_huge_norm, normalize_block
 from pairnorm.nn.ops._numba.sparse_product import activation_gradients, gather
+from pairnorm.nn.ops.convolution import attention_reference, gcn_reference
 from pairnorm.nn.ops.kernels import Saved
+from pairnorm.nn.ops.pair_norm import Groups, in_double
 from pairnorm.nn.ops.sparse_product import CODES
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ def gcn_forward(
         *_arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
+    if has_huge_norm(norms.numpy()):
+        result = gcn_reference(x, weight, bias, matrix, activation, norm, rate, keys)
     return result, (x_dropped, h, norms, means)
 
 
@@ -48,10 +52,10 @@ def gcn_backward(
     grad_weight = None if weight is None else vec.empty(weight.shape)
     nodes, width = x_dropped.size(1), bias.size(1)
     _gcn_backward(
-        vec.by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], CODES[activation],
+        *_layer_end_gradient(grads[0], norm, *end), _scale_and_eps(norm)[0], CODES[activation],
         *matrix.transposed.arrays, x_dropped.numpy(), *dropout.settings(x_dropped, rate, keys),
         _weights(None if weight is None else weight.transpose(1, 2)), needs_grad[0],
-        vec.empty(matrix.num_rows, width).numpy(), vec.empty(nodes, width).numpy(), grad_x.numpy(),
+        vec.empty(1, matrix.num_rows, width).numpy(), vec.empty(nodes, width).numpy(), grad_x.numpy(),
         _weights(grad_weight), grad_bias.numpy(),
     )  # fmt: skip
     return result if needs_grad[0] else None, grad_weight, grad_bias
@@ -75,6 +79,8 @@ def attention_forward(
         *_scale_and_eps(norm), *_arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
+    if has_huge_norm(norms.numpy()):
+        result = attention_reference(scores, z, bias, matrix, activation, negative_slope, rate, keys, norm)
     return result, (att_scores, z_by_model, weights, masked, h, norms, means)
 
 
@@ -93,9 +99,9 @@ def attention_backward(
     to_scores.zero_()
     to_z.zero_()
     _attention_backward(
-        vec.by_model(grads[0]).numpy(), *_arrays(end), _scale_and_eps(norm)[0], CODES[activation],
+        *_layer_end_gradient(grads[0], norm, *end), _scale_and_eps(norm)[0], CODES[activation],
         pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z.numpy(), weights.numpy(),
-        masked.numpy(), np.float32(negative_slope), vec.empty(matrix.num_rows, z.size(2)).numpy(),
+        masked.numpy(), np.float32(negative_slope), vec.empty(1, matrix.num_rows, z.size(2)).numpy(),
         grad_scores.numpy(), grad_z.numpy(), grad_bias.numpy(),
     )  # fmt: skip
     return to_scores, to_z, grad_bias if needs_grad[2] else None
@@ -126,10 +132,20 @@ def _layer_end_memory(
     return result, (h, y, norms, torch.empty(models, features, dtype=torch.float64))
 
 
+def _layer_end_gradient(
+    grad: Tensor, norm: "PairNorm | None", h: Tensor, norms: Tensor, means: Tensor
+) -> list[Any]:
+    """Return the arrays of the gradient, h, norms and means; without norms where PairNorm is done already."""
+    if norm is not None and has_huge_norm(norms.numpy()):
+        settings = (Groups(h.size(1)), norm.scale, norm.eps, norm.mode)
+        grad, norms = in_double(h.transpose(0, 1), settings, grad), norms[:, :0]
+    return _arrays((vec.by_model(grad), h, norms, means))
+
+
 @vec.kernel
 def _layer_end(h: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
-    if len(norm):
-        normalize_block(h, scale, eps, y, norm, mean)
+    if norm.shape[1]:
+        normalize_block(h.transpose(1, 0, 2), scale, eps, y.transpose(1, 0, 2), norm, mean)
 
 
 @vec.kernel
@@ -137,10 +153,11 @@ def _layer_end_backward(
     grad: Any, h: Any, norm: Any, mean: Any, scale: float, activation: int, result: Any, grad_bias: Any
 ) -> None:
     """Write the gradient of what the bias was added to, and its sum over the nodes."""
-    if len(norm):
-        gradient_block(grad, h, mean, norm, scale, result)
+    if norm.shape[1]:
+        by_node = grad.transpose(1, 0, 2), h.transpose(1, 0, 2)
+        gradient_block(*by_node, mean, norm, scale, result.transpose(1, 0, 2))
         grad = result
-    activation_gradients(grad, h, activation, result, grad_bias)
+    activation_gradients(grad[0], h[0], activation, result[0], grad_bias)
 
 
 @vec.kernel
@@ -156,7 +173,8 @@ def _gcn_forward(
             linear.product(x_dropped[model], weight[model], z)
         source = z if len(weight) else x[model]
         gather(crow, column, values, source, bias[model : model + 1], activation, h[model])
-        _layer_end(h[model], scale, eps, y[model], norms[model], means[model])
+        one = slice(model, model + 1)
+        _layer_end(h[one], scale, eps, y[one], norms[one], means[one])
 
 
 @vec.kernel
@@ -167,11 +185,11 @@ def _gcn_backward(
 ) -> None:  # fmt: skip
     none = np.zeros((1, h.shape[2]), np.float32)
     for model in range(len(h)):
+        one = slice(model, model + 1)
         _layer_end_backward(
-            grad[model], h[model], norms[model], means[model], scale, activation, inner,
-            grad_bias[model : model + 1],
-        )  # fmt: skip
-        gather(crow, column, values, inner, none, 0, grad_z if len(weight) else grad_x[model])
+            grad[one], h[one], norms[one], means[one], scale, activation, inner, grad_bias[one]
+        )
+        gather(crow, column, values, inner[0], none, 0, grad_z if len(weight) else grad_x[model])
         if len(weight):
             linear.transposed_product(x_dropped[model], grad_z, grad_weight[model])
         if len(weight) and needs_grad_x:
@@ -191,7 +209,8 @@ def _attention_forward(
         if dropped:
             dropout.drop(weights[model], positions, keys[model], dropped, factor, masked[model])
         gather(crow, column, masked[model, 0], z[model], bias[model : model + 1], activation, h[model])
-        _layer_end(h[model], scale, eps, y[model], norms[model], means[model])
+        one = slice(model, model + 1)
+        _layer_end(h[one], scale, eps, y[one], norms[one], means[one])
 
 
 @vec.kernel
@@ -225,11 +244,11 @@ def _attention_backward(
 ) -> None:  # fmt: skip
     grad_dots = np.empty(len(column), np.float32)
     for model in range(len(z)):
+        one = slice(model, model + 1)
         _layer_end_backward(
-            grad[model], h[model], norms[model], means[model], scale, activation, inner,
-            grad_bias[model : model + 1],
-        )  # fmt: skip
-        _through_average(crow, column, masked[model, 0], z[model], inner, grad_dots, grad_z[model])
+            grad[one], h[one], norms[one], means[one], scale, activation, inner, grad_bias[one]
+        )
+        _through_average(crow, column, masked[model, 0], z[model], inner[0], grad_dots, grad_z[model])
         _through_softmax(
             crow, column, att_scores[model], weights[model, 0], negative_slope, grad_dots, grad_scores[model]
         )

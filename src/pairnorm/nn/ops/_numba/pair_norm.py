@@ -13,16 +13,13 @@ from numba import njit
 from torch import Tensor
 
 from pairnorm.nn.ops._numba import vectors as vec
-from pairnorm.nn.ops.pair_norm import in_double, is_huge
+from pairnorm.nn.ops.pair_norm import MAX_NORM, in_double
 
 DTYPES = (torch.float32,)
 BLOCK_ELEMENTS = 2**16
 BLOCKS_PER_TASK = 16
-CACHED_ELEMENTS = 2**12  # rows that are read twice stay in the first-level cache between the passes
 MIN_ELEMENTS_FOR_THREADS = 2**20
 ZERO, ONE = np.float32(0), np.float32(1)
-# Squares of float32 end here, and a factor of 1/r would become subnormal not far beyond.
-LARGE_NORM = np.float32(1.8e19)
 
 
 def forward(
@@ -35,36 +32,40 @@ def forward(
     mean = torch.empty(models, features, dtype=torch.float64, device="cpu")
     x_rows, result, norms, center = rows.numpy(), y.view(rows.shape).numpy(), norm.numpy(), mean.numpy()
     if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
-        _forward(x_rows, scale, eps, result, norms, center)
-        return y, (norm, mean)
-    step = _rows_per_block(rows)
-    means, squares = np.empty((-(-nodes // step), models, features)), np.empty((-(-nodes // step), models))
-    _share(
-        rows,
-        lambda row, block: _block_moments(x_rows[row], step, not individually, means[block], squares[block]),
-    )
-    square = np.empty(models)
-    _merge(means, squares, nodes, step, center, square)
+        normalize_block(x_rows, scale, eps, result, norms, center)
+    else:
+        step = _rows_per_block(rows)
+        blocks = -(-nodes // step)
+        means, squares = np.empty((blocks, models, features)), np.empty((blocks, models))
+        square = np.empty(models)
 
-    def write(row: slice, _: slice) -> None:
-        norm_r = norms[:, row] if individually else norms
-        _normalize(x_rows[row], center, square, scale, eps, result[row], norm_r, individually)
+        def add(row: slice, block: slice) -> None:
+            _block_moments(x_rows[row], step, not individually, means[block], squares[block])
 
-    _share(rows, write)
+        _share(rows, add)
+        _merge(means, squares, nodes, step, center, square)
+
+        def write(row: slice, _: slice) -> None:
+            norm_r = norms[:, row] if individually else norms
+            _normalize(x_rows[row], center, square, scale, eps, result[row], norm_r, individually)
+
+        _share(rows, write)
+    if has_huge_norm(norms):
+        y = in_double(x, (groups, scale, eps, mode))
     return y, (norm, mean)
 
 
 def backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any) -> tuple[Tensor]:
     """Return dL/dx."""
     (norm, mean), (x,), (_, scale, _, mode) = saved, inputs, settings
-    if is_huge(norm):
+    if has_huge_norm(norm.numpy()):
         return (in_double(x, settings, grads[0]),)
     rows, grad_out, individually = _stacked(x), _stacked(grads[0]).numpy(), mode == "PN-SI"
     nodes, models, features = rows.shape
     x_rows, gradient, norms, center = rows.numpy(), vec.empty(x.shape), norm.numpy(), mean.numpy()
     result = gradient.view(rows.shape).numpy()
     if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
-        _backward(grad_out, x_rows, center, norms, scale, result)
+        gradient_block(grad_out, x_rows, center, norms, scale, result)
         return (gradient,)
     step = _rows_per_block(rows)
     sums, dots = np.empty((-(-nodes // step), models, features)), np.empty((-(-nodes // step), models))
@@ -107,15 +108,42 @@ def _share(x: Tensor, work: Callable[[slice, slice], Any]) -> None:
 
 
 @vec.kernel
-def _forward(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
-    for model in range(x.shape[1]):
-        normalize_block(x[:, model], scale, eps, y[:, model], norm[model], mean[model])
+def has_huge_norm(norms: Any) -> bool:
+    """Return whether a norm of ``[models, rows]`` is near the end of float32; NaN is not."""
+    for model in range(len(norms)):
+        for norm in norms[model]:
+            if norm >= MAX_NORM:
+                return True
+    return False
 
 
 @vec.kernel
-def _backward(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any) -> None:
-    for model in range(x.shape[1]):
-        gradient_block(grad[:, model], x[:, model], mean[model], norm[model], scale, result[:, model])
+def normalize_block(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
+    """Normalize ``x`` ``[nodes, models, features]`` in one thread.
+
+    Writes the means ``[models, features]`` and the norms ``[models, 1]``, or ``[models, nodes]`` to scale
+    every row individually.
+    """
+    nodes, models, features = x.shape
+    step = max(1, BLOCK_ELEMENTS // (models * features))
+    blocks, individually = -(-nodes // step), norm.shape[1] == nodes
+    means, squares = np.empty((blocks, models, features)), np.empty((blocks, models))
+    square = np.empty(models)
+    _block_moments(x, step, not individually, means, squares)
+    _merge(means, squares, nodes, step, mean, square)
+    _normalize(x, mean, square, scale, eps, y, norm, individually)
+
+
+@vec.kernel
+def gradient_block(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any) -> None:
+    """Write dL/dx of ``[nodes, models, features]`` in one thread."""
+    nodes, models, features = x.shape
+    step = max(1, BLOCK_ELEMENTS // (models * features))
+    blocks, individually = -(-nodes // step), norm.shape[1] == nodes
+    sums, dots = np.empty((blocks, models, features)), np.empty((blocks, models))
+    _gradient_sums(grad, x, mean, norm, scale, step, individually, result, sums, dots)
+    sums, dots = sums.sum(0) / nodes, dots.sum(0) / nodes
+    _finish_gradient(grad, x, mean, norm, scale, sums, dots, individually, result)
 
 
 @vec.kernel
@@ -151,20 +179,6 @@ def _normalize(
 
 
 @vec.kernel
-def normalize_block(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
-    """Normalize ``x`` ``[nodes, features]``, and write the mean and the norms: one, or one for every row."""
-    nodes, features = x.shape
-    step = max(1, BLOCK_ELEMENTS // features)
-    mean[:] = 0
-    part, square = np.empty((1, features)), 0.0
-    for start in range(0, nodes, step):
-        rows = x[start : start + step]
-        square += moments(rows, len(norm) != nodes, part)
-        square += merge(mean, start, part[0], len(rows))
-    normalize(x, mean.reshape(1, features), square / nodes, scale, eps, y, norm, len(norm) == nodes)
-
-
-@vec.kernel
 def moments(x: Any, needs_squares: bool, mean: Any) -> float:
     """Write the mean of the rows, in float64; return the sum of squared distances from it, if needed."""
     for start in range(0, x.shape[1], vec.LANES):
@@ -179,10 +193,6 @@ def moments(x: Any, needs_squares: bool, mean: Any) -> float:
     high, low = two_parts(mean)
     for row in range(len(x)):
         square += squared_distance(x, row, high, low)
-    if not square < np.inf:  # beyond the range of float32
-        square = 0.0
-        for row in range(len(x)):
-            square += wide_squared_distance(x, row, mean)
     return square
 
 
@@ -204,28 +214,14 @@ def normalize(
     """Write s·c/r; ``square`` is the mean squared distance of all rows from ``mean`` ``[1, features]``."""
     high, low = two_parts(mean)
     if not individually:
-        root = np.sqrt(square + eps)
-        norm[0] = root
-        if root < LARGE_NORM:
-            factor = np.float32(scale / root)
-            for row in range(len(x)):
-                write_scaled(x, row, high, low, factor, y)
-        else:
-            for row in range(len(x)):
-                write_wide(x, row, mean, scale / root, y)
+        norm[0] = np.sqrt(square + eps)
+        factor = np.float32(scale / norm[0])
+        for row in range(len(x)):
+            write_scaled(x, row, high, low, factor, y)
         return
-    step = max(1, CACHED_ELEMENTS // x.shape[1])
-    for first in range(0, len(x), step):
-        last = min(first + step, len(x))
-        for row in range(first, last):
-            norm[row] = np.sqrt(squared_distance(x, row, high, low) + np.float32(eps))
-        for row in range(first, last):
-            if norm[row] < LARGE_NORM:
-                write_scaled(x, row, high, low, np.float32(scale) / norm[row], y)
-            else:
-                root = np.sqrt(wide_squared_distance(x, row, mean) + eps)
-                norm[row] = root
-                write_wide(x, row, mean, scale / root, y)
+    for row in range(len(x)):
+        norm[row] = np.sqrt(squared_distance(x, row, high, low) + np.float32(eps))
+        write_scaled(x, row, high, low, np.float32(scale) / norm[row], y)
 
 
 @njit(inline="always")
@@ -233,13 +229,6 @@ def write_scaled(x: Any, row: Any, high: Any, low: Any, factor: Any, y: Any) -> 
     """Write a centered row times a factor; it is centered again, since stored values are slow to load."""
     for start in range(0, x.shape[1], vec.LANES):
         vec.store(y, row, start, centered(x, row, start, high, low) * factor)
-
-
-@vec.kernel
-def write_wide(x: Any, row: int, mean: Any, factor: float, y: Any) -> None:
-    """Write a centered row times a factor beyond the range of float32."""
-    for feature in range(x.shape[1]):
-        y[row, feature] = (x[row, feature] - mean[0, feature]) * factor
 
 
 @njit(inline="always")
@@ -263,16 +252,6 @@ def squared_distance(x: Any, row: Any, high: Any, low: Any) -> Any:
         value = centered(x, row, start, high, low)
         products = products + value * value
     return vec.total(products)
-
-
-@vec.kernel
-def wide_squared_distance(x: Any, row: int, mean: Any) -> float:
-    """Return the squared norm of a centered row, in float64."""
-    square = 0.0
-    for feature in range(x.shape[1]):
-        value = x[row, feature] - mean[0, feature]
-        square += value * value
-    return square
 
 
 @njit(inline="always")
@@ -367,28 +346,13 @@ def finish_gradient(
     """Write dL/dx: center dL/dc, which ``result`` holds where rows are scaled individually."""
     shift = grad_mean.astype(np.float32)
     factor, inverse, grad_dot = np.float32(scale / norm), np.float32(1 / norm), np.float32(mean_dot / norm)
-    step = max(1, CACHED_ELEMENTS // x.shape[1])
-    for first in range(0, len(x), step):
-        last = min(first + step, len(x))
-        for start in range(0, x.shape[1], vec.LANES):
-            offset = vec.load(shift, 0, start)
-            upper, lower = vec.load(high, 0, start), vec.load(low, 0, start)
+    for start in range(0, x.shape[1], vec.LANES):
+        offset = vec.load(shift, 0, start)
+        upper, lower = vec.load(high, 0, start), vec.load(low, 0, start)
+        for row in range(len(x)):
             if individually:
-                for row in range(first, last):
-                    vec.store(result, row, start, vec.load(result, row, start) - offset)
+                value = vec.load(result, row, start) - offset
             else:
-                for row in range(first, last):
-                    unit = (vec.load(x, row, start) - upper - lower) * inverse
-                    value = (vec.load(grad, row, start) - offset - unit * grad_dot) * factor
-                    vec.store(result, row, start, value)
-
-
-@vec.kernel
-def gradient_block(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any) -> None:
-    """Write dL/dx of ``[nodes, features]``."""
-    nodes, features = x.shape
-    individually = len(norm) == nodes
-    high, low = two_parts(mean.reshape(1, features))
-    sums, by_row = np.zeros((1, features)), np.empty((2, nodes), np.float32)
-    dot = gradient_sums(grad, x, high, low, norm, scale, individually, by_row, result, sums)
-    finish_gradient(grad, x, high, low, norm[0], scale, sums / nodes, dot / nodes, individually, result)
+                unit = (vec.load(x, row, start) - upper - lower) * inverse
+                value = (vec.load(grad, row, start) - offset - unit * grad_dot) * factor
+            vec.store(result, row, start, value)
