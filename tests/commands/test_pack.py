@@ -81,15 +81,10 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, pairnorm) -> None:
         (["--graph", str(packed), "--memory", "10MB"], "--memory"),
         (["--graph", str(packed), "--model", "GAN"], "model is 'GAN'"),
         (["--graph", str(packed), "--nodes", "n.csv"], "is about tables"),
-        (["--graph", str(packed), "--features", "f.csv"], "is about tables"),
-        (["--graph", str(packed), "--database", "sqlite:///x"], "is about tables"),
         (["--graph", str(packed), "--depth", "0"], "depth is 0"),
         (["--graph", str(packed), "--norm", "PN-SCS"], "norm is 'PN-SCS'"),
         (["--graph", str(packed), "--metric", "recall"], "metric is 'recall'"),
-        (["--graph", str(packed), "--label", "class"], "--label is about tables"),
-        (["--graph", str(packed), "--on-unknown-node", "drop"], "--on-unknown-node is about tables"),
         (["--graph", str(packed), "--class-weight", "balanced"], "--class-weight is for models in memory"),
-        (["--graph", str(packed), "--time-column", "day"], "--time-column is for models in memory"),
         (["--graph", str(tmp_path)], "no packed graph"),
     ):
         assert printed in pairnorm("fit", *words, *out, code=1).err.replace("\n", " ")
