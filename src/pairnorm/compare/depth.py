@@ -213,11 +213,11 @@ class DepthComparison(Grid[DepthCell]):
 
     def candidates(self, cell: DepthCell, seed: int = 0) -> tuple[Spec, ...]:
         """Return the four grid points of a cell."""
-        return _grid_points(self, cell)
+        return _candidate_specs(self, cell)
 
 
 @cache
-def _grid_points(comparison: DepthComparison, cell: DepthCell) -> tuple[Spec, ...]:
+def _candidate_specs(comparison: DepthComparison, cell: DepthCell) -> tuple[Spec, ...]:
     method = find_method(cell.method)
     strengths = method.grid[:2] if len(method.grid) > 1 else ()
     rates, dropouts = RATES[cell.model], DROPOUTS

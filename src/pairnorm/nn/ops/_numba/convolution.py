@@ -258,7 +258,7 @@ def _attention_backward(
 def _through_average(
     crow: Any, column: Any, masked: Any, z: Any, grad: Any, grad_dots: Any, grad_z: Any
 ) -> None:
-    """Add to the gradient of z; write dL/dweight times the weight, after dropout, to ``grad_dots``."""
+    """Add to ``grad_z`` the gradient through the weighted mean; ``grad_dots`` is dL/dweight · weight."""
     for row in range(len(grad)):
         for entry in range(crow[row], crow[row + 1]):
             value, other = masked[entry], column[entry]
@@ -277,7 +277,7 @@ def _through_softmax(
     crow: Any, column: Any, att_scores: Any, weights: Any, negative_slope: Any, grad_dots: Any,
     grad_scores: Any,
 ) -> None:  # fmt: skip
-    """Add to the gradients of the scores."""
+    """Add to ``grad_scores`` the gradient through the softmax of attention weights."""
     for row in range(len(crow) - 1):
         mean = ZERO
         for entry in range(crow[row], crow[row + 1]):

@@ -89,7 +89,7 @@ def backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any
 
 
 def _stacked(x: Tensor) -> Tensor:
-    """View as ``[nodes, models, features]``."""
+    """Return ``x`` as a contiguous view ``[nodes, models, features]``, detached."""
     return x.detach().contiguous().view(x.size(0), -1, x.size(-1))
 
 

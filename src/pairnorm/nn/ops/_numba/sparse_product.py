@@ -89,7 +89,7 @@ def select(pattern: Pattern, values: Tensor) -> Selection:
 
 
 def linear_forward(pattern: Pattern, entries: Selection, weight: Tensor) -> Tensor:
-    """Return ``[nodes, models, out]`` for weights ``[models, in, out]``."""
+    """Return sparse features times weights ``[models, in, out]``: ``[nodes, models, out]``."""
     result, by_models = vec.empty_by_model(len(weight), pattern.shape[0], weight.size(2))
     _linear_forward(*entries, vec.array(weight), by_models.numpy())
     return result
