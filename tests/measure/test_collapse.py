@@ -70,6 +70,8 @@ class TestDominantSubspaceDistance:
     def test_small_differences_on_a_large_offset(self):
         x = 1e6 + torch.randn(300, 4).round(decimals=1)
         near(dominant_subspace_distance(x), (x - x.double().mean(0)).norm(), 1e-6)
+        noise = torch.randint(9, (50, 3)).double() / 256  # with the offset exact, but for its mean
+        near(dominant_subspace_distance(2.0**44 + noise), dominant_subspace_distance(noise))
         assert dominant_subspace_distance(torch.full((300, 4), 1e6 / 3)) == 0
         assert dominant_subspace_distance(torch.zeros(3, 4), relative=True) == 0
 
