@@ -52,7 +52,7 @@ def test_as_in_memory(tmp_path):
         same = found[one.norm, one.depth, one.scale]
         assert same.validation_loss == pytest.approx(one.validation_loss, rel=1e-3)
         assert same.validation_accuracy == pytest.approx(one.validation_accuracy, abs=0.011)
-    assert outcome.best.rank == max(one.rank for one in tried)
+    assert outcome.best == max(outcome.results, key=lambda one: one.rank).candidate
     assert outcome.scores.count == int(masks["test"].sum())
 
 
@@ -117,7 +117,8 @@ def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
     if metric == "loss":
         assert outcome.best.validation_loss == min(losses)
     elif metric == "accuracy":
-        assert outcome.best.rank == max(one.candidate.rank for one in outcome.results)
+        accuracies = [one.candidate.validation_accuracy for one in outcome.results]
+        assert outcome.best.validation_accuracy == max(accuracies)
     page = render_markdown(streamed_page(outcome))
     assert f"| {metric.replace('-', ' ')} |" in page
     assert outcome.results[0].score == max(one.score for one in outcome.results)

@@ -232,8 +232,8 @@ class PreparedGraph:
         # Parts of cache keys: objects, because an id could be used again.
         self._own: object = object()
         self._edges: object = object() if same_edges is None else same_edges._edges
-        # Values by key, the least recently used first.
-        self._cache: dict[Any, Any] = {} if same_edges is None else same_edges._cache
+        # Values and their sizes in bytes by key, the least recently used first.
+        self._cache: dict[Any, tuple[Any, int]] = {} if same_edges is None else same_edges._cache
 
     def __getstate__(self) -> dict[str, Any]:
         return {"graph": self.graph, "features": self.features, "device": self.device}
@@ -270,9 +270,12 @@ class PreparedGraph:
         removed once all take more than ``MAX_CACHE_BYTES``.
         """
         key = self._edges if edges_only else self._own, key
-        value: Value = self._cache.pop(key) if key in self._cache else compute()
-        self._cache[key] = value
-        sizes = {key: size for key, x in self._cache.items() if (size := _num_bytes(x)) > SMALL_BYTES}
+        if key in self._cache:
+            self._cache[key] = self._cache.pop(key)
+            return self._cache[key][0]  # type: ignore[no-any-return]
+        value = compute()
+        self._cache[key] = value, _num_bytes(value)
+        sizes = {key: size for key, (_, size) in self._cache.items() if size > SMALL_BYTES}
         excess = sum(sizes.values()) - MAX_CACHE_BYTES
         for oldest, size in sizes.items():
             if excess <= 0 or oldest == key:
@@ -283,7 +286,7 @@ class PreparedGraph:
 
     def peek(self, key: Any) -> Any:
         """Return the cached value of a key, or None."""
-        return self._cache.get((self._own, key))
+        return self._cache.get((self._own, key), (None,))[0]
 
     @property
     def dense(self) -> Tensor:

@@ -32,6 +32,7 @@ from pairnorm.classify.candidates.ensemble import (
 from pairnorm.classify.candidates.networks import GNNFamily
 from pairnorm.classify.candidates.residual import ResidualGCNs
 from pairnorm.classify.candidates.task import (
+    CHEAP_SHARE,
     SEARCH_SHARE,
     Candidate,
     CandidateResult,
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 # Models that can be fitted to pseudo-labels.
 SELF_TRAINING_MODELS = ("SGC", "logistic regression")
-# Share of the time limit after which networks start, even if other candidates are not finished.
-NETWORK_SHARE = 0.2
 # Later steps of a family are expected to take this share of its first one, until they are measured.
 FIRST_STEP_SHARE = 0.25
 # Residual GCNs whose first candidate has a larger loss than this factor of the best are not trained further.
@@ -293,7 +292,7 @@ def _evaluate(
         ]
         pending = [number for number in range(len(families)) if number not in networks]
         while pending or networks:
-            if networks and (not pending or not task.allows(NETWORK_SHARE)):
+            if networks and (not pending or not task.allows(CHEAP_SHARE)):
                 pending.append(networks.pop(0))
             number = min(pending, key=lambda number: sum(seconds[number]))
             family, done = families[number], results[number]
@@ -332,8 +331,9 @@ def _mean(parts: Sequence[tuple[int, CandidateResult]]) -> Tensor:
 def _refine(task: Task, choice: Choice, tick: Tick) -> Choice:
     """Smooth the ensemble, then self-train it once, where each gains on held-out nodes and time allows it.
 
-    The members are fitted in the first fold, the heaviest first. How long that takes predicts the time of all
-    later steps; members that time does not allow to fit to all labels are left out.
+    The members are fitted in the first fold in the order of their selection, the best candidate first. How
+    long that takes predicts the time of all later steps; members that time does not allow to fit to all
+    labels are left out.
     Further rounds of self-training gained nothing on Cora and Citeseer.
     """
     start, (first, *others) = time.perf_counter(), task.folds
@@ -344,7 +344,7 @@ def _refine(task: Task, choice: Choice, tick: Tick) -> Choice:
         return task.allows(FIT_SHARE, fits * (time.perf_counter() - start) / folds)
 
     parts = []
-    for weight, result in sorted(choice.parts, key=lambda part: -part[0]):
+    for weight, result in choice.parts:
         if members and not allows(FINAL_FITS + 1):
             break
         parts.append((weight, result))

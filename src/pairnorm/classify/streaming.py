@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,9 +114,9 @@ class Streamed(NamedTuple):
         return self.candidate.validation_loss
 
     @property
-    def rank(self) -> tuple[float, ...]:
-        """Sort key: the score; then accuracy, loss and depth."""
-        return -inf if isnan(self.score) else self.score, *self.candidate.rank
+    def rank(self) -> tuple[float, float, int]:
+        """Sort key, larger for better."""
+        return self.candidate.rank(self.score)
 
 
 @dataclass(frozen=True, eq=False)

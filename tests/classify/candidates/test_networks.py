@@ -45,7 +45,8 @@ def test_a_spent_budget_trains_one_at_most_and_says_so(
     task: Task, required: bool, trained: list[int]
 ) -> None:
     specs, told = [Spec("own", "GCN", depth, epochs=5) for depth in (2, 3)], []
-    task, family = replace(task, time_limit=0.0), GNNFamily(specs, [0], required=required)
+    task = replace(task, time_limit=0.0)
+    family = GNNFamily(specs, [0], required=required, cross_fit=True)
     with pytest.warns(
         ClassifierWarning, match=rf"time limit of 0 s was reached when {2 - len(trained)} of 2 networks"
     ):

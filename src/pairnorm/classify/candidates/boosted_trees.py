@@ -19,6 +19,7 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.classify.candidates.columns import NodeColumns, NodeTable
 from pairnorm.classify.candidates.ensemble import improves
 from pairnorm.classify.candidates.task import (
+    CHEAP_SHARE,
     Candidate,
     CandidateResult,
     Results,
@@ -32,8 +33,6 @@ from pairnorm.classify.regression import subsample
 from pairnorm.classify.scaling import PreparedGraph, check_size, has_many_nodes
 
 HOPS, LEAVES = (1, 3), (4, 16)
-# No extra blocks are evaluated after this share of the time limit.
-EXTRAS_SHARE = 0.25
 MAX_ROUNDS, LEARNING_RATE = 150, 0.08
 # With many nodes, a larger learning rate needs fewer trees.
 FAST_ROUNDS, FAST_LEARNING_RATE = 100, 0.12
@@ -91,7 +90,7 @@ class BoostedTrees:
         without = {"missing"} if not task.graph.missing.any() and task.feature_mask is None else set()
         without |= {"SGC"} if task.limits.is_expensive or task.classes < 2 else set()
         extras = [name for name in self.extras if name not in without]
-        if not task.allows(EXTRAS_SHARE) or has_many_nodes(task.graph):
+        if not task.allows(CHEAP_SHARE) or has_many_nodes(task.graph):
             extras = []
         if extras:
             tables = _FoldTables.of(task, best._replace(extras=tuple(extras)))

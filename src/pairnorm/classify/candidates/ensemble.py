@@ -52,8 +52,6 @@ ALPHAS, POWERS, SMOOTHING_STEPS = (0.3, 0.5, 0.8, 0.9), (1.0, 1.5, 2.0, 3.0), 50
 LABEL_ALPHAS, PROPAGATION_STEPS = (0.5, 0.9, 0.99), 100
 # Pseudo-labels are taken from at most this many nodes, their probabilities raised to this power.
 MAX_PSEUDO_LABELS, PSEUDO_LABEL_POWER = 4000, 1.5
-# A regression on more columns than this takes fewer pseudo-labels.
-WIDE_COLUMNS, MAX_PSEUDO_LABELS_WIDE = 2000, 1000
 
 
 @dataclass(frozen=True)
@@ -379,13 +377,11 @@ class PseudoLabels(NamedTuple):
         nodes: int64 [m].
         target: [m, classes], the probability of every class.
         counts: [m], the weight of each; the known labels weigh as much as all others together.
-        known: number of known labels, which come first. The others are in random order.
     """
 
     nodes: Tensor
     target: Tensor
     counts: Tensor
-    known: int
 
     @classmethod
     def of(cls, task: Task, probabilities: Tensor) -> PseudoLabels | None:
@@ -400,15 +396,4 @@ class PseudoLabels(NamedTuple):
         sharpened = probabilities.cpu()[others] ** PSEUDO_LABEL_POWER
         target = torch.cat([labels.to(sharpened), sharpened / sharpened.sum(1, keepdim=True)])
         counts = torch.cat([torch.full((len(nodes),), 1 / len(nodes)) for nodes in (known, others)])
-        return cls(torch.cat([known, others]), target, counts, len(known))
-
-    def training_rows(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rows, targets and weights for a regression on the columns of a state, [n, d].
-
-        The work grows with the cube of the smaller number, of rows or columns: many columns take fewer rows.
-        """
-        end = len(self.nodes) if state.shape[1] <= WIDE_COLUMNS else self.known + MAX_PSEUDO_LABELS_WIDE
-        nodes, target, counts = (part[:end].to(state.device) for part in self[:3])
-        counts = counts.clone()  # the next state may use more rows
-        counts[self.known :] /= counts[self.known :].sum()
-        return state[nodes], target, counts
+        return cls(torch.cat([known, others]), target, counts)

@@ -54,18 +54,17 @@ class GNNFamily:
         specs: architectures and training settings, in the order of training.
         seeds: one for each network of an architecture.
         required: train the first however long it takes, since there is no other candidate.
-        stop_early: when time is up, evaluate the first with the best weights so far.
         name: of the family.
         checkpoints: folder in which training is saved every few epochs, and resumed from.
         cross_fit: train one network per fold, whose early stopping uses the nodes of the next fold and whose
-            evaluation uses its own; the candidate averages all of them. Otherwise train once per seed on the
-            training nodes, with validation nodes for both.
+            evaluation uses its own; the candidate averages all of them. Otherwise, for a baseline, train once
+            per seed on the training nodes, with validation nodes for both; when time is up, the first spec is
+            evaluated with its best weights so far.
     """
 
     specs: Sequence[Spec]
     seeds: Sequence[int]
     required: bool = False
-    stop_early: bool = False
     name: str = "GCN, GAT, GCNII and APPNP"
     checkpoints: Path | None = None
     cross_fit: bool = False
@@ -81,11 +80,11 @@ class GNNFamily:
         for number, spec in enumerate(self.specs):
             timed = replace(task, time_limit=inf) if self.required and number == 0 else task
             try:
-                yield self._fit_spec(timed, spec, self.stop_early and number == 0)
+                yield self._fit_spec(timed, spec, not self.cross_fit and number == 0)
             except OutOfTime:
                 num_untrained += 1
             tick(f"{_model_name(spec)}, depth {spec.depth}")
-        if num_untrained and not self.stop_early:
+        if num_untrained and self.cross_fit:
             warnings.warn(
                 f"the time limit of {task.time_limit:.0f} s was reached when {num_untrained} of "
                 f"{len(self.specs)} networks were not trained, the deepest among them. Allow more time, or "

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from pairnorm.classify.candidates.networks import Network, projected, residual_gcn
-from pairnorm.classify.candidates.task import Candidate, CandidateResult, KnownLabels, Results, Task, Tick
+from pairnorm.classify.candidates.task import (
+    CHEAP_SHARE,
+    SEARCH_SHARE,
+    Candidate,
+    CandidateResult,
+    KnownLabels,
+    Results,
+    Task,
+    Tick,
+)
 from pairnorm.nn.ops.dropout import keys_from_seeds, step_keys
 from pairnorm.train.problem import node_losses
 
@@ -22,8 +31,6 @@ SETTINGS = ((4, 32), (8, 64), (15, 128))
 FIRST_EPOCHS, MIN_EPOCHS, MAX_EPOCHS = 40, 5, 1000
 # Training stops after this many epochs without a smaller loss, which is computed every few epochs.
 PATIENCE, EVALUATION_INTERVAL = 100, 5
-# Share of the time limit after which training stops.
-TIME_SHARE = 0.45
 # Networks that are trained side by side, each without a part of the labels; one in so many nodes decides
 # when to stop.
 NUM_NETWORKS, STOPPING_INTERVAL = 3, 8
@@ -69,11 +76,11 @@ class ResidualGCNs:
         groups = [masks[first::NUM_NETWORKS] for first in range(min(NUM_NETWORKS, len(masks)))]
         held_out = torch.stack([torch.stack(list(group)).any(0) for group in groups], 1)
         for number, (depth, hidden) in enumerate(self.settings):
-            if number > 0 and not task.allows(TIME_SHARE / 2):
+            if number > 0 and not task.allows(CHEAP_SHARE):
                 return
             training = _Training(task, held_out, depth, hidden, self.seed)
             for epochs in (FIRST_EPOCHS, MAX_EPOCHS) if number == 0 else (MAX_EPOCHS,):
-                training.run(epochs, TIME_SHARE if task.shards is None else inf)
+                training.run(epochs, SEARCH_SHARE if task.shards is None else inf)
                 yield self._evaluate(task, training)
                 tick(f"{self.name}, depth {depth}, {training.epoch} epochs")
 

@@ -30,7 +30,6 @@ from pairnorm.classify.candidates.task import (
 from pairnorm.classify.regression import (
     DRAFT_TOLERANCE,
     LOOSE_TOLERANCE,
-    MAX_AXES,
     MAX_SELECTION_ROWS,
     MAX_TRAINING_ROWS,
     MIN_PARALLEL_SIZE,
@@ -52,9 +51,8 @@ FIRST_DEPTHS, NUM_REFINED = (0.1, 0.5, 0.8), 2
 Losses = dict[tuple[str, Norm], dict[int, float]]
 Path = Iterator[tuple[float, Tensor, Tensor]]
 EPS = 1e-6
-# A regression is solved to convergence in all eigenvectors, which takes these seconds of a core times the
-# cubed rank; a small rank is never short of time. The ensemble is fitted twice after the search.
-MAX_QUICK_RANK, EIGEN_SECONDS, FITS_LEFT = 1500, 3e-10, 2
+# Regressions of a larger rank take seconds to solve to convergence, since the time grows with its cube.
+MAX_EXACT_RANK = 1500
 # A sweep over scales that is quicker is finished though time is up: its first scale is rarely a good one.
 MIN_SWEEP_SECONDS = 1.0
 MIN_SHARE_PRESENT = 0.5
@@ -356,41 +354,27 @@ def _make_propagation(task: Task, candidate: Candidate) -> Propagation:
 def _fold_weights(task: Task, state: Tensor, scales: Sequence[float], key: Hashable) -> Path:
     """Yield (scale, weights [folds, d, classes], biases [folds, classes]) of regressions on a state, [n, d].
 
-    Expensive regressions of a draft are solved loosely, on axes that all folds and variants of the graph
-    share; ``key`` identifies the state in the cache. So is the delivered model where time is short.
+    Large regressions that compare candidates or learn pseudo-labels are solved loosely, on leading axes that
+    all folds and variants of the graph share; ``key`` identifies the state in the cache. So is a delivered
+    model of a large rank, unless the search is exhaustive.
     """
-    train = task.with_all_folds.graph.train.to(state.device)
-    shared = task.prepared.reduced[0] is None
-    tolerance, axes = TOLERANCE, None
-    if task.is_draft or has_many_nodes(task.graph):
-        tolerance = LOOSE_TOLERANCE
-    if (task.is_draft and int(train.sum()) * state.shape[1] >= MIN_PARALLEL_SIZE) or _is_short(
-        task, state[train]
-    ):
-        tolerance = DRAFT_TOLERANCE
-        axes = task.prepared.cached(
-            ("axes", key), lambda: leading_axes(state[train] - state[train].mean(0)), edges_only=shared
-        )
-    if task.pseudo_labels is not None:
-        rows, target, counts = task.pseudo_labels.training_rows(state)
-        tolerance = max(tolerance, LOOSE_TOLERANCE)
-        if axes is None and (len(rows) > rows.shape[1] > MAX_AXES or _is_short(task, rows)):
-            # More rows than columns determine the leading axes well, also those of the delivered model.
-            # Members of an ensemble that differ only in their scale share them.
-            tolerance = DRAFT_TOLERANCE
-            axes = task.prepared.cached(
-                ("axes", key, "pseudo-labels"), lambda: leading_axes(rows - rows.mean(0))
-            )
-        return fold_regressions(rows, target, scales, counts.unsqueeze(0), tolerance, axes)
-    folds = torch.stack([fold.graph.train.to(state.device)[train] for fold in task.folds])
-    target = one_hot(task.graph.labels.to(state.device)[train], task.classes)
-    return fold_regressions(state[train], target, scales, folds, tolerance, axes)
-
-
-def _is_short(task: Task, rows: Tensor) -> bool:
-    """Return whether the time limit does not allow to solve a regression to convergence."""
-    rank = min(rows.shape)
-    return rank > MAX_QUICK_RANK and not task.allows(1.0, FITS_LEFT * EIGEN_SECONDS * rank**3)
+    is_loose = task.is_draft or task.pseudo_labels is not None
+    if task.pseudo_labels is None:
+        train = task.with_all_folds.graph.train.to(state.device)
+        rows, target = state[train], one_hot(task.graph.labels.to(state.device)[train], task.classes)
+        weights = torch.stack([fold.graph.train.to(state.device)[train] for fold in task.folds])
+    else:
+        nodes, target, counts = (part.to(state.device) for part in task.pseudo_labels)
+        rows, weights = state[nodes], counts.unsqueeze(0)
+    tolerance, axes = LOOSE_TOLERANCE if is_loose or has_many_nodes(task.graph) else TOLERANCE, None
+    is_large = rows.numel() >= MIN_PARALLEL_SIZE
+    if not is_loose:
+        is_large = min(rows.shape) > MAX_EXACT_RANK and task.time_limit < inf
+    if is_large:
+        tolerance, shared = DRAFT_TOLERANCE, task.prepared.reduced[0] is None
+        name = "axes", key, task.pseudo_labels is None
+        axes = task.prepared.cached(name, lambda: leading_axes(rows - rows.mean(0)), edges_only=shared)
+    return fold_regressions(rows, target, scales, weights, tolerance, axes)
 
 
 def _fit(task: Task, candidate: Candidate) -> FittedSGC:

@@ -32,8 +32,9 @@ State = tuple[dict[str, Any], dict[str, Tensor]]
 IMPUTATION_NAMES = {"fp": "feature propagation", "mass": "means of known values"}
 # Models that have no PairNorm, so that their names do not mention it.
 WITHOUT_PAIR_NORM = ("GCNII", "APPNP", "residual GCN")
-# Share of the time limit after which no candidate is evaluated.
-SEARCH_SHARE = 0.5
+# Shares of the time limit: after the first, networks start, and trees and residual networks do not grow
+# further; after the second, no candidate is evaluated.
+CHEAP_SHARE, SEARCH_SHARE = 0.25, 0.5
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,10 @@ class Candidate:
         """PairNorm's mode, None without a norm."""
         return None if self.norm == "none" else self.norm
 
-    @property
-    def rank(self) -> tuple[float, float, int]:
-        """Sort key, larger for better: accuracy; then a small loss; then few layers."""
-        loss = inf if isnan(self.validation_loss) else self.validation_loss
-        return (self.validation_accuracy, -loss, -self.depth)
+    def rank(self, score: float) -> tuple[float, float, int]:
+        """Return its sort key, larger for better: score; then a small loss; then few layers."""
+        score, loss = (-inf if isnan(value) else value for value in (score, -self.validation_loss))
+        return score, loss, -self.depth
 
 
 def best_by_depth(candidates: Sequence[Candidate]) -> dict[tuple[str, Norm], dict[int, float]]:
@@ -171,9 +171,8 @@ class CandidateResult(NamedTuple):
 
     @property
     def rank(self) -> tuple[float, float, int]:
-        """Sort key, larger for better: score; then a small loss; then few layers."""
-        score, loss = (-inf if isnan(value) else value for value in (self.score, -self.validation_loss))
-        return score, loss, -self.candidate.depth
+        """Sort key, larger for better."""
+        return self.candidate.rank(self.score)
 
 
 Results = Iterator[CandidateResult]
