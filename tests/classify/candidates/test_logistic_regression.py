@@ -19,7 +19,8 @@ def test_it_sees_no_edges(small: Graph, task: Task) -> None:
 
 
 def test_validation_chooses_the_scale(task: Task) -> None:
-    tried, _, best, *_ = search(task, [LogisticRegression((1.0, 10.0, 100.0))])
+    choice = search(task, [LogisticRegression((1.0, 10.0, 100.0))])
+    tried, best = choice.results, choice.best
     assert {one.candidate.setting for one in tried} == {"scale 1", "scale 10", "scale 100"}
     assert best.validation_loss == min(one.candidate.validation_loss for one in tried)
     assert best.validation_accuracy > 0.7
