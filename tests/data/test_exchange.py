@@ -293,3 +293,19 @@ def test_labels_may_be_texts(raises: Callable) -> None:
     assert graph.labels.tolist() == [0, 2]
     with raises("unknown-class", value="other"):
         Graph.from_edges([[0], [1]], labels=["low", "other"], class_names=("low", "high"))
+
+
+def test_graphml_declares_the_value_of_what_has_none(tmp_path):
+    key = '<key id="{0}" for="{1}" attr.name="{0}" attr.type="{2}"><default>{3}</default></key>'
+    (tmp_path / "g.graphml").write_text(
+        '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+        + key.format("color", "node", "string", "yellow")
+        + key.format("weight", "edge", "double", "2.5")
+        + '<graph edgedefault="undirected"><node id="x"/><node id="y"><data key="color">red</data></node>'
+        '<edge source="x" target="y"/></graph></graphml>'
+    )
+    graph = Graph.from_files(tmp_path / "g.graphml")
+    assert graph.feature_names == ("color=red", "color=yellow")
+    assert graph.features.tolist() == [[0, 1], [1, 0]]
+    assert not graph.missing.any()
+    assert graph.adjacency.values().tolist() == [2.5, 2.5]

@@ -9,11 +9,13 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
 
 from pairnorm.base.errors import PairNormError
+from pairnorm.base.memory import MemoryLimit
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import find_files
 from pairnorm.data.readers import open_table, open_tables
@@ -47,6 +49,47 @@ def test_another_delimiter_is_found_out_and_said(
     assert table.notes == [f"{name} is separated by {sign!r}; --delimiter (delimiter=) names another sign"]
     with raises("wrong-delimiter", name, value=":"):
         open_table(path, options=ColumnOptions(delimiter=":"))
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("id;revenue, USD;y\na;1;u\nb;2;v\n", ("id", "revenue, USD", "y")),
+        ("id;revenue, USD;y\na;1,5;u\nb;2;v\n", ("id", "revenue, USD", "y")),
+        ("id\tsize, cm\na\t3,4\nb\t5\n", ("id", "size, cm")),
+        ('id|town\na|"Ames, IA"\n', ("id", "town")),
+        ('id,"a;b"\n1,x;y\n2,z\n', ("id", "a;b")),
+        ("id,x,y\na,1\nb,2,3\n", ("id", "x", "y")),
+        ("id\na\nb\n", ("id",)),
+    ],
+)
+def test_the_delimiter_splits_every_row_alike(write: Write, text: str, columns: tuple[str, ...]) -> None:
+    assert open_table(write("t.csv", text)).columns == columns
+
+
+def test_features_given_as_nodes_suggest_their_option(write: Write, raises: Callable) -> None:
+    with raises("unknown-contents", "words.json", options={"features": "words.json"}):
+        open_table(write("words.json", '{"a": ["x", "y"], "b": ["z"]}'))
+
+
+@pytest.mark.parametrize("text", [100_000 * "[", 100_000 * '{"a":', '{"a": 1}\n' + 100_000 * "["])
+def test_nested_brackets_on_the_standard_input_are_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str, raises: Callable
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    with raises("file-damaged", "the standard input"):
+        open_tables("nodes", "-")
+
+
+def test_parquet_whose_equal_texts_unpack_to_more_than_the_limit_is_refused(
+    tmp_path: Path, raises: Callable
+) -> None:
+    path, rows = tmp_path / "t.parquet", 20_000
+    pandas.DataFrame({"id": range(rows), "text": rows * [10_000 * "x"]}).to_parquet(path)
+    assert path.stat().st_size < 1_000_000
+    (table,) = open_tables("nodes", path, memory=MemoryLimit.of("100MB"))
+    with raises("memory-limit", "t.parquet"):
+        list(read_blocks(table))
 
 
 @pytest.mark.parametrize("delimiter", ["\t", "\\t", "tab"])

@@ -262,9 +262,15 @@ def from_networkx(
     from pairnorm.data.tables import Table
     from pairnorm.data.tabular import EndpointColumns, add_edges, read_nodes
 
-    for items in (graph.nodes(data=True), graph.edges(data=True)):
-        limit(len(items), len({key for *_, attributes in items for key in attributes}))
-    nodes = _attributes([attributes for _, attributes in graph.nodes(data=True)])
+    for items, default in (
+        (graph.nodes(data=True), "node_default"),
+        (graph.edges(data=True), "edge_default"),
+    ):
+        keys = {key for *_, attributes in items for key in attributes}
+        limit(len(items), len(keys.union(_defaults(graph, default))))
+    nodes = _attributes(
+        [attributes for _, attributes in graph.nodes(data=True)], _defaults(graph, "node_default")
+    )
     edges = _edges(graph)
     options = options.after(encoder)
     if encoder is None:
@@ -301,13 +307,19 @@ def _edges(graph: networkx.Graph) -> dict[str, list[Any]]:
     if not graph.is_directed():
         edges += [(target, source, attributes) for source, target, attributes in edges if source != target]
     ends = {_SOURCE: [edge[0] for edge in edges], _TARGET: [edge[1] for edge in edges]}
-    return ends | _attributes([edge[2] for edge in edges])
+    return ends | _attributes([edge[2] for edge in edges], _defaults(graph, "edge_default"))
 
 
-def _attributes(items: list[dict[Any, Any]]) -> dict[str, list[Any]]:
-    """Return a column per attribute of nodes or edges, None for those without it."""
-    known = dict.fromkeys(key for attributes in items for key in attributes)
-    return {str(key): [attributes.get(key) for attributes in items] for key in known}
+def _defaults(graph: networkx.Graph, key: str) -> dict[Any, Any]:
+    """Return the default of each attribute, which GraphML may declare."""
+    defaults = graph.graph.get(key)
+    return defaults if isinstance(defaults, dict) else {}
+
+
+def _attributes(items: list[dict[Any, Any]], defaults: dict[Any, Any]) -> dict[str, list[Any]]:
+    """Return a column per attribute of nodes or edges; the default, or None, for those without it."""
+    known = dict.fromkeys([*(key for attributes in items for key in attributes), *defaults])
+    return {str(key): [attributes.get(key, defaults.get(key)) for attributes in items] for key in known}
 
 
 def _is_vector(value: object) -> bool:

@@ -13,7 +13,8 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from glob import glob
 from io import BytesIO, TextIOWrapper
 from itertools import islice
@@ -31,6 +32,7 @@ Open = Callable[[], IO[bytes]]
 STDIN = "-"
 MAX_CELL = 2**24
 """Characters of a cell of text."""
+SIGNS = (",", ";", "\t", "|")
 COMMENT, MAX_COMMENT_LINES = ("#", "%"), 1000
 PADDED = re.compile("0[0-9]+")
 BYTE_ORDER_MARKS = {
@@ -196,12 +198,15 @@ def read_stdin(name: str, role: str, memory: MemoryLimit) -> tuple[str, bytes]:
 
 
 def _detect_format(data: bytes) -> str:
-    start = data[:64].lstrip(codecs.BOM_UTF8).lstrip()
-    if start.startswith((b"{", b"[")):
-        with suppress(ValueError):
-            json.loads(data)
-            return ".json"
-        return ".jsonl"
+    start = data[:64].removeprefix(codecs.BOM_UTF8).lstrip()
+    if start.startswith(b"["):
+        return ".json"
+    if start.startswith(b"{"):
+        line, _, rest = data.strip().partition(b"\n")
+        with suppress(ValueError, RecursionError):
+            json.loads(line)
+            return ".jsonl" if rest else ".json"
+        return ".json"
     return next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), ".csv")
 
 
@@ -332,16 +337,18 @@ def find_comments_and_spaces(opened: Open, encoding: str, max_cells: float) -> t
     return False, False
 
 
-def other_delimiter(cells: Sequence[str], delimiter: str, is_usual: bool) -> str | None:
-    """Return the sign that separates the cells of a line instead of the delimiter that split it so.
+def find_delimiter(text: TextFile, rows: int) -> str:
+    """Return the sign that splits the first rows into equally many cells, none with a quote.
 
-    A delimiter that is not the usual one of the file may have split a quoted cell, as in ``"Ames, IA"|7``.
+    The delimiter comes first; it is returned, too, where no sign does so.
     """
-    signs = [sign for sign in (",", ";", "\t", "|") if sign != delimiter]
-    if len(cells) == 1:
-        return next((sign for sign in signs if sign in cells[0]), None)
-    inside = "" if is_usual else "\n".join(cells)
-    return next((sign for sign in signs if f'{sign}"' in inside or f'"{sign}' in inside), None)
+    for sign in dict.fromkeys((text.delimiter, *SIGNS)):
+        with replace(text, delimiter=sign).rows(errors="replace") as reader:
+            first = list(islice(filter(any, reader), rows))
+        has_quotes = any('"' in cell for cells in first for cell in cells)
+        if not has_quotes and len({len(cells) for cells in first}) == 1 < len(first[0]):
+            return sign
+    return text.delimiter
 
 
 def open_converted(opened: Open, encoding: str, has_spaces: bool) -> IO[bytes]:
@@ -356,3 +363,24 @@ def _convert_lines(text: IO[str], has_spaces: bool) -> Iterator[bytes]:
         if has_spaces:
             rows = ("\t".join(row.split()) for row in rows)
         yield ("\n".join(rows) + "\n").encode()
+
+
+def open_text(
+    name: str, opened: Open, delimiter: str, encoding: str | None, max_cells: float, may_have_spaces: bool
+) -> tuple[TextFile, list[str]]:
+    """Find the encoding of a text and, unless ``max_cells`` is 0, comments and cells separated by spaces."""
+    if encoding is None:
+        encoding, notes = find_encoding(name, opened)
+    else:  # with or without a byte order mark
+        is_utf8, notes = codecs.lookup(encoding).name == "utf-8", []
+        encoding = "utf-8-sig" if is_utf8 else encoding
+    has_comments, has_spaces = (
+        find_comments_and_spaces(opened, encoding, max_cells) if max_cells else (False, False)
+    )
+    has_spaces &= may_have_spaces
+    if not has_comments and not has_spaces:
+        return TextFile(opened, delimiter, encoding), notes
+    if has_spaces:
+        notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
+    converted = partial(open_converted, opened, encoding, has_spaces)
+    return TextFile(converted, "\t" if has_spaces else delimiter, is_converted=True), notes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import zipfile
 from collections import Counter
@@ -28,17 +27,14 @@ from pairnorm.data.files import (
     STDIN,
     Open,
     PathOrPaths,
-    TextFile,
     check_is_file,
     empty_file,
     explain_read_errors,
     file_type,
-    find_comments_and_spaces,
-    find_encoding,
+    find_delimiter,
     find_files,
-    open_converted,
     open_plain,
-    other_delimiter,
+    open_text,
     quote_names,
     read_stdin,
 )
@@ -95,10 +91,16 @@ def read_frame(
 
 
 def _read_parquet(source: _Reading) -> pandas.DataFrame:
+    pyarrow = load_library("pyarrow", "reading Parquet")
     parquet = load_library("pyarrow.parquet", "reading Parquet")
     with parquet.ParquetFile(as_seekable(source.name, source.file, source.memory)) as table:
         source.memory.check_cells(source.name, table.metadata.num_rows, table.metadata.num_columns)
-        return arrow_frame(table.read())
+        batches, total = [], 0
+        for batch in table.iter_batches(ROWS_AT_ONCE):  # few bytes may unpack to many equal texts
+            batches.append(batch)
+            total += batch.nbytes
+            source.memory.check(source.name, total, "what it unpacks to")
+        return arrow_frame(pyarrow.Table.from_batches(batches, table.schema_arrow))
 
 
 def as_seekable(name: str, file: IO[bytes], memory: MemoryLimit) -> IO[bytes]:
@@ -226,6 +228,9 @@ def _frame_of_records(source: _Reading, contents: Any) -> pandas.DataFrame:
         )
     if isinstance(contents, list):  # each row may have columns of its own
         source.memory.check_cells(source.name, len(rows), len({name for row in rows for name in row}))
+    elif len({len(cells) for cells in contents.values() if isinstance(cells, list | dict)}) > 1:
+        problem, hint = "its columns differ in length", "If they are features of nodes, pass {features}."
+        raise PairNormError(problem, code="unknown-contents", hint=hint, features=source.name)
     frame = pandas.DataFrame(contents, dtype=object)
     if source.role == "nodes" and "id" in frame:  # keys have no order, and networkx writes the id last
         frame = frame[["id", *frame.columns.drop("id")]]
@@ -365,20 +370,24 @@ def _open_table(
         problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
         raise PairNormError(problem, code="out-of-range", value=sign, expected=expected)
     max_cells = (4.0 if kind in DELIMITERS else inf) if role == "edges" or kind not in DELIMITERS else 0.0
-    counted = partial(_counted, name, opened, memory, sign)
-    text, notes = _open_text(name, counted, sign, options.encoding, max_cells, delimiter is None)
-    with explain_read_errors(name), text.rows(errors="replace") as reader:
-        stripped = ([cell.strip() for cell in cells] for cells in reader)
-        header, *rows = list(islice(filter(any, stripped), ROWS_TO_COMPARE + 1)) or [[]]
+
+    def counted() -> IO[bytes]:
+        return memory.stream(name, opened(), sign)
+
+    with explain_read_errors(name):
+        text, notes = open_text(name, counted, sign, options.encoding, max_cells, delimiter is None)
+        other = find_delimiter(text, ROWS_TO_COMPARE)
+        with text.rows(errors="replace") as reader:
+            stripped = ([cell.strip() for cell in cells] for cells in reader)
+            header, *rows = list(islice(filter(any, stripped), ROWS_TO_COMPARE + 1)) or [[]]
     if not header:
         raise empty_file(name)
-    other = other_delimiter(header, text.delimiter, kind in DELIMITERS)
-    if other and delimiter is None:
+    if other != text.delimiter and delimiter is None:
         again = replace(options, delimiter=other, edge_delimiter=None)
         result = _open_table(name, kind, opened, role, again, memory)
         note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
         return replace(result, notes=[*result.notes, note])
-    if len(header) == 1 and other:
+    if len(header) == 1 and other != text.delimiter:
         problem = f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not {sign!r}?"
         hint = "Pass {delimiter}."
         raise PairNormError(problem, code="wrong-delimiter", value=sign, hint=hint, delimiter=other)
@@ -390,32 +399,6 @@ def _open_table(
         notes.append(f"columns of {name} with the same title are called 'column 1', 'column 2', …")
         header = [f"column {n + 1}" if header.count(title) > 1 else title for n, title in enumerate(header)]
     return Table(name, check_column_names(name, header), text=text, decimal=decimal, notes=notes)
-
-
-def _counted(name: str, opened: Open, memory: MemoryLimit, delimiter: str) -> IO[bytes]:
-    return memory.stream(name, opened(), delimiter)
-
-
-def _open_text(
-    name: str, opened: Open, delimiter: str, encoding: str | None, max_cells: float, may_have_spaces: bool
-) -> tuple[TextFile, list[str]]:
-    """Find the encoding of a text and, unless ``max_cells`` is 0, comments and cells separated by spaces."""
-    with explain_read_errors(name):
-        if encoding is None:
-            encoding, notes = find_encoding(name, opened)
-        else:  # with or without a byte order mark
-            is_utf8, notes = codecs.lookup(encoding).name == "utf-8", []
-            encoding = "utf-8-sig" if is_utf8 else encoding
-        has_comments, has_spaces = (
-            find_comments_and_spaces(opened, encoding, max_cells) if max_cells else (False, False)
-        )
-    has_spaces &= may_have_spaces
-    if not has_comments and not has_spaces:
-        return TextFile(opened, delimiter, encoding), notes
-    if has_spaces:
-        notes.append(f"{name} is separated by spaces; lines that begin with # or % are comments")
-    converted = partial(open_converted, opened, encoding, has_spaces)
-    return TextFile(converted, "\t" if has_spaces else delimiter, is_converted=True), notes
 
 
 def first_line_is_data(
