@@ -12,7 +12,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import pair_norm_tester as tester
 
 modes = pytest.mark.parametrize("mode", ["PN", "PN-SI"])
-EXTREMES = [name for name in tester.EXTREMES if name != "no nodes"]
+# Norms beyond 1e36 are computed in float64 on a CPU only: looking for them would wait for the GPU.
+UNSUPPORTED = {"no nodes", "largest", "one huge row"}
+EXTREMES = [name for name in tester.EXTREMES if name not in UNSUPPORTED]
 
 
 def by_kernels(x, scale, mode, eps=1e-6):
