@@ -16,6 +16,8 @@ def main() -> int:
         from pairnorm.cli import main as run
 
         code = run()
+        for name in [name for name in sys.modules if name.partition(".")[0] == "duckdb_engine"]:
+            vars(sys.modules.pop(name)).clear()  # next to torch, it would keep objects of DuckDB at exit
         if not NEED_COLLECTION & sys.modules.keys():
             gc.freeze()  # a collection at exit takes up to a second after torch
         return code

@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):  # show what a terminal cannot display in escaped form
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for word in words:
+        register_password(word)
     debug = "--debug" in words
     received: list[int] = []
     try:
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNUSABLE
     except Exception as error:
         if debug:
-            raise
+            console.complain("".join(traceback.format_exception(error)))
         return _explain(error)
     return code
 
@@ -145,8 +147,6 @@ def _call(command: Command, options: Namespace) -> None:
     for value in vars(options).values():
         if isinstance(value, Path):
             check_path(value)
-        elif isinstance(value, str):
-            register_password(value)
     with console.output(quiet=getattr(options, "quiet", False), to_stderr=getattr(options, "json", False)):
         summary = command.run(options)
     if summary is not None and options.json:

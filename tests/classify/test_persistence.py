@@ -229,10 +229,12 @@ def test_tensors_of_other_numbers_types_and_shapes_are_an_error(
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, saved, name: str) -> None:
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero", "/proc/kmsg"])
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path, saved, name: str, target: str) -> None:
     write(tmp_path, *saved)
     (tmp_path / name).unlink()
-    os.mkfifo(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / name).symlink_to(target)
     with pytest.raises(PairNormError) as caught:
         NodeClassifier.load(tmp_path)
     assert caught.value.code in ("file-missing", "file-damaged")

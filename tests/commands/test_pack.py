@@ -114,9 +114,13 @@ def test_every_option_of_fit_is_honored_or_refused_for_a_packed_graph(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_name_that_is_not_utf8_is_refused(packed: Path, tmp_path: Path, pairnorm) -> None:
+def test_a_text_file_may_have_a_name_that_is_not_utf8_a_packed_graph_not(
+    packed: Path, tmp_path: Path, pairnorm
+) -> None:
     nodes = tmp_path / os.fsdecode(b"n\xff.csv")
     nodes.write_text("id,age\na,1\nb,2\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\n")
     words = ["--nodes", str(nodes), "--edges", str(tmp_path / "e.csv"), "--out", str(tmp_path / "graph")]
+    pairnorm("pack", *words)
+    words[-1] = str(tmp_path / os.fsdecode(b"g\xff"))
     assert "not valid UTF-8" in pairnorm("pack", *words, code=1).err

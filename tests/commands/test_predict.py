@@ -2,11 +2,14 @@ import io
 import json
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pandas
 import pytest
+import sqlalchemy
 from written import Files, write_customers
 
 from pairnorm import cli
@@ -198,6 +201,88 @@ def test_the_name_of_the_output_sets_its_format(run: tuple[Files, Path], tmp_pat
     assert frame["predicted"].tolist() == before["predicted"].tolist()
 
 
+def test_duckdb_prints_nothing_at_exit(run: tuple[Files, Path], tmp_path: Path) -> None:
+    pytest.importorskip("duckdb_engine")
+    words = ["predict", "--run", str(run[1]), *run[0].options, "--json"]
+    words += ["--out", f"duckdb:///{tmp_path}/out.db", "--table", "my labels"]
+    done = subprocess.run([sys.executable, "-m", "pairnorm", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["files"] == [words[-3]]
+    assert "leaked" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_one_database_takes_predictions_and_explanations(
+    run: tuple[Files, Path], tmp_path: Path, kind: str
+) -> None:
+    pytest.importorskip("duckdb_engine")
+    url = f"{kind}:///{tmp_path}/out.db"
+    words = ["predict", "--run", str(run[1]), *run[0].options, "--quiet", "--out", url, "--explain", url]
+    assert cli.main([*words, "--table", "my labels"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out.db"], "complete without another file"
+    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    with engine.connect() as connection:
+        labels, reasons = (
+            pandas.read_sql_query(sqlalchemy.text(f'SELECT * FROM "{name}"'), connection)
+            for name in ("my labels", "explanations")
+        )
+    assert labels["id"].tolist() == pandas.read_csv(run[1] / "predictions.csv", dtype=str)["id"].tolist()
+    assert set(reasons["id"]) <= set(labels["id"])
+
+
+def test_tables_of_a_database_are_replaced_together_or_not_at_all(
+    run: tuple[Files, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, write = f"sqlite:///{tmp_path}/out.db", pandas.DataFrame.to_sql
+    words = ["predict", "--run", str(run[1]), *run[0].options, "--quiet", "--out", url, "--explain", url]
+    assert cli.main(words) == 0
+    before = (tmp_path / "out.db").read_bytes()
+
+    def fail(frame: pandas.DataFrame, name: str, *more: object, **options: object) -> None:
+        write(frame, name, *more, **options)
+        if name == "explanations":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pandas.DataFrame, "to_sql", fail)
+    assert cli.main(words) == 130
+    assert (tmp_path / "out.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("table", ["Customers", "payments"])
+def test_a_table_that_is_read_is_not_replaced(
+    run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/bank.db"
+    with sqlite3.connect(tmp_path / "bank.db") as database:
+        for name, path in (("customers", run[0].nodes), ("payments", run[0].edges)):
+            pandas.read_csv(path).to_sql(name, database, index=False)
+    before = (tmp_path / "bank.db").read_bytes()
+    words = ["--database", url, "--nodes", "customers", "--edges", "SELECT * FROM payments"]
+    out = ["--out", url.replace("bank", "./bank"), "--table", table]
+    assert cli.main(["predict", "--run", str(run[1]), *words, *out]) == 1
+    assert "would be replaced, and is read" in capsys.readouterr().err
+    assert (tmp_path / "bank.db").read_bytes() == before
+    assert cli.main(["predict", "--run", str(run[1]), *words, *out[:2]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "explain"), [("p.csv", "./p.csv"), ("-", "-"), ("sqlite:///p.db", "sqlite:///p.db")]
+)
+def test_two_outputs_need_two_places(
+    run: tuple[Files, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    out: str,
+    explain: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["predict", "--run", str(run[1]), *run[0].options, "--table", "explanations"]
+    assert cli.main([*words, "--out", out, "--explain", explain]) == 1
+    assert "--out and --explain write to the same place" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["p.csv", "p.json", "p.parquet"])
 def test_prediction_sets_and_explanations_are_exported(
     run: tuple[Files, Path], tmp_path: Path, name: str
@@ -232,7 +317,9 @@ def test_shares_and_formats_that_cannot_be_are_refused(
     [
         ("p.xlsx", "cannot be written as .xlsx. Use .csv, .parquet"),
         ("p", "a file without an ending"),
-        ("nosuch://host/db", "nosuch"),
+        ("nosuch://host/db", "databases of type 'nosuch' are not known"),
+        ("sqlite://", "what is written to memory is lost"),
+        ("sqlite:///no/folder/p.db", "there is no such folder"),
         ("postgresql://ann:hunter22@127.0.0.1:notaport/db", "cannot be written"),
     ],
 )

@@ -10,12 +10,14 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas
 import pytest
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.memory import MemoryLimit
+from pairnorm.data import Graph
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import find_files
 from pairnorm.data.readers import open_table, open_tables
@@ -268,6 +270,27 @@ def test_the_standard_input_is_known_by_its_first_bytes(monkeypatch: pytest.Monk
     assert frame["city"].tolist() == ["Bonn", "Köln", "Bonn"]
 
 
+@pytest.mark.parametrize("data", [b"[" * 100_000, b'[{"id": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]", None])
+def test_a_standard_input_that_cannot_be_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, raises: Callable, tmp_path: Path, data: bytes | None
+) -> None:
+    """Nested too deeply, or a folder."""
+    stream: Any = io.BytesIO(data or b"")
+    if data is None:
+        stream = type("Folder", (), {"read": lambda self, size: os.read(os.open(tmp_path, 0), size)})()
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": stream}))
+    with raises("file-damaged"):
+        open_tables("nodes", "-")
+
+
+def test_a_query_that_is_not_utf8_is_refused(tmp_path: Path, raises: Callable) -> None:
+    pytest.importorskip("sqlalchemy")
+    sqlite3.connect(tmp_path / "bank.db").close()
+    (tmp_path / "bank.db").touch()
+    with raises("database-error"):
+        open_tables("nodes", "SELECT '\udcff' AS id", database=f"sqlite:///{tmp_path}/bank.db")
+
+
 def test_only_one_table_is_piped_in(monkeypatch: pytest.MonkeyPatch, raises: Callable) -> None:
     monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": io.BytesIO(b"")}))
     with raises("file-empty"):
@@ -405,10 +428,17 @@ def test_what_is_no_database_is_named(tmp_path: Path, raises: Callable) -> None:
         assert "secret" not in str(caught.value)
 
 
-def test_a_pipe_is_refused_at_once(tmp_path: Path, raises: Callable) -> None:
-    os.mkfifo(tmp_path / "nodes.csv")
-    with raises("not-a-file", value=str(tmp_path / "nodes.csv")):
-        open_table(tmp_path / "nodes.csv")
+@pytest.mark.parametrize("name", ["nodes.csv", "63"])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, raises: Callable, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with raises("not-a-file", value=str(tmp_path / name)):
+        Graph.from_files(tmp_path / name, "edges.csv")
+
+
+@pytest.mark.parametrize("url", ["https://host/nodes.csv", "https://host/nodes.csv?raw=1", "sqlite:///x.db"])
+def test_a_url_is_no_file(raises: Callable, url: str) -> None:
+    with raises("file-missing", f"{url}: it is a URL, not a file", value=url):
+        find_files([url])
 
 
 @pytest.mark.parametrize(

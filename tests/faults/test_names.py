@@ -1,6 +1,8 @@
 """Names of classes, files and nodes that attack what shows them: the report, the terminal, a spreadsheet."""
 
 import csv
+import os
+import shutil
 from pathlib import Path
 
 import pandas
@@ -47,6 +49,20 @@ def test_predictions_are_exact_unless_asked(corpus: Path, tmp_path: Path) -> Non
     assert cli.main([*words, str(tmp_path / "exact.csv")]) == 0
     assert cli.main([*words, str(tmp_path / "safe.csv"), "--spreadsheet-safe"]) == 0
     assert (tmp_path / "exact.csv").read_bytes() == (tmp_path / "safe.csv").read_bytes()  # no name attacks
+
+
+def test_names_that_are_not_utf8_work(corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"f\xff")
+    folder.mkdir()
+    nodes, edges = (shutil.copy(corpus / name, folder) for name in ("nodes.csv", "edges.csv"))
+    graph = ["--nodes", str(nodes), "--edges", str(edges), "--json"]
+    settings = ["--label", "risk", "--model", "SGC", "--depth", "1", "--norm", "none"]
+    assert cli.main(["fit", *graph, *settings, "--no-baselines", "--out", str(folder / "run")]) == 0
+    words = ["predict", *graph, "--run", str(folder / "run"), "--explain", str(folder / "why.parquet")]
+    for out in ("p.csv", "p.json", "p.parquet"):
+        assert cli.main([*words, "--out", str(folder / out)]) == 0
+    assert pandas.read_csv(folder / "p.csv").equals(pandas.read_csv(folder / "run" / "predictions.csv"))
+    assert cli.main([*words, "--out", f"sqlite:///{folder}/p.db"]) in (0, 1)
 
 
 cells = st.one_of(

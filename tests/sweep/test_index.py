@@ -1,5 +1,5 @@
 from dataclasses import replace
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 
 import pytest
@@ -110,6 +110,13 @@ def test_mean_and_sample_deviation_over_runs() -> None:
     assert summary.std("test_accuracy") == pytest.approx(0.02**0.5)
     assert summary.mean("row_diff") == 2.0
     assert isnan(Summary(spec(2), (trial(0, 0.5),)).std("test_accuracy"))
+
+
+@pytest.mark.parametrize("values", [(inf, 0.5), (inf, -inf), (1.7e308, 1.7e308), (nan, 0.5)])
+def test_runs_without_bound_have_no_mean(values: tuple[float, float]) -> None:
+    summary = Summary(spec(2), tuple(trial(seed, 0.5, value) for seed, value in enumerate(values)))
+    assert isnan(summary.mean("test_accuracy"))
+    assert values[0] == 1.7e308 or isnan(summary.std("test_accuracy"))
 
 
 def test_curves_take_the_best_scale_of_each_depth_or_one_for_all() -> None:

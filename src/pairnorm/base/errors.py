@@ -23,7 +23,9 @@ _BACKTICKS = re.compile("`+")
 # Characters that start a formula in a spreadsheet, also in full width.
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)\S*@")
-_QUERY_PASSWORD = re.compile(r"([?&;](?:password|passwd|pwd|sslpassword|token)=)[^\s&;'\"]+", re.IGNORECASE)
+_QUERY_PASSWORD = re.compile(
+    r"([?&;][\w-]*(?:password|passwd|pwd|secret|token|key)=)([^\s&;'\"]+)", re.IGNORECASE
+)
 _SHORTEST_SECRET = 4
 _secrets: set[str] = set()
 
@@ -240,11 +242,16 @@ def parse_duration(what: str, value: float | str) -> float:
 
 
 def register_password(url: str) -> None:
-    """Register the password of a URL as a secret, so that ``redact`` removes it from any text."""
-    match = re.match(r"[\w+.-]+://[^:/@]*:(.*)@", url, re.DOTALL)
-    secrets = [match[1], unquote(match[1])] if match else []
-    secrets += [unquote(pair.partition("=")[2]) for pair in re.findall(r"(?i)\b(?:password|pwd)=[^&;]+", url)]
-    _secrets.update(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
+    """Register the passwords in a text, if it is a URL, as secrets that ``redact`` removes from any text."""
+    if "://" not in url:
+        return
+    match = re.search(r"://[^:/@]*:(.*)@", url, re.DOTALL)
+    secrets = [match[1]] if match else []
+    # A URL of ODBC holds its parameters in one that is encoded.
+    secrets += [value for text in (url, unquote(url)) for _, value in _QUERY_PASSWORD.findall(text)]
+    for secret in {*secrets, *map(unquote, secrets)}:
+        # Of a password with an @, a driver takes the end for a part of the host.
+        _secrets.update(part for part in (secret, *secret.split("@")) if len(part) >= _SHORTEST_SECRET)
 
 
 def redact(text: str) -> str:
@@ -253,7 +260,7 @@ def redact(text: str) -> str:
     >>> redact("cannot open postgresql://ann:secret@host/db?password=x")
     'cannot open postgresql://ann:***@host/db?password=***'
     """
-    for secret in _secrets:
+    for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return _QUERY_PASSWORD.sub(r"\1***", _URL_PASSWORD.sub(r"\1***@", text))
 

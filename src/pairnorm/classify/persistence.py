@@ -293,12 +293,17 @@ def _restore_scores(facts: Facts) -> Scores | None:
     return Scores(confusion, **metrics)
 
 
+def _is_file(path: Path) -> bool:
+    """Return whether there is a file with contents. Reading a pipe, or a file of the kernel, may block."""
+    return path.is_file() and path.stat().st_size > 0
+
+
 def holds_model(folder: Path) -> bool:
     """Return whether a folder holds a saved model, in whatever version."""
     from pydantic_core import from_json
 
     try:
-        facts = from_json((folder / FACTS).read_bytes()) if (folder / FACTS).is_file() else None
+        facts = from_json((folder / FACTS).read_bytes()) if _is_file(folder / FACTS) else None
     except (OSError, ValueError):
         return False
     return isinstance(facts, dict) and {"format", "pairnorm"} <= facts.keys()
@@ -312,7 +317,7 @@ def _read_facts(folder: Path) -> Facts:
         hint = "Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote (without --graph)."
         raise PairNormError(f"{folder}: there is no {FACTS}", code="file-missing", value=str(path), hint=hint)
     try:
-        text = path.read_bytes()
+        text = path.read_bytes() if _is_file(path) else b""
         number = from_json(text).get("format", FORMAT)
         facts = Facts.model_validate_json(text) if number == FORMAT else None
     except ValidationError as error:
@@ -328,13 +333,13 @@ def _read_facts(folder: Path) -> Facts:
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load as from_bytes
 
     path = folder / TENSORS
     try:
-        if not path.is_file():  # reading a pipe would block
+        if not _is_file(path):
             raise FileNotFoundError("there is no such file")
-        return dict(load_file(path))
+        return dict(from_bytes(path.read_bytes()))  # a path that is not UTF-8 is refused
     except (OSError, SafetensorError) as error:
         raise _damaged(path, error) from error
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from math import inf, nan
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pairnorm.base.errors import PairNormError, redact, spreadsheet
+from pairnorm.base.errors import PairNormError, load_library, quoted, redact, spreadsheet
 from pairnorm.base.files import atomic_file
 from pairnorm.data import Graph
 from pairnorm.data.readers import connect_arguments
@@ -189,6 +191,7 @@ class Destination:
         if text in ("-", "/dev/stdout"):
             return cls()
         if "://" in text:
+            _parse_url(text)
             return cls(url=text, table=table)
         path = Path(text)
         if path.suffix.lower() not in SUFFIXES:
@@ -202,41 +205,119 @@ class Destination:
         """Whether the table goes to standard output."""
         return self.path is None and self.url is None
 
-    @contextmanager
-    def opened(self, stdout: TextIO) -> Iterator[Callable[[pandas.DataFrame, bool], object]]:
-        """Give a function that writes a table. Errors of the destination are raised before the work."""
-        if self.path is not None:
-            with atomic_file(self.path) as draft:
-                yield lambda frame, safe: write_table(frame, draft, safe)
-        elif self.url is not None:
-            with _connect(self.url) as connection:
-                yield lambda frame, safe: _lists_as_text(frame).to_sql(
-                    self.table, connection, if_exists="replace", index=False, chunksize=10_000
-                )
-        else:
-            yield lambda frame, safe: write_rows(frame, stdout, safe)
+    def replaces(self, database: str, queries: Iterable[str]) -> bool:
+        """Return whether this is a table that one of the queries of a database names."""
+        if self.url is None or _identity(_parse_url(self.url)) != _identity(_parse_url(database)):
+            return False
+        name = re.compile(rf"(?<!\w){re.escape(self.table)}(?!\w)", re.IGNORECASE)
+        return any(name.search(query) for query in queries)
+
+
+@contextmanager
+def open_destinations(
+    destinations: Sequence[Destination], stdout: TextIO
+) -> Iterator[list[Callable[[pandas.DataFrame, bool], object]]]:
+    """Give a function for each destination that writes a table, as CSV optionally safe for spreadsheets.
+
+    Errors of a destination are raised before the work. The tables of a database are written in the end, in
+    one transaction.
+    """
+    tables: dict[str, dict[str, pandas.DataFrame]] = {place.url: {} for place in destinations if place.url}
+    for url in tables:
+        _check_database(url)
+    with ExitStack() as stack:
+        writers: list[Callable[[pandas.DataFrame, bool], object]] = []
+        for place in destinations:
+            if place.path is not None:
+                draft = stack.enter_context(atomic_file(place.path))
+                writers.append(partial(_write_to, draft))
+            elif place.url is not None:
+                writers.append(partial(_keep, tables[place.url], place.table))
+            else:
+                writers.append(partial(_write_to, stdout))
+        yield writers
+        for url, frames in tables.items():
+            with _connect(url) as connection:
+                for name, frame in frames.items():
+                    frame.to_sql(name, connection, if_exists="replace", index=False, chunksize=10_000)
+
+
+def _write_to(file: Path | TextIO, frame: pandas.DataFrame, spreadsheet_safe: bool) -> None:
+    if isinstance(file, Path):
+        write_table(frame, file, spreadsheet_safe)
+    else:
+        write_rows(frame, file, spreadsheet_safe)
+
+
+def _keep(
+    tables: dict[str, pandas.DataFrame], name: str, frame: pandas.DataFrame, spreadsheet_safe: bool
+) -> None:
+    tables[name] = _lists_as_text(frame)
+
+
+def _parse_url(url: str) -> Any:
+    """Return SQLAlchemy's URL of a database that keeps what is written."""
+    sqlalchemy = load_library("sqlalchemy", "writing to a database")
+    try:
+        parsed = sqlalchemy.make_url(url)
+        if parsed.drivername in ("postgres", "postgresql"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        parsed.get_dialect()
+        if not _is_local(parsed) or parsed.database not in (None, "", ":memory:"):
+            return parsed
+        problem = "names no file, and what is written to memory is lost"
+    except sqlalchemy.exc.NoSuchModuleError:
+        problem = f"cannot be written: databases of type {quoted(parsed.drivername)} are not known"
+    except (ImportError, ValueError, sqlalchemy.exc.SQLAlchemyError) as error:
+        problem = f"cannot be written ({error})"
+    expected = "a URL such as sqlite:///out.db, duckdb:///out.duckdb or postgresql://user@host/database"
+    raise PairNormError(f"{url} {problem}", code="database-error", value=redact(url), expected=expected)
+
+
+def _is_local(url: Any) -> bool:
+    return url.get_backend_name() in ("sqlite", "duckdb")
+
+
+def _identity(url: Any) -> tuple[Any, ...]:
+    """Return what two URLs of one database have in common."""
+    if _is_local(url):
+        return (url.get_backend_name(), Path(url.database).resolve())
+    return (url.get_backend_name(), url.host, url.port, url.database)
+
+
+def _check_database(url: str) -> None:
+    """Raise an error if a database cannot be written; make no file."""
+    parsed = _parse_url(url)
+    path = Path(parsed.database) if _is_local(parsed) else None
+    if path is None or path.exists():
+        with _connect(url):
+            pass
+    elif not os.access(path.resolve().parent, os.W_OK):
+        problem, hint = f"{path}: there is no such folder, or it is read-only", "Choose another: {out}"
+        raise PairNormError(problem, code="not-writable", value=str(path), hint=hint, out=...)
 
 
 @contextmanager
 def _connect(url: str) -> Iterator[Any]:
     """Give a connection to a database within a transaction."""
+    import sqlalchemy
+
+    parsed = _parse_url(url)
+    # Python's SQLite would commit when a table is dropped, before there is another.
+    arguments = {"isolation_level": None} if parsed.get_backend_name() == "sqlite" else {}
+    engine = None
     try:
-        import sqlalchemy
-    except ImportError as error:
-        problem, hint = "writing to a database needs sqlalchemy", "pip install 'pairnorm[all]'"
-        raise PairNormError(problem, code="library-missing", value="sqlalchemy", hint=hint) from error
-    try:
-        parsed = sqlalchemy.make_url(url)
-        if parsed.drivername in ("postgres", "postgresql"):
-            parsed = parsed.set(drivername="postgresql+psycopg")
-        engine = sqlalchemy.create_engine(parsed, connect_args=connect_arguments(parsed))
+        engine = sqlalchemy.create_engine(parsed, connect_args=connect_arguments(parsed) | arguments)
         with engine.begin() as connection:
+            if arguments:
+                connection.exec_driver_sql("BEGIN")
             yield connection
-    except PairNormError:
-        raise
     except (sqlalchemy.exc.SQLAlchemyError, ValueError, ImportError) as error:
-        problem = f"{redact(url)}: cannot be written ({getattr(error, 'orig', None) or error})"
+        problem = f"{url}: cannot be written ({getattr(error, 'orig', None) or error})"
         raise PairNormError(problem, code="database-error", hint="Check the URL and your rights.") from error
+    finally:
+        if engine is not None:
+            engine.dispose()
 
 
 def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = False) -> None:
@@ -251,7 +332,8 @@ def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = Fa
         frame = frame.assign(predicted=typed_classes(frame["predicted"]))
         if "set" in frame:
             frame["set"] = typed_classes(frame["set"].explode()).groupby(level=0).agg(list)
-        frame.to_parquet(path, index=False)
+        with path.open("wb") as file:  # pyarrow opens no file whose name is not UTF-8
+            frame.to_parquet(file, index=False)
     else:
         frame.to_json(path, orient="records", lines=suffix == ".jsonl", double_precision=6)
 

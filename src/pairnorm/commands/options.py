@@ -365,7 +365,8 @@ def refuse(options: Namespace, names: Iterable[str], why: str, hint: str, **more
             raise PairNormError(problem, code="conflicting-options", hint=hint, **more)
 
 
-def _table_options(options: Namespace) -> Iterator[str]:
+def table_options(options: Namespace) -> Iterator[str]:
+    """Yield the files or queries of nodes, edges and features."""
     for name in ("nodes", "edges", "features"):
         yield from getattr(options, name, None) or ()
 
@@ -376,7 +377,7 @@ def files_of(options: Namespace) -> list[Path]:
 
     if getattr(options, "database", None):
         return []
-    return [path for path in find_files(_table_options(options)) if path != STDIN]
+    return [path for path in find_files(table_options(options)) if path != STDIN]
 
 
 def refuse_inputs(out: Path, *inputs: Path | None) -> None:
@@ -400,7 +401,7 @@ def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
     """Read the graph that the options name, as an ``encoder`` read one before, and print what is in it."""
     from pairnorm.data import Graph, GraphWarning
 
-    if sys.stdin is None and "-" in map(str, _table_options(options)):
+    if sys.stdin is None and "-" in map(str, table_options(options)):
         raise PairNormError("standard input is closed", code="unreadable-file", hint="Name a file.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphWarning)  # the description has the same notes

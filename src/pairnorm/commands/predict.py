@@ -4,11 +4,9 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pairnorm.base.errors import PairNormError, real_number
+from pairnorm.base.errors import PairNormError, quoted, real_number
 from pairnorm.base.memory import peak_memory
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
@@ -21,6 +19,7 @@ from pairnorm.commands.options import (
     read_graph,
     refuse_inputs,
     shared,
+    table_options,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from pairnorm.classify.predictions import Destination
     from pairnorm.data import Graph
 
+EXPLANATIONS = "explanations"
+"""The table of a database that ``--explain`` writes to."""
 OPTIONS = {
     "Model": {
         "--run FOLDER": "Use the model in this folder, which `pairnorm fit` wrote.",
@@ -70,11 +71,20 @@ def run(options: Namespace) -> Result:
     """
     from pairnorm.classify.predictions import Destination
 
-    names = {options.table: options.out} | ({"explanations": options.explain} if options.explain else {})
-    for name in names.values():
-        if "://" not in name:
-            refuse_inputs(Path(name), *files_of(options), *options.run.glob("model.*"))
-    outputs = [Destination.parse(name, table) for table, name in names.items()]
+    outputs = [Destination.parse(options.out, options.table)]
+    if options.explain:
+        outputs.append(Destination.parse(options.explain, EXPLANATIONS))
+    for output in outputs:
+        if output.path is not None:
+            refuse_inputs(output.path, *files_of(options), *options.run.glob("model.*"))
+        elif options.database and output.replaces(options.database, table_options(options)):
+            problem = f"table {quoted(output.table)} of the database would be replaced, and is read"
+            hint = "Choose another: {table}"
+            raise PairNormError(problem, code="would-overwrite", value=output.table, hint=hint, table=...)
+    places = {(output.path and output.path.resolve(), output.url, output.table) for output in outputs}
+    if len({place[:2] if place[0] else place for place in places}) < len(outputs):
+        problem = "--out and --explain write to the same place"
+        raise PairNormError(problem, code="conflicting-options", hint="Choose another: {out}", out=...)
     coverage = None if options.sets is None else _parse_share(options.sets)
     to_stdout = sum(output.is_stdout for output in outputs)
     if to_stdout + options.json > 1:
@@ -98,13 +108,12 @@ def _predict(
     options: Namespace, outputs: "list[Destination]", coverage: float | None, stdout: TextIO
 ) -> Result:
     from pairnorm.classify import NodeClassifier
-    from pairnorm.classify.predictions import prediction_table
+    from pairnorm.classify.predictions import open_destinations, prediction_table
 
     start = time.monotonic()
     classifier = NodeClassifier.load(options.run).set_params(device=options.device)
     classes = classifier.classes_.astype(str)
-    with ExitStack() as stack:
-        write, *write_explanation = [stack.enter_context(output.opened(stdout)) for output in outputs]
+    with open_destinations(outputs, stdout) as (write, *write_explanation):
         graph = read_graph(options, classifier.encoder_)
         with console.progress() as on_progress:
             on_progress(console.Progress(f"Predicting with {classifier.best_.name}", 0, None))

@@ -347,6 +347,7 @@ def read_graph_file(
     """
     from pairnorm.data.readers import TABLES
 
+    kind = file_type(check_is_file(path))
     for option in ("edges", "features"):
         if inputs[option] is not None:
             problem = f"{path.name}: {path.suffix!r} is no table, but {option} are given"
@@ -355,7 +356,6 @@ def read_graph_file(
             raise PairNormError(
                 problem, code="unknown-file-type", value=path.suffix, expected=expected, hint=hint, **more
             )
-    kind = file_type(check_is_file(path))
     kind = kind if kind in NETWORKX_READERS else path.suffix.lower()
     with explain_read_errors(path.name):
         if kind not in (*NETWORKX_READERS, *READERS):

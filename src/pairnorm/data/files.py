@@ -57,6 +57,10 @@ def find_files(paths: Iterable[str | PathLike[str]]) -> list[Any]:
     files: list[Any] = []
     for place in paths:
         path = check_path(Path(place))
+        if "://" in fspath(place) and not path.exists():
+            problem = f"{fspath(place)}: it is a URL, not a file"
+            hint = "Download the file; or pass the URL of a database as {database}"
+            raise PairNormError(problem, code="file-missing", value=fspath(place), hint=hint, database=...)
         if fspath(place) == STDIN:
             files.append(STDIN)
         elif path.is_dir() and (inside := sorted(path.glob("*.parquet"))):
@@ -185,16 +189,17 @@ COMPRESSED: dict[str, Callable[[Any], Any]] = {
 
 def read_stdin(name: str, role: str, memory: MemoryLimit) -> tuple[str, bytes]:
     """Return the ending that the standard input would have as a file, and its bytes, unpacked."""
-    data = memory.read(name, sys.stdin.buffer)
-    if not data:
-        problem = f"{name}: there is nothing left to read for the {role}"
-        raise PairNormError(problem, code="file-empty", expected="a table; only one can be piped in")
-    kind = _detect_format(data)
-    if kind not in COMPRESSED:
-        return kind, data
-    with explain_read_errors(name), COMPRESSED[kind](BytesIO(data)) as file:
-        data = memory.read(name, file)
-    return _detect_format(data), data
+    with explain_read_errors(name):
+        data = memory.read(name, sys.stdin.buffer)
+        if not data:
+            problem = f"{name}: there is nothing left to read for the {role}"
+            raise PairNormError(problem, code="file-empty", expected="a table; only one can be piped in")
+        kind = _detect_format(data)
+        if kind not in COMPRESSED:
+            return kind, data
+        with COMPRESSED[kind](BytesIO(data)) as file:
+            data = memory.read(name, file)
+        return _detect_format(data), data
 
 
 def _detect_format(data: bytes) -> str:

@@ -288,7 +288,7 @@ def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pand
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:
         raise missing_library("this database", error.name) from error
-    except (sqlalchemy.exc.SQLAlchemyError, UnicodeDecodeError) as error:
+    except (sqlalchemy.exc.SQLAlchemyError, UnicodeError) as error:
         raise _no_database(f"{name}: {getattr(error, 'orig', None) or error}", error) from error
 
 

@@ -1,11 +1,11 @@
 """Grids of specs: the cells of a table, the candidates of each cell, and how one candidate is selected."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
-from math import inf, isnan, nan
+from math import inf, isfinite, isnan, nan
 from statistics import fmean, stdev
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -48,6 +48,14 @@ def expand(settings: Settings, **common: Any) -> tuple[Spec, ...]:
     return tuple(dict.fromkeys(spec.at(depth) for depth in depths for spec in deep))
 
 
+def _statistic(function: Callable[[Iterable[float]], float], values: Collection[float]) -> float:
+    """Return a statistic of the values, NaN where one of them is infinite or the result is too large."""
+    try:
+        return function(values) if all(map(isfinite, values)) else nan
+    except OverflowError:
+        return nan
+
+
 @dataclass(frozen=True)
 class Summary:
     """The runs of one candidate; ``spec`` is that of the first run."""
@@ -57,12 +65,12 @@ class Summary:
 
     def mean(self, name: str) -> float:
         """Return the mean over the runs of a metric, such as ``test_accuracy``, or of a measure."""
-        return fmean(self.values(name).values())
+        return _statistic(fmean, self.values(name).values())
 
     def std(self, name: str) -> float:
         """Return the sample standard deviation over the runs, NaN for a single run."""
-        values = list(self.values(name).values())
-        return stdev(values) if len(values) > 1 and not any(map(isnan, values)) else nan
+        values = self.values(name).values()
+        return _statistic(stdev, values) if len(values) > 1 else nan
 
     @cached_property
     def validation(self) -> float:
