@@ -378,6 +378,7 @@ class TestErrors:
                 for shape in ((2,), (4,), (0,), (3, 1))
             ],
             ("wrong-type", torch.float32, torch.zeros(3), None),
+            ("wrong-type", torch.bool, torch.zeros(3, dtype=torch.bool), None),
             *[("out-of-range", -1, torch.tensor([0, -1, 2]), size) for size in (None, 3)],
             *[("out-of-range", 2, torch.tensor([0, 1, 2]), size) for size in (0, 1, 2)],
         ],

@@ -38,21 +38,6 @@ def test_gradcheck(shared):
         assert gradgradcheck(lambda x, weight, rest=arguments: stacked_linear(x, weight, *rest), (x, weight))
 
 
-def test_gradients_of_gradients():
-    x, weight = torch.randn(5, 2, 3, requires_grad=True), torch.randn(2, 3, 4, requires_grad=True)
-
-    def second(y):
-        first = torch.autograd.grad(y.pow(2).sum(), (x, weight), create_graph=True)
-        return [
-            torch.autograd.grad(gradient.pow(2).sum(), (x, weight), retain_graph=True) for gradient in first
-        ]
-
-    expected = second(torch.einsum("nti,tio->nto", x, weight))
-    for ours, others in zip(second(stacked_linear(x, weight)), expected, strict=True):
-        for gradient, other in zip(ours, others, strict=True):
-            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-3)
-
-
 def test_only_the_gradients_that_are_wanted():
     x, weight = torch.randn(4, 1, 3), torch.randn(2, 3, 2, requires_grad=True)
     stacked_linear(x, weight).sum().backward()

@@ -33,17 +33,6 @@ def test_shapes(shape, mode, device):
     tester.check(by_kernels, torch.randn(shape, device=device) + 3, mode)
 
 
-@modes
-@pytest.mark.parametrize("order", ["zero row first", "sorted"])
-def test_order_of_the_rows(order, mode, device):
-    x = 1e4 + torch.randn(700, 30, device=device)
-    if order == "sorted":
-        x = x.sort(0).values
-    else:
-        x[0] = 0
-    tester.check(by_kernels, x, mode, gradient=False)
-
-
 @pytest.mark.parametrize(  # each with each other, though not all three
     ("mode", "activation", "offset", "noise"),
     [
