@@ -246,6 +246,7 @@ def test_a_depth_that_is_replaced_is_the_same_as_a_spec_of_that_depth() -> None:
         ("csbm GCN depth=1 epochs=3", {"norm": "PN", "scale": 5.0, "order": "before"}, 2),
         ("csbm GAT depth=1 epochs=3", {"norm": "PN-SI"}, 2),
         ("csbm GCN depth=1 epochs=3", {"precision": "bfloat16"}, 2),
+        ("csbm GCN depth=1 epochs=3", {"hidden": 7}, 2),
         ("csbm GCN depth=1 epochs=3", {"method": "BatchNorm"}, 2),
         ("csbm GCN depth=2 epochs=3", {"skip": 1}, 3),
         ("csbm GAT depth=3 epochs=3", {"skip": 2}, 4),

@@ -106,12 +106,13 @@ class Case:
 
 CASES = (
     "Each claim is read as a test, which is applied twice: to the paper's own numbers, where its tables "
-    "report them, and to ours; it is a claim about all cases unless it says otherwise. A claim that fails on "
-    "the paper's own numbers is a finding about its text, not about the reproduction. *How strongly*: the "
-    "median and range of the margins in accuracy by which the test is passed (+) or failed (-), and how many "
-    "cases are significant for and against the claim (Student's t, paired over runs, 5% for all cases of a "
-    "claim, Holm). Where a verdict is within the noise of the paper's number of runs, `pairnorm reproduce "
-    "claims` adds runs of the selected candidates, which then decide."
+    "report them, and to ours; it is a claim about all cases unless it says otherwise. A claim that fails "
+    "on the paper's own numbers is a finding about its text, not about the reproduction. *How strongly*: "
+    "the median and range of the margins in accuracy by which the test is passed (+) or failed (-), and how "
+    "many cases are significant for and against the claim (Student's t, paired over runs, 5% for all cases "
+    "of a claim, Holm). The intervals of the margins are with the cases below. Where a verdict is within "
+    "the noise of the paper's number of runs, `pairnorm reproduce claims` adds runs of the selected "
+    "candidates, which then decide."
 )
 
 

@@ -158,7 +158,7 @@ ABLATION = Experiment(
 )
 SCALING = Experiment(
     "scaling",
-    "Features divided by their sum, as everywhere else, or raw",
+    "Features divided by their sum, and raw",
     {
         name + suffix: {**settings, **scaling, "depth": (1, 2, 4, 8, 15, 30) if "SGC" in name else (2, 4, 8)}
         for name, settings in {**SGC_METHODS, **GCN_METHODS}.items()

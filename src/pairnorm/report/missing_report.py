@@ -1,6 +1,6 @@
 """The comparison under missing features as CSV, as a report in Markdown, and as a figure."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
@@ -276,24 +276,27 @@ def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
         rows.append([*where, f"{ours.score:.3f}", best, f"{value:.3f}", str(number), str(gap)])
     if not rows:
         return [Markdown("`fit` has not been run next to other methods yet.")]
-    enough = [
-        (gap, sure) for gap, sure, many in zip(gaps, significant(gaps), has_enough, strict=True) if many
+    decided = iter(significant([gap for gap in gaps if gap.runs > 1]))
+    verdicts = [
+        "one run" if gap.runs < 2 else "no" if not next(decided) else "better" if gap.mean > 0 else "worse"
+        for gap in gaps
     ]
-    ahead = sum(gap.mean >= 0 for gap, _ in enough)
-    behind = sum(sure and gap.mean < 0 for gap, sure in enough)
-    single = sum(gap.runs < 2 for gap, _ in enough)
+    counts = Counter(verdicts)
+    enough = [gap for gap, many in zip(gaps, has_enough, strict=True) if many]
     text = (
-        f"{len(enough)} settings have {MIN_OTHERS} or more other methods. In {ahead} of them `fit` has "
-        f"the highest mean or equals it; in {behind} it is significantly behind (Student's t, paired "
-        f"over runs, 5% for all settings, Holm); {single} have a single run of `fit` and cannot be "
-        f"tested. The other {len(rows) - len(enough)} settings have fewer methods and say little. The "
-        "best other is selected on test, hence optimistic, among the methods that were run and "
-        "published numbers for the protocol. On tables the numbers are AUC (two classes) or macro F1. "
+        f"{len(enough)} settings have {MIN_OTHERS} or more other methods. In "
+        f"{sum(gap.mean >= 0 for gap in enough)} of them `fit` has the highest mean or equals it. The other "
+        f"{len(rows) - len(enough)} settings have fewer methods and say little. "
+        f"{len(gaps) - counts['one run']} have several runs of both: in {counts['better']} of them `fit` is "
+        f"significantly better, in {counts['worse']} worse (Student's t, paired over runs, 5% for all of "
+        "them, Holm). The best other is selected on test, hence optimistic, among the methods that were run "
+        "and published numbers for the protocol. On tables the numbers are AUC (two classes) or macro F1. "
         "In brackets: the 95% interval of the difference over the runs of both."
     )
     headings = ("Protocol", "Graph", "Missing", "`fit`", "Best other", "Its result", "Others run",
-                "Difference")  # fmt: skip
-    return [Markdown(text), Table(headings, rows, formatted=True)]
+                "Difference", "Significant")  # fmt: skip
+    shown = [[*row, verdict] for row, verdict in zip(rows, verdicts, strict=True)]
+    return [Markdown(text), Table(headings, shown, formatted=True)]
 
 
 def draw(lines: Sequence[Line], folder: Path) -> dict[str, list[Path]]:

@@ -81,14 +81,15 @@ def splits_section(gains: Sequence[Gain]) -> Section | None:
         f"Every run has a random split of its own with 20 training nodes a class, {runs} in all, the same "
         "for both models; 500 epochs, fewer depths than in the tables below, which have one split. SGC has "
         "PairNorm and raw features, GCN and GAT have PairNorm-SI. Differences are paired by split and tested "
-        "together (Student's t, 5%, Holm); bars are 95% intervals. Accuracy @ layers chosen by validation."
+        "together (Student's t, 5%, Holm); bars are 95% intervals; the panels have "
+        "ranges of their own. Accuracy @ layers chosen by validation."
     )
     charts = []
     for percent in dict.fromkeys(gain.percent for gain in gains):
         group = [gain for gain in gains if gain.percent == percent]
         charts.append(
             differences(
-                "All features" if percent == 0 else f"{percent}% missing (wider range)",
+                f"PairNorm's gain, {'all features' if percent == 0 else f'{percent}% missing'}",
                 [f"{TITLES[gain.dataset]}, {gain.model}" for gain in group],
                 [gain.difference for gain in group],
                 [MODEL_STYLES[gain.model] for gain in group],
@@ -148,7 +149,12 @@ def claims_section(decided: Sequence[Verdict]) -> Section:
             [f"{verdict.claim.text} ({verdict.claim.section})", in_paper, verdict.answer, verdict.strength]
         )
         cases = [[case.label, marks[case.holds], case.evidence] for case in verdict.cases]
-        tested = [Text(f"Tested: {verdict.claim.reading}."), Shown(["Case", "Holds", "Evidence"], cases)]
+        columns = ["Case", "Holds", "Evidence"]
+        if verdict.strength:
+            columns.append("Margin (95%)")
+            for case, row in zip(verdict.cases, cases, strict=True):
+                row.append("" if case.margin is None else str(case.margin))
+        tested = [Text(f"Tested: {verdict.claim.reading}."), Shown(columns, cases)]
         if verdict.run:
             evidence.append(Details(f"{verdict.claim.text} ({verdict.answer})", tested, folded=True))
     headings = ["The paper says", "In its numbers", "In ours", "How strongly"]
@@ -205,7 +211,7 @@ def scaling_section(tables: Mapping[str, Table], blocks: Sequence[Any] = ()) -> 
     text = (
         "The paper's text does not say how. Its released code gives SGC features as they are, GCN and GAT "
         "the features of a node divided by their sum, and so do the tables above. Here the other way for "
-        "both; “raw” are features as they are."
+        "both; “raw” are features as they are. These are two runs and fewer depths than in the tables above."
     )
     items = [
         f"- {table.title}: {fmean(map(abs, gaps)):.3f} from the paper on average "
@@ -225,7 +231,8 @@ def ablation_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section
     text = (
         "The paper, its released code and its authors' remarks disagree on details. “rw” is the random-walk "
         "adjacency and “sym” the symmetric one (attention has neither); the norm comes “after” the "
-        "activation (the text) or “before” it (the code); PN-SCS is in the code only."
+        "activation (the text) or “before” it (the code); PN-SCS is in the code only. Validation chooses "
+        "among 2, 4, 8 and 12 layers, fewer than in the tables above."
     )
     changes = (
         "What changes when one choice is changed and the others stay (mean difference of test accuracy over "

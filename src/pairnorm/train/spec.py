@@ -80,7 +80,8 @@ class Spec:
     A *trial* is a spec and a seed. Seeds are not part of the spec, so that a request for ten runs after five
     computes only five. Specs of the same computation are equal: a field that cannot change the result takes
     one fixed value. An SGC has no ``hidden``, a model without a norm no ``scale``, attention no weighted
-    ``adjacency``, two layers no ``skip``, one layer no ``norm``; the split ``"random@0"`` is ``"random"``.
+    ``adjacency``, two layers no ``skip``, one layer no ``norm`` and no ``hidden``; the split ``"random@0"``
+    is ``"random"``.
 
     Args:
         dataset: name of the graph.
@@ -173,6 +174,7 @@ class Spec:
                 values |= {"method": "none", "strength": 0.0}
             if self.method == "none":
                 values |= {"norm": "none", "scale": 1.0, "order": "after", "precision": "float32"}
+                values["hidden"] = HIDDEN[self.model]
 
     def __hash__(self) -> int:
         """Return the hash of all fields, computed once: a report looks up a million specs."""
