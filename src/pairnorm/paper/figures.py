@@ -432,10 +432,15 @@ def drawings(
 
 
 PER_GRAPH: dict[str, tuple[Callable[[ResultIndex, Experiment, str], "Figure | None"], str]] = {
-    "figure1": (figure1, "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%."),
+    "figure1": (
+        figure1,
+        "SGC on {} without PairNorm (dashed) and with it (solid), split 3 / 10 / 87%; test curves with 95% "
+        "intervals over runs.",
+    ),
     "figure3": (
         partial(against_depth, models=("GCN", "GAT"), percent=0),
-        "GCN and GAT on {} without PairNorm-SI (dashed) and with it (solid).",
+        "GCN and GAT on {} without PairNorm-SI (dashed) and with it (solid); test curves with 95% intervals "
+        "over runs.",
     ),
     "figure4": (
         partial(against_depth, models=("SGC", "GCN", "GAT"), percent=100, test_only=True),

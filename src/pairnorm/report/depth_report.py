@@ -70,7 +70,8 @@ The interval holds 95% of the mean ranks when situations and runs are resampled;
 graphs."""
 FIGURE = """\
 The effective rank is that of the last hidden state: 1 where all nodes share one direction, 0 where all are
-zero. Jumping knowledge need not use that state. A line ends before the others where all runs diverged."""
+zero. Jumping knowledge need not use that state. A line ends before the others where all runs diverged.
+Vertical lines are 95% intervals over runs."""
 TOO_LITTLE = "At every depth at most a third of the methods have been run: too little to compare."
 PUBLISHED = {
     "GCNII, 64 layers (Chen et al., 2020)": ("0.855", ("GCNII", 64), ""),

@@ -196,7 +196,9 @@ def document(
         figure: file of the figure, relative to the report.
         origins: how many runs of the store each commit and device computed.
     """
-    image = Markdown(f"![Accuracy against the share of missing vectors]({figure})")
+    image = Markdown(
+        f"![Accuracy against the share of missing vectors, with 95% intervals over runs]({figure})"
+    )
     shown = [Only("markdown", [image])] if figure else []
     sections = [Section("fit against the other methods", [*shown, *_fit_against_others(lines)])]
     for protocol in protocols:
