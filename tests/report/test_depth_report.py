@@ -280,3 +280,17 @@ def test_the_committed_store_gives_the_committed_report(
     text = report(table, "reproduce depth", {key: str(paths[0]) for key, paths in figures.items()})
     assert text == (RESULTS / "depth.md").read_text(encoding="utf-8")
     assert table.csv() == (RESULTS / "depth.csv").read_text(encoding="utf-8")
+
+
+def test_pages_recommend_what_is_selected_where_neighbors_differ() -> None:
+    """Bug: a page recommended logistic regression, which has an AUC of 0.50 on Minesweeper."""
+    [row] = [
+        line.split(" | ")
+        for line in (RESULTS / "depth.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| Minesweeper, GCN | all features | any |")
+    ]
+    method, score = row[3].split(",")[0], row[4]
+    page = (RESULTS.parent / "docs/which-method.md").read_text(encoding="utf-8")
+    [recommended] = [line for line in page.splitlines() if line.startswith("| neighbors tend to differ")]
+    assert f"`{method}` has an AUC of {score}" in recommended
+    assert f"`{method}`" in (RESULTS.parent / "README.md").read_text(encoding="utf-8")

@@ -27,7 +27,8 @@ class Bowls:
         return torch.tensor([self._accuracies(model, epoch) for model in range(len(self.center))])
 
     def loop(self, **options: Any) -> Loop:
-        settings = {"learning_rate": 0.1, "weight_decay": 0.01} | options
+        models = len(self.center)
+        settings = {"learning_rate": [0.1] * models, "weight_decay": [0.01] * models} | options
         return Loop([self.place], [self.place], self.loss, self.accuracy, curves=True, **settings)
 
 
@@ -142,7 +143,7 @@ def test_parameters_may_be_laid_out_unlike_the_models() -> None:
     def accuracy() -> Tensor:
         return torch.tensor([[0.0, epoch_now], [-epoch_now, 1.0]], dtype=torch.float)
 
-    loop = Loop([weight], [models], loss, accuracy, learning_rate=0.1, weight_decay=0.01)
+    loop = Loop([weight], [models], loss, accuracy, learning_rate=[0.1] * 4, weight_decay=[0.01] * 4)
     loop.train(4)
     assert loop.curves is None
     assert loop.best_epoch.tolist() == [[0, 3], [0, 0]]
@@ -163,13 +164,13 @@ def test_tiny_numbers_are_zero_while_training_and_only_then() -> None:
         seen.append(is_zero())
         return weight
 
-    Loop([weight], [weight], loss, lambda: torch.zeros(1), learning_rate=0.1, weight_decay=0.0).train(2)
+    Loop([weight], [weight], loss, lambda: torch.zeros(1), learning_rate=[0.1], weight_decay=[0.0]).train(2)
     assert seen == [True, True]
     assert not is_zero()
 
 
-@pytest.mark.parametrize("rate", [0.1, [0.1, 0.3]], ids=str)
-def test_a_loop_goes_on_from_the_state_of_another(rate: float | list[float]) -> None:
+@pytest.mark.parametrize("rate", [[0.1, 0.1], [0.1, 0.3]], ids=str)
+def test_a_loop_goes_on_from_the_state_of_another(rate: list[float]) -> None:
     def accuracy(model: int, epoch: int) -> float:
         return [0.1, 0.9, 0.2, 0.9, 0.3, 0.8, 0.95, 0.1][epoch] - model * epoch / 10
 
@@ -186,11 +187,9 @@ def test_a_loop_goes_on_from_the_state_of_another(rate: float | list[float]) -> 
         torch.testing.assert_close(loop.state()[name], value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("decays", [0.02, [0.0, 0.02, 0.02, 0.5, 0.5, 0.0]], ids=str)
-@pytest.mark.parametrize("rates", [0.1, [0.1, 0.3, 0.3, 0.02, 0.1, 0.1]], ids=str)
-def test_every_model_may_have_an_optimizer_of_its_own(
-    rates: float | list[float], decays: float | list[float]
-) -> None:
+@pytest.mark.parametrize("decays", [[0.02] * 6, [0.0, 0.02, 0.02, 0.5, 0.5, 0.0]], ids=str)
+@pytest.mark.parametrize("rates", [[0.1] * 6, [0.1, 0.3, 0.3, 0.02, 0.1, 0.1]], ids=str)
+def test_every_model_may_have_an_optimizer_of_its_own(rates: list[float], decays: list[float]) -> None:
     """As in SGC: [trials, variants · 4, 5] weights and [trials, variants] biases; 2 trials x 3 variants."""
     generator = torch.Generator().manual_seed(0)
     start, center = torch.randn(2, 6, 4, 5, dtype=torch.float64, generator=generator)
@@ -214,8 +213,7 @@ def test_every_model_may_have_an_optimizer_of_its_own(
             start[model].clone().requires_grad_(),
             torch.zeros((), dtype=torch.float64, requires_grad=True),
         ]
-        rate, decay = (given[model] if isinstance(given, list) else given for given in (rates, decays))
-        adam = torch.optim.Adam(own, lr=rate, weight_decay=decay, foreach=False)
+        adam = torch.optim.Adam(own, lr=rates[model], weight_decay=decays[model], foreach=False)
         for _ in range(30):
             adam.zero_grad()
             loss(*own, center[model]).backward()

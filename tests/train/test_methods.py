@@ -300,6 +300,12 @@ class TestOwnModel:
         assert alone.measures["parameters"] == sum(parameter.numel() for parameter in model.parameters())
         assert train(graph, spec.replace(strength=0.5), [1], "cpu")[0].train_loss != alone.train_loss
 
+    def test_it_gets_the_edges_alone_so_that_the_adjacency_is_no_part_of_the_key(self) -> None:
+        register("Deep", Deep)
+        spec = Spec("csbm", "GCN", 3, method="Deep")
+        assert spec.replace(adjacency="sym") == spec
+        assert Spec("csbm", "GCN", 3, method="GCNII", adjacency="sym").adjacency == "sym"
+
     def test_what_does_not_go_together(self, raises: Any, graph: Graph) -> None:
         register("Deep", Deep)
         with raises("not-together", value="GAT"):

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import SAGEConv
 
+from pairnorm.nn import normalized_adjacency
 from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.dropout import draw_keys
 from pairnorm.train.methods import ModelPerTrial, PerTrial
@@ -88,7 +89,7 @@ def test_a_models_copies_equal_models_made_under_their_seeds(form, edge_index):
         "sparse": x.to_sparse_csr(),
         "by trial": x[:, None] * torch.tensor([1.0, 2, 3])[:, None],
     }
-    adjacency = together.normalized_adjacency(edge_index, nodes)
+    adjacency = normalized_adjacency(edge_index, num_nodes=nodes)
     for training in (True, True, False):
         keys = draw_keys(1, 2, 3)
         before = torch.get_rng_state()

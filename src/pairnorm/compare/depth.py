@@ -4,7 +4,7 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import product
 from math import isnan, nan
 from pathlib import Path
@@ -211,41 +211,39 @@ class DepthComparison(Grid[DepthCell]):
             if model in find_method(name).models and find_method(name).quadratic == quadratic
         ]
 
-    def candidates(self, cell: DepthCell, seed: int = 0) -> tuple[Spec, ...]:
+    def list_candidates(self, cell: DepthCell, split: str) -> tuple[Spec, ...]:
         """Return the four grid points of a cell."""
-        return _candidate_specs(self, cell)
-
-
-@cache
-def _candidate_specs(comparison: DepthComparison, cell: DepthCell) -> tuple[Spec, ...]:
-    method = find_method(cell.method)
-    strengths = method.grid[:2] if len(method.grid) > 1 else ()
-    rates, dropouts = RATES[cell.model], DROPOUTS
-    settings = {"scaling": "none"} if cell.dataset in comparison.graphs else SETTINGS[cell.model]
-    if cell.dataset in LONG_RANGE:
-        dropouts, settings = LONG_RANGE_DROPOUTS, {**LONG_RANGE_SETTINGS, "metric": metric(cell.dataset)}
-        settings |= {"dropout": 0.0} if cell.model == "SGC" else {}
-    options: list[dict[str, Any]]
-    if cell.model != "SGC":
-        options = [
-            {"learning_rate": rate, "dropout": dropout}
-            | ({"strength": strengths[(row + column) % 2]} if strengths else {})
-            for row, rate in enumerate(rates)
-            for column, dropout in enumerate(dropouts)
-        ]
-    elif strengths:
-        options = [{"learning_rate": rate, "strength": value} for rate, value in product(rates, strengths)]
-    else:
-        options = [{"learning_rate": rate} for rate in SGC_RATES]
-    common: dict[str, Any] = {
-        "missing_rate": cell.missing_percent / 100,
-        "epochs": comparison.epochs,
-        "method": cell.method,
-    }
-    return tuple(
-        Spec(cell.dataset, cell.model, cell.depth, **common, **tuned, **settings, **method.settings)
-        for tuned in options
-    )
+        method = find_method(cell.method)
+        strengths = method.grid[:2] if len(method.grid) > 1 else ()
+        rates, dropouts = RATES[cell.model], DROPOUTS
+        settings = {"scaling": "none"} if cell.dataset in self.graphs else SETTINGS[cell.model]
+        if cell.dataset in LONG_RANGE:
+            dropouts, settings = LONG_RANGE_DROPOUTS, {**LONG_RANGE_SETTINGS, "metric": metric(cell.dataset)}
+            settings |= {"dropout": 0.0} if cell.model == "SGC" else {}
+        options: list[dict[str, Any]]
+        if cell.model != "SGC":
+            options = [
+                {"learning_rate": rate, "dropout": dropout}
+                | ({"strength": strengths[(row + column) % 2]} if strengths else {})
+                for row, rate in enumerate(rates)
+                for column, dropout in enumerate(dropouts)
+            ]
+        elif strengths:
+            options = [
+                {"learning_rate": rate, "strength": value} for rate, value in product(rates, strengths)
+            ]
+        else:
+            options = [{"learning_rate": rate} for rate in SGC_RATES]
+        common: dict[str, Any] = {
+            "missing_rate": cell.missing_percent / 100,
+            "epochs": self.epochs,
+            "split": split,
+            "method": cell.method,
+        }
+        return tuple(
+            Spec(cell.dataset, cell.model, cell.depth, **common, **tuned, **settings, **method.settings)
+            for tuned in options
+        )
 
 
 class DepthTable:
@@ -259,16 +257,11 @@ class DepthTable:
     def __init__(self, comparison: DepthComparison, results: Iterable[Result]) -> None:
         self.comparison = comparison
         trials: dict[Spec, list[Any]] = defaultdict(list)
-        self._origins: dict[tuple[Spec, int], Origin] = {}
+        self.origins: dict[tuple[Spec, int], Origin] = {}
         for result in results:
             trials[result.spec].append(result.trial)
-            self._origins[result.spec, result.trial.seed] = result.origin
+            self.origins[result.spec, result.trial.seed] = result.origin
         self.index = ResultIndex(trials)
-
-    @property
-    def origins(self) -> list[Origin]:
-        """The origin of every trial."""
-        return list(self._origins.values())
 
     def is_pending(self, cell: DepthCell) -> bool:
         """Return whether trials of a cell are still to be trained."""
@@ -287,7 +280,7 @@ class DepthTable:
     def _summarize(self, runs: Summary) -> dict[str, Any]:
         spec, trials = runs.spec, runs.trials
         measured = [name for name in MEASURES if all(name in trial.measures for trial in trials)]
-        origins = [self._origins[spec, trial.seed] for trial in trials]
+        origins = [self.origins[spec, trial.seed] for trial in trials]
         return {
             "scores": runs.values(f"test_{spec.metric}"),
             "score": runs.mean(f"test_{spec.metric}"),

@@ -158,9 +158,16 @@ class Protocol(Grid[MissingCell]):
         same_mask = self.split == "default" and cell.missing_percent in (0, 100)
         return range(1 if cell.model not in self.trained and same_mask else self.runs)
 
-    def candidates(self, cell: MissingCell, seed: int = 0) -> tuple[Spec, ...]:
-        """Return the candidates of a cell, with the split of a seed."""
-        return _candidate_specs(self, cell, seed)
+    def list_candidates(self, cell: MissingCell, split: str) -> tuple[Spec, ...]:
+        """Return the candidates of a cell."""
+        return expand(
+            self.trained[cell.model],
+            dataset=self.graph_name(cell.dataset),
+            missing_rate=cell.missing_percent / 100,
+            missing_kind=self.kind,
+            split=split,
+            imputation=cell.imputation,
+        )
 
     def graph(self, dataset: str, root: Path | None = None, seed: int = 0) -> Graph:
         """Load the graph of a dataset, with the split of a run.
@@ -199,18 +206,6 @@ IMPUTATION_OF = {
     "boosted trees": "none",
 }
 """Imputation of the methods without epochs; trees need none."""
-
-
-@cache
-def _candidate_specs(protocol: Protocol, cell: MissingCell, seed: int) -> tuple[Spec, ...]:
-    return expand(
-        protocol.trained[cell.model],
-        dataset=protocol.graph_name(cell.dataset),
-        missing_rate=cell.missing_percent / 100,
-        missing_kind=protocol.kind,
-        split=protocol.split.format(seed=seed),
-        imputation=cell.imputation,
-    )
 
 
 SSNC = Protocol(

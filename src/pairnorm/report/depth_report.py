@@ -345,7 +345,7 @@ def _not_run(table: DepthTable) -> Section:
 
 def _provenance(table: DepthTable, command: str) -> Section:
     """Return the section on the devices and commits of the trials in the store."""
-    origins = table.origins
+    origins = table.origins.values()
     commits = {origin.git_commit for origin in origins if origin.git_commit}
     devices = Counter(origin.device for origin in origins).most_common()
     listed = ", ".join(f"{markdown(device)} ({count:,})" for device, count in devices)

@@ -59,7 +59,7 @@ over the runs (their number in brackets where some are pending). For each traine
 accuracy of the first run selected one of twelve candidates; under the protocol of feature propagation it has
 the published settings. `{FIT}` trains on the training labels; “{REFITTED}” also trains on the validation
 labels after the selection. Bold: the best of a column, without that row and “{FSD_CAP_RELEASED}”.
-`{FIT}` has its default time limit.
+`{FIT}` has its default time limit. Empty cells were not run.
 
 “Reached” counts only test nodes in a component with a training node: at 100% missing no feature and no label
 reaches the others, 6% of the test nodes of Cora and 33% of those of Citeseer. For nodes that no feature and

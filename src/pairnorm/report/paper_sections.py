@@ -16,6 +16,7 @@ from pairnorm.sweep.grid import TableCell
 from pairnorm.sweep.index import Chosen, ResultIndex
 from pairnorm.sweep.significance import Difference, paired_difference, significant
 from pairnorm.sweep.tables import PARTIAL, TITLES, Entry, Table, markdown
+from pairnorm.train import Spec
 
 MODEL_STYLES = {"SGC": (BLUE, "circle"), "GCN": (VERMILLION, "square"), "GAT": (GREEN, "triangle-up")}
 LARGE_DIFFERENCE = 0.05
@@ -239,32 +240,36 @@ def ablation_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section
         "graphs and the other choices):"
     )
     rows: list[list[str]] = []
-    words = (("sym", "rw"), ("before", "after"), ("PN-SI", "PN"), ("PN-SCS", "PN"))
-    for (word, other), model in product(words, ("GCN", "GAT")):
-        effects = [_effect(complete, model, word, other, percent) for percent in table.percents]
+    by_spec = {chosen.best.spec.at(2): chosen for chosen in complete.values()}
+    fields = (("adjacency", "sym", "rw"), ("order", "before", "after"), ("norm", "PN-SI", "PN"),
+              ("norm", "PN-SCS", "PN"))  # fmt: skip
+    for (field, value, other), model in product(fields, ("GCN", "GAT")):
+        effects = [_effect(by_spec, model, field, value, other, percent) for percent in table.percents]
         if any(effects):
-            rows.append([f"{model}: {word} instead of {other}", *effects])
+            rows.append([f"{model}: {value} instead of {other}", *effects])
     headings = ["Change", *(f"{percent}% missing" for percent in table.percents)]
     advice = [_recommendation(complete, model, table.percents) for model in ("GCN", "GAT")]
     shown = [Text(changes), Shown(headings, rows), Markdown("\n\n".join(filter(None, advice)))]
     return Section("Which protocol: adjacency, order, norm", [Text(text), *blocks, *shown])
 
 
-def _effect(complete: Mapping[TableCell, Chosen], model: str, word: str, other: str, percent: int) -> str:
-    """Format the mean difference between cells whose methods differ in one word only; empty for none."""
-    gaps = []
-    for cell, chosen in complete.items():
-        first, *words = cell.method.split(" ")
-        if first == model and word in words and len(words) > 1 and cell.missing_percent == percent:
-            twin = " ".join([first, *(other if part == word else part for part in words)])
-            if (against := complete.get(cell._replace(method=twin))) is not None:
-                gaps.append(chosen.accuracy - against.accuracy)
+def _effect(
+    by_spec: Mapping[Spec, Chosen], model: str, field: str, value: str, other: str, percent: int
+) -> str:
+    """Format the mean difference between models with a norm that differ in one field; empty for none."""
+    gaps = [
+        chosen.accuracy - by_spec[twin].accuracy
+        for spec, chosen in by_spec.items()
+        if (spec.model, spec.missing_rate, getattr(spec, field)) == (model, percent / 100, value)
+        and spec.norm != "none"
+        and (twin := spec.replace(**{field: other})) in by_spec
+    ]
     return f"{fmean(gaps):+.3f}" if gaps else ""
 
 
 def _recommendation(complete: Mapping[TableCell, Chosen], model: str, percents: Sequence[int]) -> str:
     """Name the method with a norm that validation prefers on the graphs where every method is complete."""
-    methods = [method for method in ABLATION.methods if method.split(" ")[0] == model]
+    methods = [method for method, settings in ABLATION.methods.items() if settings["model"] == model]
     graphs = [
         dataset
         for dataset in ABLATION.datasets
@@ -275,7 +280,7 @@ def _recommendation(complete: Mapping[TableCell, Chosen], model: str, percents: 
     cells = {
         method: [TableCell(dataset, method, percent) for percent in percents for dataset in graphs]
         for method in methods
-        if len(method.split(" ")) > 2
+        if "norm" in ABLATION.methods[method]
     }
     scores = {method: fmean(complete[cell].best.validation for cell in cells[method]) for method in cells}
     best = max(scores, key=lambda method: scores[method])
@@ -285,9 +290,9 @@ def _recommendation(complete: Mapping[TableCell, Chosen], model: str, percents: 
         for percent in percents
     ]
     return (
-        f"**Recommendation for {model}: {' '.join(best.split(' ')[1:])}**: the best mean validation accuracy "
-        f"over missing rates on {' and '.join(TITLES[name] for name in graphs)} ({scores[best]:.3f}); test "
-        f"accuracy {', '.join(accuracies)}."
+        f"**Recommendation for {model}: {best.removeprefix(f'{model} ')}**: the best mean validation "
+        f"accuracy over missing rates on {' and '.join(TITLES[name] for name in graphs)} "
+        f"({scores[best]:.3f}); test accuracy {', '.join(accuracies)}."
     )
 
 

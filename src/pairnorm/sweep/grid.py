@@ -158,9 +158,18 @@ class Grid(ABC, Generic[CellT]):
     def seeds(self, cell: CellT) -> range:
         """Return the seeds of a cell."""
 
+    @property
+    def split(self) -> str:
+        """The name of the split; ``{seed}`` in it gives every run a split of its own."""
+        return "default"
+
     @abstractmethod
-    def candidates(self, cell: CellT, seed: int = 0) -> Sequence[Spec]:
-        """Return the candidates of a cell in a fixed order; the split may depend on the seed."""
+    def list_candidates(self, cell: CellT, split: str) -> tuple[Spec, ...]:
+        """Return the candidates of a cell with a split, in a fixed order."""
+
+    def candidates(self, cell: CellT, seed: int = 0) -> tuple[Spec, ...]:
+        """Return the candidates of a cell in a fixed order, with the split of a seed."""
+        return _candidate_specs(self, cell, self.split.format(seed=seed))
 
     def pairs(self, cell: CellT, positions: Iterable[int] | None = None) -> Iterator[Pair]:
         """Yield the (spec, seed) pairs of a cell.
@@ -185,6 +194,11 @@ class Grid(ABC, Generic[CellT]):
     def requested(self) -> Iterator[Pair]:
         """Yield the (spec, seed) pairs that do not depend on the outcome of a search."""
         return (pair for cell in self.cells() for pair in self.pairs(cell))
+
+
+@cache
+def _candidate_specs(grid: Grid[Any], cell: Any, split: str) -> tuple[Spec, ...]:
+    return grid.list_candidates(cell, split)
 
 
 @dataclass(frozen=True)
@@ -240,17 +254,17 @@ class Experiment(Grid[TableCell]):
         """Return the seeds of a cell."""
         return range(self.missing[cell.missing_percent])
 
-    def candidates(self, cell: TableCell, seed: int = 0) -> tuple[Spec, ...]:
+    @property
+    def split(self) -> str:
+        """The split of all methods."""
+        return str(self.settings.get("split", "default"))
+
+    def list_candidates(self, cell: TableCell, split: str) -> tuple[Spec, ...]:
         """Return the candidates of a cell, shallow ones first."""
-        return _candidate_specs(self, cell, seed if "{seed}" in self.settings.get("split", "") else 0)
+        settings = {**self.methods[cell.method], **self.settings}
+        if "split" in self.settings:  # otherwise a method may have one of its own
+            settings["split"] = split
+        return expand(settings, dataset=cell.dataset, missing_rate=cell.missing_percent / 100)
 
     def __hash__(self) -> int:  # settings are mappings, which have no hash
         return hash((self.name, self.datasets, *self.missing.items()))
-
-
-@cache
-def _candidate_specs(experiment: Experiment, cell: TableCell, seed: int) -> tuple[Spec, ...]:
-    settings = {**experiment.methods[cell.method], **experiment.settings}
-    if "split" in settings:
-        settings["split"] = settings["split"].format(seed=seed)
-    return expand(settings, dataset=cell.dataset, missing_rate=cell.missing_percent / 100)

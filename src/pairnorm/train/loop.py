@@ -31,8 +31,8 @@ class Loop:
             set the gradients of the parameters itself; then its result requires no gradient. It must not
             refer to the loop, or the memory of the captured epoch would never be freed.
         accuracy: returns the validation accuracy of every model; likewise.
-        learning_rate: of Adam, one for all models or one per model. In the second case the models must lie
-            one after the other in the parameters too.
+        learning_rate: of Adam, one per model. If they differ, the models must lie one after the other in the
+            parameters too.
         weight_decay: L2 penalty of Adam; likewise.
         curves: record loss and accuracy of every epoch.
     """
@@ -44,8 +44,8 @@ class Loop:
         loss: Callable[[Tensor], Tensor],
         accuracy: Callable[[], Tensor],
         *,
-        learning_rate: float | Sequence[float],
-        weight_decay: float | Sequence[float],
+        learning_rate: Sequence[float],
+        weight_decay: Sequence[float],
         curves: bool = False,
     ) -> None:
         self._parameters = list(parameters)
@@ -56,12 +56,8 @@ class Loop:
         self.best_parameters = [model.clone() for model in self._models]
         with torch.no_grad(), on_device(device):
             shape = accuracy().shape
-        rates, decays = (
-            list(value) if isinstance(value, Sequence) else [value] * shape.numel()
-            for value in (learning_rate, weight_decay)
-        )
         self._slices: list[tuple[Tensor, Tensor, slice]] = []
-        self._adam = self._optimizer(list(zip(rates, decays, strict=True)))
+        self._adam = self._optimizer(list(zip(learning_rate, weight_decay, strict=True)))
         self.best_accuracy = torch.full(shape, -1.0, device=device)
         self.best_epoch = torch.zeros(shape, dtype=torch.int32, device=device)
         self.diverged = torch.zeros(shape, dtype=torch.bool, device=device)

@@ -91,25 +91,14 @@ class ModelPerTrial(nn.Module):
             edges without self-loops, and returns logits ``[nodes, classes]``.
         num_models: number of copies.
         dropout: of the model.
-        adjacency: has no effect: the model gets the edges alone.
     """
 
     num_keys, drop_edge = 1, 0.0
 
-    def __init__(
-        self,
-        make: Callable[[], nn.Module],
-        num_models: int,
-        dropout: float = 0.0,
-        adjacency: Normalization = "rw",
-    ) -> None:
+    def __init__(self, make: Callable[[], nn.Module], num_models: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.copies = PerTrial(make, num_models)
-        self.num_models, self.dropout, self.adjacency = num_models, dropout, adjacency
-
-    def normalized_adjacency(self, adjacency: Tensor, num_nodes: int | None = None) -> SparseMatrix:
-        """Normalize an adjacency, as the other models do; ``forward`` uses its edges only."""
-        return normalized_adjacency(adjacency, self.adjacency, num_nodes)
+        self.num_models, self.dropout = num_models, dropout
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
         """Initialize every copy again, from its seed if there are any."""
@@ -126,7 +115,7 @@ class ModelPerTrial(nn.Module):
         """Return logits ``[nodes, models, classes]``, as ``GCN`` does, with ``keys`` ``[1, 2, models]``."""
         if not isinstance(adjacency, SparseMatrix):
             nodes = x.shape[0] if isinstance(x, Tensor) else x.num_rows
-            adjacency = self.normalized_adjacency(adjacency, nodes)
+            adjacency = normalized_adjacency(adjacency, num_nodes=nodes)
         pattern, logits = adjacency.pattern, []
         if "edge_index" not in pattern.derived:  # as in PyG, from source to target, without self-loops
             edges = torch.stack([pattern.column, pattern.row]).long()
@@ -214,6 +203,11 @@ class Method:
     def uses_order(self) -> bool:
         """Whether ``Spec.order`` applies to it."""
         return self.norm is not None and self.options is None
+
+    @property
+    def uses_adjacency(self) -> bool:
+        """Whether ``Spec.adjacency`` applies to it: a user's model gets the edges alone."""
+        return not isinstance(self.model, partial)
 
     def arguments(self, spec: "Spec", trials: int) -> dict[str, Any]:
         """Return the arguments of GCN and GAT that it changes."""
@@ -355,7 +349,7 @@ def _make_own_model(
     expected += "hidden_channels= and dropout="
     path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     _try(made, (torch.zeros(3, in_channels), path), out_channels, expected)
-    return ModelPerTrial(made, num_models, dropout, adjacency)
+    return ModelPerTrial(made, num_models, dropout)
 
 
 def _try(made: partial[nn.Module], inputs: tuple[Tensor, ...], width: int, expected: str) -> None:

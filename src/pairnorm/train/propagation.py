@@ -134,7 +134,7 @@ class Propagation:
 
     def compute_block(self, number: int) -> Iterator[BlockEvent]:
         """Compute a block, perhaps on another machine; ``handle`` its events where the files are."""
-        columns = self.columns(number)
+        columns = self._blocks[number]
         stored: dict[str, Any] = {}
         squares, units = np.zeros((2, max(self.depths) + 1))
         steps = self._steps(self._start(columns), max(self.depths))
@@ -152,10 +152,6 @@ class Propagation:
             return
         with atomic_file(self._block_path(number)) as draft, open(draft, "wb") as file:
             np.savez(file, **event)
-
-    def columns(self, number: int) -> range:
-        """Return the columns of a block."""
-        return self._blocks[number]
 
     def _block_path(self, number: int) -> Path:
         return self._path(f"{number:04d}.npz")

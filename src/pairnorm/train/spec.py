@@ -347,7 +347,10 @@ def _apply_method(values: dict[str, Any]) -> dict[str, Any]:
 
 def _idle_fields(values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that cannot change the result for these values, with their fixed values."""
-    fixed: dict[str, Any] = {"adjacency": "rw"} if values["model"] == "GAT" else {"heads": 1}
+    method = METHODS.get(values["method"])
+    fixed: dict[str, Any] = {} if values["model"] == "GAT" else {"heads": 1}
+    if values["model"] == "GAT" or (method is not None and not method.uses_adjacency):
+        fixed |= {"adjacency": "rw"}
     if values["model"] == "SGC":
         fixed |= {"hidden": 0, "skip": 0, "order": "after"}
     elif values["hidden"] == 0:
@@ -356,7 +359,6 @@ def _idle_fields(values: dict[str, Any]) -> dict[str, Any]:
         fixed |= {"precision": "float32"}
     if values["norm"] == "none":
         fixed |= {"scale": 1.0}
-        method = METHODS.get(values["method"])
         if method is not None and not method.uses_order:
             fixed |= {"order": "after"}
     if seeded := _SEEDED_SPLIT.fullmatch(values["split"]):
