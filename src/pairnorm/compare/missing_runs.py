@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
-from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -190,15 +189,16 @@ def pending_evaluations(
     jobs = []
     for protocol in protocols:
         pending = {
-            (cell, seed)
+            (cell, seed): cell._replace(model=FIT, imputation=IMPUTATION_OF[FIT])
             for cell in protocol.evaluated_cells()
             for seed in protocol.seeds(cell)
             if (cell, seed) not in results.evaluated
         }
-        for cell, seed in product(protocol.evaluated_cells(), range(protocol.runs)):
-            along = cell._replace(model=FIT, imputation=IMPUTATION_OF[FIT]), seed
-            if (cell, seed) in pending and (cell.model not in ALONE or along not in pending):
-                jobs.append((protocol, cell, seed))
+        jobs += [
+            (protocol, cell, seed)
+            for (cell, seed), along in pending.items()
+            if cell.model not in ALONE or (along, seed) not in pending
+        ]
     return sorted(jobs, key=lambda job: job[2])
 
 
