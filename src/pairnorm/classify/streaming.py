@@ -116,7 +116,7 @@ class Streamed(NamedTuple):
     @property
     def rank(self) -> tuple[float, float, int]:
         """Sort key, larger for better."""
-        return self.candidate.rank(self.score)
+        return self.candidate.rank_by(self.score)
 
 
 @dataclass(frozen=True, eq=False)

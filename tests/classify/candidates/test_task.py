@@ -38,6 +38,7 @@ def test_the_score_decides_then_loss_then_depth() -> None:
     assert best < evaluate(0.9, 0.05, 4)
     assert best < evaluate(0.9, 0.1, 2)
     assert best > evaluate(0.9, float("nan"), 2)
+    assert Candidate("SGC", "PN", 4, validation_accuracy=0.9, validation_loss=0.1).rank == best
 
 
 def test_what_has_no_layers_is_called_by_its_name() -> None:

@@ -99,8 +99,13 @@ class Candidate:
         """PairNorm's mode, None without a norm."""
         return None if self.norm == "none" else self.norm
 
-    def rank(self, score: float) -> tuple[float, float, int]:
-        """Return its sort key, larger for better: score; then a small loss; then few layers."""
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """Sort key, larger for better: accuracy; then a small loss; then few layers."""
+        return self.rank_by(self.validation_accuracy)
+
+    def rank_by(self, score: float) -> tuple[float, float, int]:
+        """Return the sort key with a score by any metric in place of the accuracy."""
         score, loss = (-inf if isnan(value) else value for value in (score, -self.validation_loss))
         return score, loss, -self.depth
 
@@ -172,7 +177,7 @@ class CandidateResult(NamedTuple):
     @property
     def rank(self) -> tuple[float, float, int]:
         """Sort key, larger for better."""
-        return self.candidate.rank(self.score)
+        return self.candidate.rank_by(self.score)
 
 
 Results = Iterator[CandidateResult]
