@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/python -m pairnorm demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations=15 --durations-min=5
 
 # An hour of damaged files, killed commands and killed Ray workers; `make fuzz MINUTES=10 SEED=7` is shorter.
 MINUTES ?= 60

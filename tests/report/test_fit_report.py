@@ -23,9 +23,22 @@ def findings(small: Graph) -> Findings:
     return Findings.of(NodeClassifier(depth=(1, 4), time_limit=0).fit(graph), graph)
 
 
-def test_every_table_is_a_table_and_every_figure_is_there(findings: Findings, tmp_path: Path) -> None:
-    write_document(fit_page(findings, ["mind the gap."]), tmp_path)
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+def written(findings: Findings, folder: Path) -> str:
+    write_document(fit_page(findings, ["mind the gap."]), folder)
+    return (folder / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def text(findings: Findings, folder: Path) -> str:
+    return written(findings, folder)
+
+
+def test_every_table_is_a_table_and_every_figure_is_there(text: str, folder: Path) -> None:
     assert text.startswith("# Labels for shop\n\n**")
     assert "\nMind the gap.\n" in text
     for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
@@ -33,12 +46,10 @@ def test_every_table_is_a_table_and_every_figure_is_there(findings: Findings, tm
         assert len(widths) == 1, block
     figures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
     assert sorted(figures) == ["comparison.png", "confusion.png", "depth.png", "smoothing.png"]
-    assert all((tmp_path / figure).stat().st_size > 5000 for figure in figures)
+    assert all((folder / figure).stat().st_size > 5000 for figure in figures)
 
 
-def test_the_numbers_are_those_of_the_findings(findings: Findings, tmp_path: Path) -> None:
-    write_document(fit_page(findings), tmp_path)
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+def test_the_numbers_are_those_of_the_findings(findings: Findings, text: str) -> None:
     scores = findings.classifier.held_out_
     assert f"| all held-out nodes | 174 | {100 * scores.accuracy:.1f}% |" in text
     assert f"| a\\|b | {scores.confusion[0].sum()} | {100 * scores.recall[0]:.1f}% |" in text
@@ -46,9 +57,7 @@ def test_the_numbers_are_those_of_the_findings(findings: Findings, tmp_path: Pat
     assert "| split | train 40, validation 86, test 174 |" in text
 
 
-def test_the_report_says_how_each_method_was_tuned(findings: Findings, tmp_path: Path) -> None:
-    write_document(fit_page(findings), tmp_path)
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+def test_the_report_says_how_each_method_was_tuned(findings: Findings, text: str) -> None:
     assert (
         f"{findings.classifier.best_.name}: {len(findings.classifier.search_)}; label propagation: 3 (α"
         in text
@@ -69,8 +78,7 @@ def test_with_folds_the_report_counts_the_nodes_that_trained(small: Graph, tmp_p
     count = int(task.with_all_folds.graph.train.sum())
     assert len(task.fold_masks) > 1
     assert count > int(split.train.sum())
-    write_document(fit_page(found), tmp_path)
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    text = written(found, tmp_path)
     assert f"were then trained on all {count} training and validation nodes." in text
     assert f"The GCN trains on the {int(split.train.sum())} training nodes alone" in text
 
@@ -88,8 +96,7 @@ def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
         "label propagation",
         "GCN, 2 layers",
     ]
-    write_document(fit_page(found), tmp_path)
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    text = written(found, tmp_path)
     assert "Oversmoothing" not in text
     assert not (tmp_path / "smoothing.png").exists()
 
@@ -102,8 +109,7 @@ def test_without_held_out_nodes_nothing_is_said_about_accuracy(small: Graph, tmp
     graph = small.replace(labels=labels, train=nobody, validation=nobody, test=nobody)
     with pytest.warns(ClassifierWarning):
         classifier = NodeClassifier(depth=2, norm="PN").fit(graph)
-    write_document(fit_page(Findings.of(classifier, graph)), tmp_path)
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    text = written(Findings.of(classifier, graph), tmp_path)
     assert "There are no held-out nodes" in text
     assert "Comparison with baselines" not in text
     assert not (tmp_path / "confusion.png").exists()
