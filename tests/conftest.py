@@ -22,12 +22,17 @@ from pairnorm.base.errors import PairNormError
 
 suppress_csr_warning()  # tests make CSR tensors of their own
 
-DEAR = {"cluster", "check_ranks", "corpus", "postgresql", "wheel"}
+EXPENSIVE_FIXTURES = {"cluster", "check_ranks", "corpus", "postgresql", "wheel"}
+LONG_TESTS = {"test_kernels_in_the_interpreter"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a dear fixture comes first: work is stolen from the end, so no two workers make one each."""
-    items.sort(key=lambda item: DEAR.isdisjoint(getattr(item, "fixturenames", ())))
+    """Run tests with expensive fixtures and long tests first.
+
+    Work is stolen from the end, so that no two workers make one fixture each, and no core idles in the end.
+    """
+    first = EXPENSIVE_FIXTURES | LONG_TESTS
+    items.sort(key=lambda item: first.isdisjoint([item.name, *getattr(item, "fixturenames", ())]))
 
 
 Raises = Callable[..., AbstractContextManager[pytest.ExceptionInfo[PairNormError]]]

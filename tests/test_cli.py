@@ -8,7 +8,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -222,13 +222,13 @@ def test_a_summary_that_cannot_be_written_is_no_bug(
             cli._call(command, Namespace(json=True))
 
 
-def test_a_terminal_that_cannot_show_a_letter_gets_another(tmp_path: Path) -> None:
-    program = "import sys; from pairnorm.cli import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "datasets", "--root", str(tmp_path / "日本")],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
-    assert r"\u65e5\u672c" in done.stdout
+def test_a_terminal_that_cannot_show_a_letter_gets_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(printed, encoding="ascii"))
+    assert cli.main(["datasets", "--root", str(tmp_path / "日本")]) == 0
+    assert rb"\u65e5\u672c" in printed.getvalue()
 
 
 def test_a_warning_about_the_users_data_is_a_note(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,17 +308,17 @@ def test_commands_are_grouped_in_the_help(capsys: pytest.CaptureFixture[str]) ->
     assert [line.split()[0] for line in group.splitlines()] == ["reproduce", "report", "datasets"]
 
 
-def test_a_working_directory_that_was_deleted_is_an_error(tmp_path: Path) -> None:
-    program = (
-        "import os, sys; os.makedirs('gone'); os.chdir('gone'); os.rmdir(os.getcwd());"
-        "from pairnorm.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+def test_a_working_directory_that_was_deleted_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
     for words in (["fit", "--nodes", "n.csv", "--label", "x"], ["diagnose", "--nodes", "n.csv"]):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-        assert "the working directory no longer exists" in done.stderr
+        assert cli.main(words) == 1
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1
+        assert "the working directory no longer exists" in printed
 
 
 def test_standard_input_that_is_closed_is_an_error() -> None:
