@@ -212,14 +212,14 @@ def test_a_summary_that_cannot_be_written_is_no_bug(
     """As with ``pairnorm fit … --json > summary.json`` on a full disk."""
     summary = {"classes": ["[bold]", "日本\x1b[31m"], "accuracy": 0.5}
     command = Command(lambda options: summary, "act", "pairnorm act")
-    cli._call(command, Namespace(json=True))
+    cli._call(command, Namespace(json=True), [])
     assert json.loads(capsys.readouterr().out) == summary
     for error in (OSError(28, "No space left on device"), BrokenPipeError()):
         stream = StringIO()
         monkeypatch.setattr(stream, "flush", partial(raising(error), Namespace()))
         monkeypatch.setattr(sys, "stdout", stream)
         with pytest.raises(console.OutputClosed):
-            cli._call(command, Namespace(json=True))
+            cli._call(command, Namespace(json=True), [])
 
 
 def test_a_terminal_that_cannot_show_a_letter_gets_another(

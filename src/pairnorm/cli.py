@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -109,10 +110,17 @@ def build_parser() -> tuple[Parser, dict[str, CommandParser]]:
         usage="pairnorm COMMAND [options]",
         description="Deep graph neural networks that do not oversmooth, and node classification\n"
         "where many nodes have no features.",
-        epilog="\n\n".join([*sections, "Examples:\n  pairnorm demo\n  pairnorm fit --help"]),
+        epilog="\n\n".join(
+            [
+                *sections,
+                "Examples:\n  pairnorm demo\n  pairnorm fit --nodes n.csv --edges e.csv --label risk",
+            ]
+        ),
     )
     general = parser.add_argument_group("Options")
-    general.add_argument("-h", "--help", action="help", help="Show this, or the help of a command.")
+    general.add_argument(
+        "-h", "--help", action="help", help="Show this; after a command, its options (--help-all: all)."
+    )
     general.add_argument(
         "--version", action="version", version=f"pairnorm {__version__}", help="Show the version."
     )
@@ -133,11 +141,11 @@ def _run(words: list[str]) -> int:
         options = commands[name].parse(words)
     except SystemExit as leaving:  # after the help, the version or an error
         return int(leaving.code or 0)
-    _call(commands[name].command, options)
+    _call(commands[name].command, options, words)
     return DONE
 
 
-def _call(command: Command, options: Namespace) -> None:
+def _call(command: Command, options: Namespace, words: Sequence[str]) -> None:
     """Call a command with checked options, and print its summary for ``--json``."""
     try:
         Path.cwd()
@@ -147,6 +155,7 @@ def _call(command: Command, options: Namespace) -> None:
     for value in vars(options).values():
         if isinstance(value, Path):
             check_path(value)
+    options.command_line = shlex.join(["pairnorm", command.name, *words])
     with console.output(quiet=getattr(options, "quiet", False), to_stderr=getattr(options, "json", False)):
         summary = command.run(options)
     if summary is not None and options.json:

@@ -1,5 +1,6 @@
 """``pairnorm compare``: compare methods on a user's graph. Also what other commands need to train trials."""
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -15,7 +16,6 @@ from pairnorm.commands.options import (
     FILES,
     check_classes,
     command,
-    command_line,
     files_of,
     match_name,
     names_in,
@@ -94,7 +94,7 @@ def run(options: Namespace) -> None:
     else:
         names = names_in("dataset", options.dataset, DATASETS) or list(DATASETS)
     comparison, path = DepthComparison(names, **settings), options.out / "compare.sqlite"
-    table = train_depths(comparison, path, command_line("compare", options), options)
+    table = train_depths(comparison, path, options)
     for heading, rows in tables(comparison, table.rows):
         console.show(f"\n{safe(heading)}: test accuracy, and effective rank in brackets")
         console.table(*rows)
@@ -146,12 +146,12 @@ def depth_settings(options: Namespace) -> dict[str, Any]:
     }
 
 
-def train_depths(comparison: "DepthComparison", path: Path, resume: str, options: Namespace) -> "DepthTable":
+def train_depths(comparison: "DepthComparison", path: Path, options: Namespace) -> "DepthTable":
     """Train the pending trials of a comparison by depth, and return its results."""
     from pairnorm.compare import depth
     from pairnorm.train import Store
 
-    train(path, depth, comparison, comparison.datasets, resume, run_settings(options))
+    train(path, depth, comparison, comparison.datasets, options.command_line, run_settings(options))
     with Store(path) as store:
         return depth.DepthTable(comparison, store.results())
 
@@ -236,6 +236,7 @@ def train(
     def update(stage: str, now: "Progress") -> None:
         if now.trials:
             latest = now.label if now.done else f"{now.trials:,} trials to train"
+            stage, latest = (re.sub(r"graph@\w+", "your graph", text) for text in (stage, latest))
             on_progress(console.Progress(stage, now.done, now.total, latest, unit))
 
     with Store(path) as store:

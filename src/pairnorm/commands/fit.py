@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pairnorm.classify.findings import Findings
     from pairnorm.classify.search import FitProgress
 
-HEADINGS = ("On held-out nodes", "nodes", "accuracy", "95% interval", "balanced", "macro F1")
 IN_MEMORY = (
     *("class_weight", "directed", "feature_scaling", "time_column", "time_limit", "checkpoint", "seeds"),
     *("epochs", "no_refit", "no_baselines", "simple"),
@@ -246,15 +245,11 @@ def _write_model(classifier: "NodeClassifier", folder: Path, spreadsheet_safe: b
 
 def _show(findings: "Findings") -> None:
     from pairnorm.classify.findings import verdict
+    from pairnorm.report.fit_report import accuracy_table
 
     if findings.test.any():
-        rows = []
-        for name, scores in findings.groups().items():
-            low, high = (f"{100 * bound:.1f}" for bound in scores.interval)
-            numbers = (scores.accuracy, scores.balanced_accuracy, scores.macro_f1)
-            accuracy, *others = (f"{100 * number:.1f}%" for number in numbers)
-            rows.append((name, f"{scores.count:,}", accuracy, f"{low} to {high}", *others))
-        console.table(HEADINGS, rows)
+        groups = accuracy_table(findings.groups(), "On held-out nodes")
+        console.table(groups.headings, groups.rows)
         share = findings.test_scores.most_frequent_share
         console.show(f"{share:.1%} of the held-out nodes have the most frequent class.")
     console.show(safe(verdict(findings).replace("**", "")))

@@ -1,5 +1,6 @@
 """``pairnorm diagnose``, ``pack`` and ``datasets``: look at graphs and convert them; nothing is trained."""
 
+import shlex
 import time
 from argparse import Namespace
 
@@ -10,9 +11,9 @@ from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
     COLUMNS,
     FILES,
+    NOT_GIVEN,
     columns_of,
     command,
-    command_line,
     files_of,
     read_graph,
     refuse_inputs,
@@ -103,9 +104,12 @@ def diagnose(options: Namespace) -> None:
 
 def _fit_command(options: Namespace) -> str:
     """Return the ``fit`` command for the same tables, to show after a diagnosis."""
-    shared = {name: value for name, value in vars(options).items() if name not in ("out", "quiet")}
-    label = "" if options.label else " --label COLUMN"
-    return f"{command_line('fit', Namespace(**shared))}{label} --out run"
+    words = ["pairnorm", "fit"]
+    for name, value in vars(options).items():
+        if name not in ("out", "quiet", "command_line") and value not in NOT_GIVEN:
+            for each in value if isinstance(value, list) else [value]:
+                words += [f"--{name.replace('_', '-')}", *([] if each is True else [str(each)])]
+    return shlex.join([*words, *([] if options.label else ["--label", "COLUMN"]), "--out", "run"])
 
 
 @command(

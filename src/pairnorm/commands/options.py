@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import shlex
 import sys
 import warnings
 from argparse import SUPPRESS, Namespace
@@ -100,8 +99,8 @@ SHARED = {
     "or auto.",
     "--spreadsheet-safe": "Escape text in .csv files that a spreadsheet would run as a formula.",
     "--dataset NAMES": "Use only these graphs, such as cora,citeseer. Default: all.",
-    "--runs N": "Train every setting N times. Default: as in the paper (5).",
-    "--epochs N": "Train for N epochs. Default: as in the paper (500 for SGC, else 1000).",
+    "--runs N": "Take N runs of every setting. Default: as in the paper (5).",
+    "--epochs N": "Take N epochs. Default: as in the paper (500 for SGC, else 1000).",
     "--depth NUMBERS": "Use these numbers of layers, such as 2,4. Default: as in the paper.",
     "--missing NUMBERS": "Use only these percentages of missing vectors, such as 0,100. Default: all.",
     "--root FOLDER": "Look for raw files here. Default: $PAIRNORM_DATA, else your cache folder.",
@@ -345,16 +344,6 @@ def numbers_in(option: str, text: str | None, kind: type[Number] = int) -> list[
         kinds = "whole numbers" if kind is int else "numbers"
         problem, expected = f"{option} is {quoted(text)}", f"{kinds} with commas, such as 2,4"
         raise PairNormError(problem, code="not-a-number", value=text, expected=expected) from None
-
-
-def command_line(name: str, options: Namespace, *arguments: str) -> str:
-    """Return the command line that resumes this command, with the options that were given."""
-    words = ["pairnorm", name, *arguments]
-    for option, value in vars(options).items():
-        if option != "what" and value not in NOT_GIVEN:
-            for each in value if isinstance(value, list) else [value]:
-                words += [f"--{option.replace('_', '-')}", *([] if each is True else [str(each)])]
-    return shlex.join(words)
 
 
 def refuse(options: Namespace, names: Iterable[str], why: str, hint: str, **more: Any) -> None:

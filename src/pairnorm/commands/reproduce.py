@@ -9,7 +9,7 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.base.memory import without_collection
 from pairnorm.commands import compare, console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import command, command_line, match_name, names_in, numbers_in, refuse, shared
+from pairnorm.commands.options import command, match_name, names_in, numbers_in, refuse, shared
 
 if TYPE_CHECKING:
     from pairnorm.paper.experiments import Selection
@@ -67,9 +67,8 @@ def run(options: Namespace) -> None:
 
     comparisons = {"depth": _reproduce_depth, "missing": _reproduce_missing}
     options.what = [match_name(name, (*NAMES, *comparisons)) for name in options.what]
-    resume = command_line("reproduce", options, *options.what)
     if not comparisons.keys() & options.what:
-        _reproduce_paper(options, resume)
+        _reproduce_paper(options)
         return
     if len(options.what) > 1:
         problem = f"{', '.join(options.what)} are asked for together"
@@ -77,11 +76,11 @@ def run(options: Namespace) -> None:
         raise PairNormError(problem, code="not-together", value=options.what, hint=hint)
     (experiment,) = options.what
     path = options.store or options.out / f"{experiment}.sqlite"
-    report_file = comparisons[experiment](options, path, resume)
+    report_file = comparisons[experiment](options, path)
     console.show(f"\nNext: read [bold]{safe(report_file)}[/]")
 
 
-def _reproduce_paper(options: Namespace, resume: str) -> None:
+def _reproduce_paper(options: Namespace) -> None:
     from pairnorm.paper import runner
     from pairnorm.paper.evidence import read_layers
     from pairnorm.paper.experiments import GROUPS
@@ -95,7 +94,7 @@ def _reproduce_paper(options: Namespace, resume: str) -> None:
     path = options.store or out / "results.sqlite"
     experiments = chosen.experiments()
     graphs = {name for experiment in experiments for name in experiment.datasets}
-    compare.train(path, runner, experiments, graphs, resume, compare.run_settings(options))
+    compare.train(path, runner, experiments, graphs, options.command_line, compare.run_settings(options))
     if not path.exists():  # the time limit came before the first result
         return
     with console.stage(WRITING):
@@ -116,7 +115,7 @@ def _reproduce_paper(options: Namespace, resume: str) -> None:
     console.show(f"\nNext: {following}")
 
 
-def _reproduce_depth(options: Namespace, path: Path, resume: str) -> Path:
+def _reproduce_depth(options: Namespace, path: Path) -> Path:
     """Compare all methods by depth; return the report."""
     from pairnorm.compare.depth import DATASETS, DepthComparison
 
@@ -124,12 +123,11 @@ def _reproduce_depth(options: Namespace, path: Path, resume: str) -> Path:
     graphs = {"datasets": names_in("dataset", options.dataset, DATASETS), "root": options.root}
     settings = graphs | compare.depth_settings(options)
     comparison = DepthComparison(**{name: value for name, value in settings.items() if value is not None})
-    return compare.write_depths(
-        compare.train_depths(comparison, path, resume, options), options.out, "depth", "reproduce depth"
-    )
+    table = compare.train_depths(comparison, path, options)
+    return compare.write_depths(table, options.out, "depth", "reproduce depth")
 
 
-def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
+def _reproduce_missing(options: Namespace, path: Path) -> Path:
     """Compare all methods where features are missing; return the report."""
     from pairnorm.compare import missing_runs
     from pairnorm.compare.missing import GROUPS, MODELS, PROTOCOLS, choose_protocols
@@ -147,7 +145,7 @@ def _reproduce_missing(options: Namespace, path: Path, resume: str) -> Path:
         options.epochs,
     )
     graphs = {name for protocol in chosen for name in protocol.datasets}
-    compare.train(path, missing_runs, chosen, graphs, resume, compare.run_settings(options), unit="")
+    compare.train(path, missing_runs, chosen, graphs, options.command_line, compare.run_settings(options), "")
     with Store(path) as store:
         stored = missing_runs.MissingResults.read(store)
     rows = lines(chosen, stored)
@@ -251,7 +249,7 @@ def demo(options: Namespace) -> None:
     )
     store = options.out / "demo.sqlite"
     cpu = Running("cpu", workers=options.workers)
-    compare.train(store, runner, [experiment], {"cora"}, command_line("demo", options), cpu)
+    compare.train(store, runner, [experiment], {"cora"}, options.command_line, cpu)
     results = ResultIndex.read(store)
     console.show(terminal(Table.of(results, experiment, reported=reported())))
     plain, normalized = (

@@ -38,7 +38,7 @@ from pairnorm.report.document import (
 DEFAULT_RATE, CONFIDENT = 3, 0.9
 # Percentages of fewer held-out nodes are not shown.
 MIN_MEASURED = 10
-SCORE_COLUMNS = ("accuracy", "95% interval", "balanced accuracy", "macro F1")
+SCORE_COLUMNS = ("accuracy", "95% interval", "balanced", "macro F1")
 GLOSSARY = {
     "Held-out node": "A node with a known label that was used neither to train nor to select the model. "
     "Accuracies are measured on these nodes alone.",
@@ -161,7 +161,9 @@ def streamed_page(outcome: Outcome) -> Document:
     caveat = [Text(outcome.caveat)] if outcome.caveat else []
     headings = ["candidate", "setting", metric, "validation accuracy", "validation loss"]
     sections = [
-        Section("Accuracy", [*caveat, *_accuracy_tables({ALL: scores}, graph.facts.classes)]),
+        Section(
+            "Accuracy", [*caveat, accuracy_table({ALL: scores}), _class_table(scores, graph.facts.classes)]
+        ),
         Section("Candidates", [Text(selected), Table(headings, candidates)]),
         Section("Not tried", [Text(f"{what}.") for what in search.left_out]),
         Section("Data and memory", [Table([], graph.describe()), Text(memory)]),
@@ -301,26 +303,24 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
             "Those coming later were taken out of the graph with all their edges; a model that was fitted "
             "without them labeled them when they came back."
         )
-    yield from _accuracy_tables(groups, names)
+    yield accuracy_table(groups)
+    yield _class_table(groups[ALL], names)
     yield confusion("Confusion matrix (shade: share of the true class)", groups[ALL].confusion, names)
     right = findings.predicted[test] == findings.graph.labels.cpu().numpy()[test]
     title = "Reliability: accuracy against confidence (ideal: the diagonal)"
     yield reliability(title, findings.probabilities[test].max(1), right)
 
 
-def _accuracy_tables(groups: Mapping[str, Scores], classes: Sequence[str]) -> list[Table]:
-    """Return two tables: scores by group of held-out nodes, and by class of the first group's nodes."""
-    scores = next(iter(groups.values()))
-    columns = zip(scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
-    by_group = [[name, f"{score.count:,}", *_score_columns(score)] for name, score in groups.items()]
-    by_class = [
-        [name, f"{count:,}", *map(percent, shares)]
-        for name, (count, *shares) in zip(classes, columns, strict=True)
-    ]
-    return [
-        Table(["group", "nodes", *SCORE_COLUMNS], by_group),
-        Table(["class", "nodes", "recall", "precision", "F1"], by_class),
-    ]
+def accuracy_table(groups: Mapping[str, Scores], title: str = "group") -> Table:
+    """Return a table of the scores of groups of held-out nodes."""
+    rows = [[name, f"{scores.count:,}", *_score_columns(scores)] for name, scores in groups.items()]
+    return Table([title, "nodes", *SCORE_COLUMNS], rows)
+
+
+def _class_table(scores: Scores, classes: Sequence[str]) -> Table:
+    columns = zip(classes, scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
+    rows = [[name, f"{count:,}", *map(percent, shares)] for name, count, *shares in columns]
+    return Table(["class", "nodes", "recall", "precision", "F1"], rows)
 
 
 def _score_columns(scores: Scores) -> list[str]:
@@ -380,8 +380,11 @@ def _ensemble(findings: Findings) -> list[Text | Table]:
         ]
         for weight, member in members
     ]
+    text = f"Of {len(classifier.search_):,} models, the ensemble averages those {how}. Each alone:"
+    if len(members) == 1:
+        text = f"Of {len(classifier.search_):,} models, this one is used alone:"
     return [
-        Text(f"Of {len(classifier.search_):,} models, the ensemble averages those {how}. Each alone:"),
+        Text(text),
         Table(["model", "weight", "validation accuracy", "validation loss"], rows),
     ]
 
@@ -411,7 +414,7 @@ def _depth(findings: Findings) -> list[Text | Chart]:
         name = model if norm == "none" else f"{model}-{norm}"
         symbol = symbols[models.index(model) % len(symbols)]
         curves.append(Line(name, [*points], [*points.values()], NORMS[norm], norm == "none", symbol))
-    marks = [(best.depth, 100 * best.validation_accuracy, f"smallest loss: {best.name}")]
+    marks = [(best.depth, 100 * best.validation_accuracy, "smallest loss")]
     title = "Validation accuracy against depth"
     return [Text(text), lines(title, curves, "depth", "accuracy (%)", marks=marks, file_name="depth")]
 
