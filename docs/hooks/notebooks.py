@@ -20,6 +20,8 @@ from typing import Any
 FOLDER = Path(__file__).parents[1] / "tutorials"
 ORDER = ("first-labels", "reading-the-report", "pyg-model", "oversmoothing")
 """Names of the notebooks. The second reads files that the first writes."""
+VARYING = re.compile(r"[Bb]aseline|difference")
+PROGRESS = re.compile(r"^(Selecting|Comparing|Predicting) .*\n", re.MULTILINE)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -84,14 +86,20 @@ def run(path: Path) -> dict[str, Any]:
 
 
 def text_outputs(cell: dict[str, Any]) -> str:
-    """Return what a cell printed, with digits masked: other processors round differently."""
-    if "varies" in cell["metadata"].get("tags", ()):
-        return ""
+    """Return what a cell printed, with digits masked: other processors round differently.
+
+    Of a cell tagged ``varies``, because a slow processor selects other models, sentences that compare models
+    are left out, and so are lines of progress; names of models in brackets are masked.
+    """
     texts = (
         "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
         for output in cell["outputs"]
     )
-    return re.sub(r"\s+", " ", re.sub(r"[-\d.]+", "#", "".join(texts)))
+    text = "".join(texts)
+    if "varies" in cell["metadata"].get("tags", ()):
+        sentences = re.split(r"(?<=[.;]) |\n", re.sub(r"\([^()]*\)", "()", PROGRESS.sub("", text)))
+        text = "\n".join(sentence for sentence in sentences if not VARYING.search(sentence))
+    return re.sub(r"\s+", " ", re.sub(r"[-+\d.]+", "#", text))
 
 
 def to_markdown(notebook: dict[str, Any], name: str) -> str:

@@ -42,12 +42,9 @@ def test_lines_keep_their_points_and_leave_gaps_where_nothing_is_finite() -> Non
     assert trace["line"]["dash"] == "dash"
 
 
-def test_marks_are_named_points() -> None:
-    chart = lines("t", [], "x", "y", marks=[(1, 2, "ours"), (3, 4, "theirs")])
-    assert [(trace["x"], trace["y"], trace["name"]) for trace in chart.traces] == [
-        ([1], [2], "ours"),
-        ([3], [4], "theirs"),
-    ]
+def test_a_star_marks_a_point_and_is_not_in_the_legend() -> None:
+    [trace] = lines("t", [], "x", "y", star=(1, 2)).traces
+    assert (trace["x"], trace["y"], trace["showlegend"]) == ([1], [2], False)
 
 
 def test_an_interval_reaches_from_its_low_to_its_high_end() -> None:
@@ -93,15 +90,14 @@ def test_lines_keep_points_style_and_mark() -> None:
         Line("SGC", [1, 2, 4], [50, 60, 40], charts.VERMILLION, True),
         Line("SGC-PN", [1, 2], [50, 70], charts.BLUE),
     ]
-    chart = lines(
-        "t", curves, "depth", "accuracy (%)", marks=[(2, 70, "best: depth 2")], vertical=(3, "here")
-    )
+    chart = lines("t", curves, "depth", "accuracy (%)", star=(2, 70), vertical=(3, "here"))
     [axis] = draw_charts([chart]).axes
     plain, normalized, mark, vertical = axis.lines
     assert plain.get_xydata().tolist() == [[1, 50], [2, 60], [4, 40]]
     assert (plain.get_linestyle(), normalized.get_linestyle()) == ("--", "-")
     assert normalized.get_color() == plotting.BLUE
-    assert (mark.get_xydata().tolist(), mark.get_label()) == ([[2, 70]], "best: depth 2")
+    assert mark.get_xydata().tolist() == [[2, 70]]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["SGC", "SGC-PN", "here"]
     assert vertical.get_xdata() == [3, 3]
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("depth", "accuracy (%)")
 

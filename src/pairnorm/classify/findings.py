@@ -47,7 +47,7 @@ from pairnorm.data.adjacency import csr_matrix, hops
 from pairnorm.data.masks import Stream
 
 # Other ways to hold nodes out.
-LATER, UNMASKED = "coming later, with their edges", "with all features they have"
+LATER, UNMASKED = "coming later, with edges", "with all features they have"
 # At most this share of all nodes comes later.
 MAX_LATER_SHARE = 0.2
 # A smaller difference between two accuracies is not worth a sentence, nor is a smaller share of nodes.

@@ -169,7 +169,7 @@ def _selection(options: Namespace, *names: str) -> "Selection":
 
 @command(
     "report --store FILE",
-    "pairnorm report --store reproduction/results.sqlite --out reproduction",
+    "pairnorm report --store results/store.sqlite --out reproduction",
     options=REPORT_OPTIONS,
     required=("store",),
 )

@@ -97,21 +97,21 @@ def lines(
     curves: Sequence[Line],
     x: str,
     y: str,
-    marks: Sequence[tuple[float, float, str]] = (),
+    star: tuple[float, float] | None = None,
     vertical: tuple[float, str] | None = None,
     from_zero: bool = False,
     file_name: str = "",
 ) -> Chart:
-    """Return a line chart; ``marks`` are named points, ``vertical`` is a named dotted line."""
+    """Return a line chart; ``star`` is a marked point, ``vertical`` is a named dotted line."""
     traces = []
     for line in curves:
         y_values = [round(value, 6) if isfinite(value) else None for value in map(float, line.y)]
         trace = _scatter("lines+markers", line.x, y_values, line.color, line.symbol, 6)
         dash = {"color": line.color, "dash": "dash" if line.dashed else "solid", "width": 2}
         traces.append(trace | {"name": line.name, "line": dash, "hovertemplate": "%{y:.1f}"})
-    for x_value, value, name in marks:
-        point = _scatter("markers", [x_value], [value], INK, "star", 13)
-        traces.append(point | {"name": name, "hoverinfo": "skip"})
+    if star is not None:
+        point = _scatter("markers", star[:1], star[1:], INK, "star", 13)
+        traces.append(point | {"name": "_star", "showlegend": False, "hoverinfo": "skip"})
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": x}, "rangemode": "tozero", "unifiedhovertitle": {"text": f"{x} %{{x}}"}},
         "yaxis": {"title": {"text": y}, **({"rangemode": "tozero"} if from_zero else {})},

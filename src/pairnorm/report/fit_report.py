@@ -400,8 +400,8 @@ def _depth(findings: Findings) -> list[Text | Chart]:
         return [Text("No model with a depth was tried.")]
     text = (
         f"Of the candidates with a depth ({len(candidates):,}), {best.name} had the smallest loss on "
-        f"{findings.selection_nodes} (accuracy {percent(best.validation_accuracy)}). The chart shows "
-        "the best setting of each depth."
+        f"{findings.selection_nodes} (accuracy {percent(best.validation_accuracy)}): the star in the "
+        "chart, which shows the best setting of each depth."
     )
     depths = {candidate.depth for candidate in candidates if candidate.model == best.model}
     if len(depths) > 1 and best.depth == max(depths):
@@ -414,9 +414,9 @@ def _depth(findings: Findings) -> list[Text | Chart]:
         name = model if norm == "none" else f"{model}-{norm}"
         symbol = symbols[models.index(model) % len(symbols)]
         curves.append(Line(name, [*points], [*points.values()], NORMS[norm], norm == "none", symbol))
-    marks = [(best.depth, 100 * best.validation_accuracy, "smallest loss")]
+    star = (best.depth, 100 * best.validation_accuracy)
     title = "Validation accuracy against depth"
-    return [Text(text), lines(title, curves, "depth", "accuracy (%)", marks=marks, file_name="depth")]
+    return [Text(text), lines(title, curves, "depth", "accuracy (%)", star=star, file_name="depth")]
 
 
 def _about(findings: Findings) -> Table:
