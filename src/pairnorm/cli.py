@@ -119,7 +119,7 @@ def build_parser() -> tuple[Parser, dict[str, CommandParser]]:
     )
     general = parser.add_argument_group("Options")
     general.add_argument(
-        "-h", "--help", action="help", help="Show this; after a command, its options (--help-all: all)."
+        "-h", "--help", "--help-all", action="help", help="Show this; after a command, its options."
     )
     general.add_argument(
         "--version", action="version", version=f"pairnorm {__version__}", help="Show the version."

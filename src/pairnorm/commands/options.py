@@ -75,7 +75,7 @@ FILES = {
 COLUMNS = {
     "--id COLUMN": "Take node ids from this column. Default: the first.",
     "--label COLUMN": "Take classes from this column; an empty cell means unknown. Default: those of a "
-    "graph file.",
+    "graph file, else none.",
     "--classes N|each": "Cut a numeric label into N classes of equal size, or make each value a class. "
     "Default: refuse many different numbers.",
     "--merge-classes": "Merge labels that differ by case, spaces or one letter. Default: note them.",

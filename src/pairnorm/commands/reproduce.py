@@ -5,7 +5,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pairnorm.base.errors import PairNormError
+from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.memory import without_collection
 from pairnorm.commands import compare, console
 from pairnorm.commands.console import safe
@@ -66,7 +66,8 @@ def run(options: Namespace) -> None:
     from pairnorm.paper.experiments import NAMES
 
     comparisons = {"depth": _reproduce_depth, "missing": _reproduce_missing}
-    options.what = [match_name(name, (*NAMES, *comparisons)) for name in options.what]
+    names = (*NAMES, *comparisons)
+    options.what = [one_of("what to reproduce", match_name(name, names), names) for name in options.what]
     if not comparisons.keys() & options.what:
         _reproduce_paper(options)
         return
