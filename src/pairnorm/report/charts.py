@@ -214,6 +214,7 @@ def differences(
             "ticktext": list(names),
             "range": [len(names) - 0.5, -0.5],
             "showgrid": False,
+            "zeroline": False,
         },
         "shapes": [_vertical(0, {"color": GRAY, "width": 1})],
         "showlegend": False,
