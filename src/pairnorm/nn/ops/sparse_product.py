@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.nn.ops.kernels import find_kernels, needs_reference
+from pairnorm.nn.ops.kernels import KernelFunction, find_kernels, needs_reference
 
 if TYPE_CHECKING:
     from pairnorm.nn.sparse import SparseMatrix
@@ -280,25 +280,12 @@ def sparse_linear(x: "SparseMatrix", weight: Tensor, rate: float = 0.0, keys: Te
     on_cpu = weight.device.type == "cpu"  # the only device with kernels for it
     kernels = find_kernels("sparse_product", weight) if on_cpu and x.values.dtype == weight.dtype else None
     if kernels is None or keys is None or rate == 0 or x.values.requires_grad:
-        x = x if keys is None else x.drop_entries(rate, keys)
-        return x @ weight.transpose(0, 1).contiguous()
+        return _sparse_linear_reference(weight, x, rate, keys)
     x.pattern.check_unchanged()
-    return _SparseLinear.apply(kernels, x, weight, rate, keys)
+    functions = (kernels.linear_forward, kernels.linear_backward, _sparse_linear_reference)
+    return KernelFunction.apply(*functions, (x, rate, keys), weight)
 
 
-class _SparseLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, kernels: Any, x: "SparseMatrix", weight: Tensor, rate: float, keys: Tensor
-    ) -> Tensor:
-        ctx.kernels, ctx.x, ctx.rate = kernels, x, rate
-        ctx.save_for_backward(keys)
-        ctx.entries = kernels.select(x.pattern, x.drop_entries(rate, keys).values)
-        return kernels.linear_forward(x.pattern, ctx.entries, weight)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None, None]:
-        if torch.is_grad_enabled():
-            product = ctx.x.drop_entries(ctx.rate, *ctx.saved_tensors).transposed @ grad
-            return None, None, product.transpose(0, 1), None, None
-        return None, None, ctx.kernels.linear_backward(ctx.x.pattern, ctx.entries, grad), None, None
+def _sparse_linear_reference(weight: Tensor, x: "SparseMatrix", rate: float, keys: Tensor | None) -> Tensor:
+    x = x if keys is None else x.drop_entries(rate, keys)
+    return x @ weight.transpose(0, 1).contiguous()

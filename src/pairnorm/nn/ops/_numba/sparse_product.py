@@ -4,14 +4,18 @@ Where there is much to do, threads share out the rows. ``propagate`` and ``cente
 columns, for graphs with any number of entries.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pairnorm.nn.ops._numba import vectors as vec
+from pairnorm.nn.ops.kernels import Saved
 from pairnorm.nn.ops.sparse_product import CODES, Pattern
+
+if TYPE_CHECKING:
+    from pairnorm.nn.sparse import SparseMatrix
 
 DTYPES = (torch.float32,)
 NUMBERS_PER_TASK = 2**19
@@ -19,7 +23,6 @@ ROWS_PER_TASK = 2**16
 NO_VALUES = np.empty(0, np.float32)
 # With fewer multiplications than this, waking a thread takes longer than the work it would share.
 MIN_WORK_FOR_THREADS = 2**22
-Selection = tuple[Any, Any, Any]
 
 
 def forward(
@@ -78,28 +81,29 @@ def gather(crow: Any, column: Any, values: Any, dense: Any, bias: Any, activatio
             vec.store(result, row, start, vec.activated(total, activation))
 
 
-def select(pattern: Pattern, values: Tensor) -> Selection:
-    """Return crow, columns and values, ``[models, ...]``, of the entries whose values are not zero."""
-    models, count = values.shape
-    crow = np.empty((models, pattern.shape[0] + 1), np.int32)
+def linear_forward(
+    weight: Tensor, x: "SparseMatrix", rate: float, keys: Tensor, needs_backward: bool
+) -> tuple[Tensor, Saved]:
+    """Return dropout(x)·W, ``[nodes, models, out]``, and the crow, columns and values that dropout keeps."""
+    pattern, values = x.pattern, x.drop_entries(rate, keys).values
+    models = len(values)
+    crow = torch.empty(models, pattern.shape[0] + 1, dtype=torch.int32, device="cpu")
     # Memory for all entries; pages that nothing is written to cost nothing.
-    columns, selected = np.empty((models, count), np.int32), np.empty((models, count), np.float32)
-    _select(pattern.crow.numpy(), pattern.column.numpy(), values.numpy(), crow, columns, selected)
-    return crow, columns, selected
-
-
-def linear_forward(pattern: Pattern, entries: Selection, weight: Tensor) -> Tensor:
-    """Return sparse features times weights ``[models, in, out]``: ``[nodes, models, out]``."""
-    result, by_models = vec.empty_by_model(len(weight), pattern.shape[0], weight.size(2))
+    columns, selected = torch.empty_like(values, dtype=torch.int32), torch.empty_like(values)
+    entries = crow.numpy(), columns.numpy(), selected.numpy()
+    _select(pattern.crow.numpy(), pattern.column.numpy(), values.numpy(), *entries)
+    result, by_models = vec.empty_by_model(models, pattern.shape[0], weight.size(2))
     _linear_forward(*entries, vec.array(weight), by_models.numpy())
-    return result
+    return result, (crow, columns, selected)
 
 
-def linear_backward(pattern: Pattern, entries: Selection, grad: Tensor) -> Tensor:
+def linear_backward(
+    saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: Saved
+) -> tuple[Tensor]:
     """Return the gradient of the weights."""
-    result = vec.zeros(grad.size(1), pattern.shape[1], grad.size(2))
-    _linear_backward(*entries, vec.by_model(grad).numpy(), result.numpy())
-    return result
+    result = vec.zeros(inputs[0].shape)
+    _linear_backward(*(entry.numpy() for entry in saved), vec.by_model(grads[0]).numpy(), result.numpy())
+    return (result,)
 
 
 @vec.kernel
