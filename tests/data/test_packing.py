@@ -22,7 +22,7 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, GraphWarning, PackedGraph, pack
 from pairnorm.data.packed import FACTS
 
-pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
+duckdb = pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
 NODES, EDGES = 3000, 9000
 
 
@@ -216,6 +216,36 @@ def test_durations_are_days_as_from_files(tmp_path, raises, unit):
     other.to_parquet(tmp_path / "other.parquet", index=False)
     with raises("unlike-columns", "other.parquet: column 'stay'"):
         pack([nodes, tmp_path / "other.parquet"], edges, tmp_path / "both", label="kind", memory="256MB")
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "Europe/Rome"])
+def test_moments_are_days_as_from_files(tmp_path, unit, zone):
+    import pyarrow
+    from pyarrow import parquet
+
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    moments = pyarrow.array([0, 1_234_567_890 * per_second, None], pyarrow.timestamp(unit, zone))
+    parquet.write_table(pyarrow.table({"id": [1, 2, 3], "t": moments}), tmp_path / "n.parquet")
+    (tmp_path / "e.csv").write_text("source,target\n1,2\n")
+    files = tmp_path / "n.parquet", tmp_path / "e.csv"
+    graph = Graph.from_files(*files)
+    assert graph.features[:, 0].tolist() == pytest.approx([0, 1_234_567_890 / 86400, 0])
+    same(pack(*files, tmp_path / "graph"), graph)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+def test_infinite_dates_are_missing(tmp_path):
+    nodes = tmp_path / "n.parquet"
+    duckdb.sql(
+        "SELECT i AS id, CASE WHEN i = 3 THEN 'infinity'::DATE ELSE '2020-01-01' END AS d, "
+        "CASE WHEN i = 2 THEN '-infinity'::TIMESTAMP ELSE '2020-01-02' END AS t FROM range(1, 4) r(i)"
+    ).write_parquet(str(nodes))
+    (tmp_path / "e.csv").write_text("source,target\n1,2\n")
+    graph = Graph.from_files(nodes, tmp_path / "e.csv")
+    assert graph.missing.tolist() == [[False, False], [False, True], [True, False]]
+    same(pack(nodes, tmp_path / "e.csv", tmp_path / "graph"), graph)
 
 
 def test_edges_that_cannot_be_packed_are_refused_before_nodes_are(tmp_path, raises):

@@ -18,7 +18,7 @@ from pairnorm.data.encoder import EACH
 from pairnorm.data.features import UNKNOWN, class_sort_key
 from pairnorm.data.files import quote_names
 from pairnorm.data.masks import Split
-from pairnorm.data.profile import MISSING_WORDS, unit_note
+from pairnorm.data.profile import MISSING_WORDS, NAME_SHARE
 
 if TYPE_CHECKING:
     import pandas
@@ -34,6 +34,8 @@ WITHOUT_FRACTION = re.compile(r"-?\d+([.,]0+)?", re.ASCII)
 # More different texts than this, with fewer nodes each, are names.
 MAX_TEXT_CLASSES, MIN_NODES_PER_TEXT = 20, 2
 MAX_COMPARED_CLASSES = 300
+WITH_UNIT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*\s?([^\w\s]|[^\W\d_]{1,3})?")
+MIN_WITH_UNIT = 20
 LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 # What becomes of whole numbers where a column of floats is written as text.
 FINAL_ZERO = re.compile(r"([+-]?\d+)\.0")
@@ -345,3 +347,12 @@ def encoder_notes(encoder: Encoder, classes: Sequence[str], options: ColumnOptio
             where = f"{word!r} in column {quoted(column.name)}"
             notes.append(f"{where} is read as a category; empty the cells if it means missing")
     return tuple(notes)
+
+
+def unit_note(name: str, categories: Sequence[str]) -> list[str]:
+    """Return a note where many categories are numbers with a unit, as ``'12 kg'``."""
+    texts = [word for word in categories if WITH_UNIT.fullmatch(word) and not word.isdecimal()]
+    if len(texts) < max(MIN_WITH_UNIT, NAME_SHARE * len(categories)):
+        return []
+    where = f"{len(categories):,} texts in column {quoted(name)} are read as categories"
+    return [f"{where}, though they look like numbers, as {quoted(texts[0])}; write plain numbers if they are"]

@@ -31,7 +31,7 @@ from pairnorm.data.tabular import find_endpoint_columns, header_is_edge, note_un
 
 OPTIONS = (
     *("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "keep", "classes"),
-    *("merge_classes", "delimiter", "edge_delimiter", "decimal"),
+    *("merge_classes", "delimiter", "edge_delimiter", "encoding", "decimal"),
 )
 """Options of ``Graph.from_files`` on columns that apply to tables of any size."""
 EDGES_PER_BATCH = 2**19
@@ -69,10 +69,9 @@ def pack(
         tick: is called with the stage and the share of it that is done.
         **columns: what ``Graph.from_files`` takes on columns: ``id``, ``label``, ``split``, ``source``,
             ``target``, ``weight``, ``categorical``, ``ignore``, ``keep``, ``classes``, ``merge_classes``,
-            ``delimiter``, ``edge_delimiter`` and ``decimal``.
+            ``delimiter``, ``edge_delimiter``, ``encoding`` and ``decimal``.
     """
-    for option in columns:
-        one_of("an option", option, OPTIONS)
+    options = ColumnOptions.of(columns, OPTIONS)
     one_of("dtype", dtype, DTYPES)
     whole_number("block", block, least=1)
     limit = whole_number("memory", parse_memory(memory), least=MIN_MEMORY)
@@ -81,7 +80,6 @@ def pack(
         problem = f"{place}: there is something of that name"
         hint = "Choose another folder, or remove it."
         raise PairNormError(problem, code="exists-already", value=str(place), hint=hint)
-    options = ColumnOptions(**columns)
     with atomic_folder(place, ()) as draft:
         (draft / WORK).mkdir()
         with closing(Database(draft / WORK, limit)) as base:

@@ -30,7 +30,6 @@ MIN_NAMES, NAME_SHARE = 50, 0.9
 MAX_CODES = 10
 # Up to this share of texts among numbers are mistakes; a larger share makes the column one of texts.
 MAX_TEXT_SHARE = 0.5
-MIN_WITH_UNIT = 20
 
 CURRENCY = r"(?:[$€£¥₹]|USD|EUR|GBP|CHF|JPY)"
 DECORATED = re.compile(
@@ -46,10 +45,11 @@ COMMA_DECIMAL = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?", 
 POINT_THOUSANDS = re.compile(r"[+-]?\d{1,3}(\.\d{3})*", re.ASCII)
 WHOLE = re.compile("[0-9]+")
 LETTER = re.compile(r"[^\W\d_]")
-WITH_UNIT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*\s?([^\w\s]|[^\W\d_]{1,3})?")
 # A column without a name is the index that pandas writes, which pandas names "Unnamed: 0" when it reads it.
 ID_NAME = re.compile(r"(^|_| )id$|^$|^Unnamed: \d+$", re.IGNORECASE)
 
+MAX_DAYS = 3_000_000
+"""Days from 1970 beyond the year 9999: databases write an infinite date so."""
 ISO, MONTH_FIRST, DAY_FIRST = "ISO8601", "%m/%d/%Y", "%d/%m/%Y"
 DATE_PATTERNS = {
     ISO: re.compile(
@@ -421,14 +421,15 @@ def parse_dates(texts: NDArray[np.object_], form: str) -> NDArray[np.float64]:
 
 
 def to_days(moments: Any) -> NDArray[np.float64]:
-    """Return a series of moments as days since 1970-01-01, NaN where missing."""
+    """Return moments, of pandas or numpy, as days since 1970-01-01, NaN where missing or infinite."""
     import pandas
 
+    moments = pandas.Series(moments)
     if moments.dt.tz is not None:
         moments = moments.dt.tz_convert("UTC").dt.tz_localize(None)
-    seconds = moments.astype("datetime64[us]").astype(np.int64) / 1e6
-    days: NDArray[np.float64] = np.where(pandas.isna(moments), np.nan, seconds / 86400)
-    return days
+    units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[np.datetime_data(moments.dtype)[0]]
+    days = moments.astype(np.int64).to_numpy() / units / 86400
+    return np.where(pandas.isna(moments) | (abs(days) > MAX_DAYS), np.nan, days)
 
 
 def is_missing(text: str) -> bool:
@@ -443,12 +444,3 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return text not in MISSING_WORDS
-
-
-def unit_note(name: str, categories: Sequence[str]) -> list[str]:
-    """Return a note where many categories are numbers with a unit, as ``'12 kg'``."""
-    texts = [word for word in categories if WITH_UNIT.fullmatch(word) and not word.isdecimal()]
-    if len(texts) < max(MIN_WITH_UNIT, NAME_SHARE * len(categories)):
-        return []
-    where = f"{len(categories):,} texts in column {quoted(name)} are read as categories"
-    return [f"{where}, though they look like numbers, as {quoted(texts[0])}; write plain numbers if they are"]

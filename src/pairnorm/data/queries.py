@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from glob import glob
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import BYTES_PER_CELL, MAX_LINE_SHARE, MemoryLimit, size
 from pairnorm.data.encoder import ColumnOptions
-from pairnorm.data.files import COMPRESSED, MAX_CELL, explain_read_errors, file_type
+from pairnorm.data.files import COMPRESSED, MAX_CELL, explain_read_errors, file_type, find_files
 from pairnorm.data.profile import (
     DASHES,
     MISSING_WORDS,
@@ -28,6 +27,7 @@ from pairnorm.data.profile import (
     null_note,
     parse_dates,
     parse_numbers,
+    to_days,
 )
 from pairnorm.data.readers import FRAMES, open_table
 from pairnorm.data.tables import read_blocks
@@ -161,8 +161,7 @@ class QueriedTable:
 
     def __init__(self, base: Database, files: Files, role: str, options: ColumnOptions) -> None:
         self.base, self.role = base, role
-        names = [str(file) for file in ([files] if isinstance(files, str | PathLike) else files)]
-        self.paths = [Path(path) for name in names for path in (sorted(glob(name)) or [name])]
+        self.paths = [*map(Path, find_files([files] if isinstance(files, str | PathLike) else files))]
         for path in self.paths:
             _check_type(path)
         limit = MemoryLimit(None, base.memory // MAX_LINE_SHARE)
@@ -337,7 +336,7 @@ class QueriedTable:
         if not decision.numbers.is_plain:
             return cell.text, partial(parse_numbers, form=decision.numbers)
         if decision.kind == "date":
-            return f"CASE WHEN isfinite({cell.sql}) THEN epoch({cell.sql}) / 86400 END", None
+            return cell.sql, to_days
         return cell.number, None
 
 

@@ -111,8 +111,16 @@ def as_seekable(name: str, file: IO[bytes], memory: MemoryLimit) -> IO[bytes]:
 def arrow_frame(table: Any) -> pandas.DataFrame:
     """Return a pyarrow table as a frame, whole numbers next to an empty cell unchanged."""
     import pyarrow
+    import pyarrow.compute
 
     for place, field in enumerate(table.schema):
+        if pyarrow.types.is_date(field.type):  # infinite dates are beyond those of Python
+            year = pyarrow.compute.year(table.column(place))
+            is_valid = pyarrow.compute.and_(
+                pyarrow.compute.greater(year, 0), pyarrow.compute.less(year, 10_000)
+            )
+            dates = pyarrow.compute.if_else(is_valid, table.column(place), None)
+            table = table.set_column(place, field.name, dates)
         if pyarrow.types.is_binary(field.type) or pyarrow.types.is_large_binary(field.type):
             # Some writers do not mark text as such; what is none is refused where it is used.
             with suppress(pyarrow.ArrowInvalid):
