@@ -121,3 +121,15 @@ def test_unreachable_nodes_get_the_mean_prediction_for_reached_nodes_to_label() 
     torch.testing.assert_close(model.fallback_probabilities, mean, rtol=1e-4, atol=1e-5)
     nodes = found.evaluation_probabilities_[-50:]
     assert (nodes == nodes[0]).all()
+
+
+@pytest.mark.parametrize("single_columns", [False, True])
+def test_masked_features_of_test_nodes_take_no_part_not_even_in_the_scaling(single_columns: bool) -> None:
+    graph, _ = situation(1, single_columns=single_columns)
+    first = NodeClassifier(**CHEAP, refit=False).fit(graph)
+    masked = first.task_.graph.missing & ~graph.missing
+    assert masked.any()
+    cells = masked if single_columns else masked[:, None]
+    other = graph.replace(features=torch.where(cells, graph.features + 100, graph.features))
+    second = NodeClassifier(**CHEAP, refit=False).fit(other)
+    np.testing.assert_array_equal(first.evaluation_probabilities_, second.evaluation_probabilities_)
