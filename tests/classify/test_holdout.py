@@ -234,6 +234,32 @@ def test_columns_that_alone_predict_the_label_are_named() -> None:
         assert [re.findall("column '(.*)' alone predicts", str(one.message))[0] for one in caught] == expected
 
 
+def test_a_column_that_is_missing_for_one_class_is_named() -> None:
+    """Not one that is missing at random, or with all other columns of a node."""
+    random = np.random.default_rng(0)
+    labels, missing = np.arange(300) % 2, random.random((300, 3)) < 0.3
+    missing[:, 0] = labels == 1
+    missing[labels == 1, 2] |= random.random(150) < 0.3
+    columns = tuple(Column(name, "number") for name in ("outcome", "age", "income"))
+    graph_ = Graph.from_edges(
+        random.integers(0, 300, (2, 300)),
+        random.normal(size=(300, 3)),
+        labels,
+        encoder=Encoder(columns),
+        missing=missing,
+    )
+    everyone = torch.ones(300, dtype=torch.bool)
+    with pytest.warns(
+        ClassifierWarning, match="column 'outcome' alone predicts the label of 100.0%"
+    ) as caught:
+        warn_label_predictors(graph_, everyone)
+    assert len(caught) == 1
+    missing[labels == 1] = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ClassifierWarning)
+        warn_label_predictors(graph_.replace(missing=torch.tensor(missing)), everyone)
+
+
 def test_numbers_that_are_many_classes_are_a_warning() -> None:
     ages = graph([number % 60 for number in range(600)])
     with pytest.warns(ClassifierWarning, match="the label has 60 different numbers"):

@@ -220,38 +220,53 @@ def _limitations(graph: Graph, split: Split) -> Iterator[str]:
 def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
     """Warn of columns that alone predict the label almost perfectly: nodes to predict may lack them.
 
-    A small decision tree on the column, fitted to one half of the nodes, predicts the other half. The columns
-    of a category count as one.
+    A small decision tree on the column, or on whether it is missing, predicts nodes that it was not fitted
+    to. The columns of a category count as one.
     """
-    from sklearn.tree import DecisionTreeClassifier
-
     rows = nodes.cpu().nonzero().squeeze(1)
     labels = graph.labels.cpu()[rows].numpy()
     if len(rows) < MIN_CHECKED or not 0 < graph.num_features <= MAX_CHECKED:
         return
     table = graph.features.cpu().to_dense()[rows].numpy()
     missing = graph.missing.cpu()[rows].numpy().reshape(len(rows), -1)
+    has_features = ~missing.all(1)
     widths = [(str(number), 1) for number in range(graph.num_features)]
     if graph.encoder is not None:
         widths = [(column.name, column.width) for column in graph.encoder.features.values() if column.width]
     start = 0
     for name, width in widths:
         values = table[:, start] if width == 1 else table[:, start : start + width].argmax(1)
-        known = ~missing[:, min(start, missing.shape[1] - 1)]
+        gaps = missing[:, min(start, missing.shape[1] - 1)]
         start += width
-        if known.sum() < MIN_CHECKED or np.bincount(labels[known]).max() > MAX_MAJORITY * known.sum():
-            continue
-        x, y, half = values[known, None], labels[known], np.arange(int(known.sum())) % 2 == 0
-        right = 0
-        for fold in (half, ~half):
-            tree = DecisionTreeClassifier(max_leaf_nodes=2 * graph.num_classes, random_state=0)
-            right += int((tree.fit(x[fold], y[fold]).predict(x[~fold]) == y[~fold]).sum())
-        if right >= MIN_LEAK * len(y):
+        share = max(
+            _predicted_share(values[~gaps], labels[~gaps], graph.num_classes),
+            _predicted_share(gaps[has_features], labels[has_features], graph.num_classes),
+        )
+        if share >= MIN_LEAK:
             text = (
-                f"column {quoted(name)} alone predicts the label of {right / len(y):.1%} of the labeled "
+                f"column {quoted(name)} alone predicts the label of {share:.1%} of the labeled "
                 "nodes. If it is made from the label, or known only afterwards, leave it out."
             )
             warnings.warn(text, ClassifierWarning, stacklevel=3)
+
+
+def _predicted_share(values: NDArray[Any], labels: NDArray[np.int64], classes: int) -> float:
+    """Return the share of labels that a tree on a column predicts, each half of the nodes by the other.
+
+    It is 0 for few nodes or few of each class, a column of one value, and labels nearly all of one class.
+    """
+    from sklearn.tree import DecisionTreeClassifier
+
+    if len(values) < max(MIN_CHECKED, 4 * classes) or (values == values[0]).all():
+        return 0.0
+    if np.bincount(labels).max() > MAX_MAJORITY * len(labels):
+        return 0.0
+    half, right = np.arange(len(labels)) % 2 == 0, 0
+    for fold in (half, ~half):
+        tree = DecisionTreeClassifier(max_leaf_nodes=2 * classes, random_state=0)
+        tree.fit(values[fold, None], labels[fold])
+        right += int((tree.predict(values[~fold, None]) == labels[~fold]).sum())
+    return right / len(labels)
 
 
 def node_ids(graph: Graph) -> NDArray[Any]:

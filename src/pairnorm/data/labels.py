@@ -143,8 +143,8 @@ def class_variants(totals: Mapping[str, int]) -> dict[str, str]:
     Spelling ignores case, spaces and Unicode form. A rare class of four letters or more that differs by one
     letter from one that is ten times as frequent is a variant, too.
 
-    >>> class_variants({"GOP": 900, "Gop": 2, "dem": 700, "low": 5, "lower": 9})
-    {'Gop': 'GOP'}
+    >>> class_variants({"GOP": 900, "Gop": 2, "dem": 700, "demm": 3, "low": 5, "lower": 9})
+    {'demm': 'dem', 'Gop': 'GOP'}
     """
     if len(totals) > MAX_COMPARED_CLASSES:
         return {}
@@ -166,9 +166,14 @@ def _is_variant(name: str, other: str, is_rare: bool = True) -> bool:
 
 
 def _one_letter_apart(first: str, second: str) -> bool:
-    """Return whether words differ by one letter that is added, left out or replaced."""
+    """Return whether a word of four letters or more differs by one added, left out or replaced letter."""
     short, long = sorted((first, second), key=len)
-    if len(short) < 4 or len(long) - len(short) > 1 or any(char.isdecimal() for char in long):
+    if (
+        len(first) < 4
+        or len(short) < 3
+        or len(long) - len(short) > 1
+        or any(char.isdecimal() for char in long)
+    ):
         return False
     start = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
     return short[start:] == long[start + 1 :] or short[start + 1 :] == long[start + 1 :]
