@@ -50,14 +50,13 @@ def test_all_methods_have_the_same_budget() -> None:
 
 
 def test_groups_are_whole_graphs_and_what_is_quadratic_comes_last() -> None:
-    groups = [
-        (cells[0].dataset, cells[0].model, {p.method for p in cells}) for cells in DepthComparison().groups()
-    ]
+    batches = [batch.work[0][1] for batch in DepthComparison().batches()]
+    groups = [(cells[0].dataset, cells[0].model, {cell.method for cell in cells}) for cells in batches]
     assert [dataset for dataset, _, names in groups if "ContraNorm" not in names] == [
         name for name in DATASETS for _ in range(3)
     ]
     assert groups[3 * len(DATASETS) :] == [(name, "GCN", {"ContraNorm"}) for name in ("cora", "citeseer")]
-    for cells in DepthComparison().groups():
+    for cells in batches:
         assert {cell.missing_percent for cell in cells} == (
             {0} if cells[0].dataset in LONG_RANGE else {0, 100}
         )

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import product
+from itertools import groupby, product
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -154,32 +154,28 @@ class DepthComparison(Grid[DepthCell]):
         """The rule: the highest validation accuracy of the first run; of equals, the lower loss."""
         return SelectionRule(search_runs=1, loss_breaks_ties=True)
 
-    def groups(self) -> Iterator[list[DepthCell]]:
-        """Yield the cells that are trained together: of one graph and model, with both missing rates.
-
-        Methods with a cost quadratic in the nodes come last.
-        """
+    def cells(self) -> Iterator[DepthCell]:
+        """Yield every cell; methods with a cost quadratic in the nodes come last."""
         all_depths = DEPTHS if self.depths is None else self.depths
         together = [[depth] for depth in sorted(all_depths)] if self.shallow_first else [all_depths]
         sorts = product((False, True), self.datasets, self.models)
         for depths, (quadratic, dataset, model) in product(together, sorts):
-            names = self._methods(dataset, model, quadratic)
             missing = [0] if dataset in LONG_RANGE else self.missing
-            cells = [
-                DepthCell(dataset, model, *key)
-                for key in product(names, missing, depths)
-                if self.depths is not None or key[-1] <= max_depth(dataset, model)
-            ]
-            if cells:
-                yield cells
+            for key in product(self._methods(dataset, model, quadratic), missing, depths):
+                if self.depths is not None or key[-1] <= max_depth(dataset, model):
+                    yield DepthCell(dataset, model, *key)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the groups of cells as batches for the runner."""
-        for cells in self.groups():
-            dataset, model = cells[0].dataset, cells[0].model
+        """Yield the cells that are trained together: of one graph and model, with both missing rates."""
+
+        def together(cell: DepthCell) -> tuple[Any, ...]:
+            depth = cell.depth if self.shallow_first else None
+            return cell.dataset, cell.model, find_method(cell.method).quadratic, depth
+
+        for (dataset, model, *_), cells in groupby(self.cells(), together):
             yield Batch(
                 f"{dataset}, {model}",
-                [(self, cells)],
+                [(self, list(cells))],
                 () if model == "SGC" else MEASURES,  # the states of SGC are as wide as the features
                 {"dataset": dataset, "model": model},
                 partial(self._generated_graphs, dataset),
@@ -189,11 +185,6 @@ class DepthComparison(Grid[DepthCell]):
         """Return the graphs that are not loaded by name: the user's, and generated ones."""
         graphs = {dataset: long_range_graph(dataset, self.root)} if dataset in LONG_RANGE else {}
         return graphs | dict(self.graphs)
-
-    def cells(self) -> Iterator[DepthCell]:
-        """Yield every cell of the comparison."""
-        for cells in self.groups():
-            yield from cells
 
     def seeds(self, cell: DepthCell) -> range:
         """Return the seeds of a cell."""

@@ -31,6 +31,7 @@ DRAW: dict[str, Callable[..., Missing]] = {
     "class": missing_by_class,
     "degree": missing_by_degree,
     "value": missing_by_value,
+    "given": lambda graph, *_, **_options: given_missing(graph),
 }
 
 
@@ -169,7 +170,7 @@ def _features(
 
     Sparse features stay sparse, unless missing values are imputed.
     """
-    masks = [_draw_missing(graph, spec, seed) for spec, seed in trials]
+    masks = [DRAW[spec.missing_kind](graph, spec.missing_rate, trials=1, seed=seed) for spec, seed in trials]
     kinds = {mask.kind for mask in masks}
     if len(kinds) > 1 and "entries" in kinds:
         problem = "trials with missing entries and trials with missing vectors cannot train together"
@@ -207,9 +208,3 @@ def _known(graph: Graph, missing: Missing) -> Tensor:
         known = known.view(graph.num_nodes, graph.num_features, -1).transpose(1, 2)
     missing_in_data = graph.missing if graph.missing.dim() == 2 else graph.missing.unsqueeze(1)
     return known & ~missing_in_data.unsqueeze(1) if missing_in_data.any() else known
-
-
-def _draw_missing(graph: Graph, spec: Spec, seed: int) -> Missing:
-    if spec.missing_kind == "given":
-        return given_missing(graph)
-    return DRAW[spec.missing_kind](graph, spec.missing_rate, trials=1, seed=seed)
