@@ -12,7 +12,7 @@ from benchmarks.timing import copy_bandwidth, interleave, on_cuda
 
 CPU_NODES, CUDA_NODES, FEATURES = 169_343, 1_000_000, 128
 VARIANTS = {"PN": False, "PN-SI": True}
-# Forward: read for the statistics, read again, write. Backward: read gradient and output, twice, write.
+# Forward: read for the statistics, read again, write. Backward: read gradient and input, twice, write.
 FORWARD_PASSES, BACKWARD_PASSES = 3, 5
 
 
