@@ -1,3 +1,4 @@
+import re
 import sys
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def test_a_users_files_to_a_figure_and_a_line(
     words = ["compare", *files.options, "--label", "risk", "--method", "none,PN-SI,GCNII", *SMALL]
     printed = pairnorm(*words, "--out", str(out)).out
     assert "Training 30 trials" in printed
+    assert re.search(r"your graph, GCN \(0 of 30 trials done\): \d+ trials to train", printed)
+    assert "graph@" not in printed
     assert "customers, GCN, all features: test accuracy, and effective rank in brackets" in printed
     rows = {cells[0] for line in printed.splitlines() if (cells := line.split()) and "(" in line}
     assert {"none", "PN-SI", "GCNII"} <= rows

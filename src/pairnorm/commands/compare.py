@@ -233,8 +233,14 @@ def train(
         if dataset.name in graphs and dataset.absent(running.root):
             load(dataset.name, running.root)
 
+    counted: dict[str, int] = {}
+
     def update(stage: str, now: "Progress") -> None:
         if now.trials:
+            if not now.done or stage not in counted:
+                counted[stage] = runner.count_pending(requested, store)
+            if counted[stage] > now.trials or pending > counted[stage]:
+                stage = f"{stage} ({pending - counted[stage]:,} of {pending:,} trials done)"
             latest = now.label if now.done else f"{now.trials:,} trials to train"
             stage, latest = (re.sub(r"graph@\w+", "your graph", text) for text in (stage, latest))
             on_progress(console.Progress(stage, now.done, now.total, latest, unit))

@@ -109,7 +109,9 @@ def run(options: Namespace) -> Result:
     one_of("backend", options.backend, BACKENDS)
     classifier = _classifier(options)
     if options.graph is not None:
-        _check_tables_not_given(options)
+        about_tables = [name for name in vars(options) if name in {"nodes", "edges", *TABLE_ARGUMENTS}]
+        hint = "Leave it out; tables and columns are named when the graph is packed."
+        refuse(options, about_tables, "is about tables, and the graph is packed", hint)
         if classifier.model in ("auto", ["SGC"]):
             return _fit_in_blocks(options, classifier)
         why = "limits blocks of columns, and these models read the whole graph"
@@ -122,12 +124,6 @@ def run(options: Namespace) -> Result:
         if rank > 0:  # only the first rank writes to --out
             options.out = Path(elsewhere) / "run"
         return _fit_in_memory(options, classifier, rank)
-
-
-def _check_tables_not_given(options: Namespace) -> None:
-    about_tables = [name for name in vars(options) if name in {"nodes", "edges", *TABLE_ARGUMENTS}]
-    hint = "Leave it out; tables and columns are named when the graph is packed."
-    refuse(options, about_tables, "is about tables, and the graph is packed", hint)
 
 
 def _classifier(options: Namespace) -> "NodeClassifier":

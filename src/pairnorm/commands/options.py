@@ -28,14 +28,17 @@ OLD_NAMES = {
     "--depths": "--depth",
     "--fill": "--impute",
     "--minutes": "--time-limit",
+    "--model": "--run",
     "--on": "--backend",
     "--remedy": "--method",
     "--scaling": "--feature-scaling",
     "--time": "--time-column",
     "--unknown-edges": "--on-unknown-node",
 }
+"""Former spellings of options, by command that has the new one and not the old one."""
 OPTION_NAMES = {old[2:].replace("-", "_"): new[2:].replace("-", "_") for old, new in OLD_NAMES.items()} | {
-    "time_limit": "time_limit"
+    "time_limit": "time_limit",
+    "model": "model",
 }
 """Options by the argument in Python that they set, where the two are spelled differently."""
 OUT_OF_SCOPE = {
@@ -135,7 +138,6 @@ class Command:
         options: by title of their group: signature and help of each option, see ``CommandParser.add_option``.
         essential: names of the options that ``--help`` shows. Default: all.
         required: options that must be given; ``nodes|graph`` stands for one of the two.
-        old_names: former spellings of options, besides ``OLD_NAMES``.
     """
 
     run: Callable[[Namespace], Result]
@@ -144,7 +146,6 @@ class Command:
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     essential: str = ""
     required: tuple[str, ...] = ()
-    old_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -278,10 +279,10 @@ class CommandParser(Parser):
 
     def _with_current_names(self, words: Iterable[str]) -> Iterator[str]:
         """Replace old names of options, and print a note; the unit of ``--minutes`` is added to its value."""
-        old_names, unit = OLD_NAMES | dict(self.command.old_names), ""
+        unit = ""
         for word in words:
             name, equals, value = word.partition("=")
-            new = old_names.get(name, "")
+            new = OLD_NAMES.get(name, "")
             if name in self._option_string_actions or new not in self._option_string_actions:
                 yield word + unit
                 unit = ""

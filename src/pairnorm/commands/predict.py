@@ -60,7 +60,6 @@ OPTIONS = {
     "pairnorm predict --run run --nodes customers.csv --edges payments.csv \\\n      --out predictions.csv",
     options=OPTIONS,
     required=("run", "nodes"),
-    old_names={"--model": "--run"},
 )
 def run(options: Namespace) -> Result:
     """Label the nodes of a graph with a fitted model.

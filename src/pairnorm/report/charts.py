@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,8 +44,17 @@ MAX_UNROTATED_CHARACTERS = 40
 """Names of classes that are longer together do not fit side by side under a chart on a narrow screen."""
 
 
+class Block:
+    """A part of a section; templates show each kind in its own way."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in templates."""
+        return type(self).__name__.lower()
+
+
 @dataclass(frozen=True)
-class Chart:
+class Chart(Block):
     """A chart.
 
     Args:
@@ -62,7 +71,6 @@ class Chart:
     layout: dict[str, Any]
     height: int = 340
     name: str = ""
-    kind: ClassVar[str] = "chart"
 
     @property
     def data(self) -> Any:

@@ -13,10 +13,10 @@ from importlib.resources import files
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pairnorm.base.errors import PairNormError, markdown, terminal
-from pairnorm.report.charts import Chart, save_charts
+from pairnorm.report.charts import Block, Chart, save_charts
 from pairnorm.sweep.tables import markdown_table
 from pairnorm.version import __version__
 
@@ -25,23 +25,21 @@ NEEDED = ("jinja2", "plotly", "markdown_it")
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Block):
     """A paragraph of plain text."""
 
     text: str
-    kind: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
-class Markdown:
+class Markdown(Block):
     """Text of this package in Markdown; HTML in it is not interpreted."""
 
     text: str
-    kind: ClassVar[str] = "markdown"
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Block):
     """A table; in HTML, a click on a heading sorts it.
 
     Args:
@@ -59,45 +57,40 @@ class Table:
     search: bool = False
     formatted: bool = False
     left: int | None = None
-    kind: ClassVar[str] = "table"
 
 
 @dataclass(frozen=True)
-class Details:
+class Details(Block):
     """Blocks that are folded in HTML; in Markdown below a heading, or folded as well."""
 
     summary: str
     blocks: Sequence[Any]
     folded: bool = False
-    kind: ClassVar[str] = "details"
 
 
 @dataclass(frozen=True)
-class Image:
+class Image(Block):
     """A figure that was written as ``path.png`` and ``path.pdf``, relative to the report."""
 
     path: str
     caption: str
-    kind: ClassVar[str] = "image"
 
 
 @dataclass(frozen=True)
-class Only:
+class Only(Block):
     """Blocks for one medium: ``"markdown"`` or ``"html"``."""
 
     medium: str
     blocks: Sequence[Any]
-    kind: ClassVar[str] = "only"
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(Block):
     """A slider from 0 to 100%, and a sentence for each of these values."""
 
     label: str
     sentences: Sequence[str]
     start: int = 90
-    kind: ClassVar[str] = "threshold"
 
     @property
     def data(self) -> Any:
@@ -106,17 +99,16 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class Choices:
+class Choices(Block):
     """Blocks for each of several choices; HTML shows one at a time."""
 
     label: str
     choices: Mapping[str, Sequence[Any]]
     start: int = 0
-    kind: ClassVar[str] = "choices"
 
 
 @dataclass(frozen=True)
-class Nodes:
+class Nodes(Block):
     """The table of nodes, in HTML only: it sorts, filters and finds ids.
 
     ``assets/page.js`` describes its columns.
@@ -124,7 +116,6 @@ class Nodes:
 
     total: int
     columns: Mapping[str, Any]
-    kind: ClassVar[str] = "nodes"
 
     @property
     def data(self) -> Any:
