@@ -25,6 +25,7 @@ from sklearn.utils.estimator_checks import (
 
 from pairnorm.classify import ClassifierWarning, NodeClassifier, Task, scaling
 from pairnorm.classify.candidates.task import SEARCH_SHARE
+from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
 from pairnorm.classify.holdout import remove_nodes
 from pairnorm.classify.predictions import prediction_table
 from pairnorm.classify.search import FitProgress, ProgressTracker
@@ -99,6 +100,15 @@ def test_probabilities_sum_to_one_and_predict_names_the_largest(small: Graph, mo
     assert np.array_equal(classifier.predict(graph), np.array(["low", "high"])[found.argmax(1)])
     right = classifier.predict(graph)[graph.test] == np.array(["low", "high"])[graph.labels[graph.test]]
     assert classifier.score(graph) == pytest.approx(right.mean())
+
+
+def test_probabilities_have_the_temperature_of_held_out_nodes(small: Graph) -> None:
+    classifier = NodeClassifier("SGC", depth=1, norm="PN", scale=1e4, refit=False).fit(small)
+    logits = classifier.choice_.probabilities.log().unsqueeze(1)
+    assert classifier.temperature_ == fit_temperature(logits, classifier.task_.held_out_labels) > 1.5
+    logits = classifier.model_.logits(classifier.task_.prepared)
+    expected = mean_probabilities(logits, classifier.temperature_)
+    np.testing.assert_allclose(classifier.probabilities_, expected, atol=1e-6)
 
 
 def test_progress_counts_up_to_the_end_with_the_best_score_and_the_time_left(small: Graph) -> None:

@@ -65,6 +65,9 @@ def test_held_out_nodes_are_masked_like_nodes_to_predict_and_both_accuracies_are
     assert classifier.held_out_ is not None
     assert classifier.held_out_.accuracy < 0.7
     assert classifier.best_.validation_accuracy < 0.7
+    assert classifier.calibration_.incomplete.all()
+    masked = classifier.scaling_.fitted_to(classifier.task_.graph)
+    assert torch.equal(classifier.scaling_.mean, masked.mean)
     found = Findings.of(classifier, graph)
     scores = found.checks[UNMASKED]
     assert scores.count == classifier.held_out_.count

@@ -60,7 +60,7 @@ def test_a_cluster_gives_the_rows_that_are_had_here(
     assert reports[-1].done == reports[-1].total
     assert {result.origin.git_commit for result in store.results()} == {"the worker's"}
     assert [result for result in store.results() if result in before] == before
-    assert_same_trials(store, expected)
+    assert_same_trials(store, expected, rel=0.01)
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_workers_that_are_killed_cost_nothing_that_had_finished(
         run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray", progress=reports.append)
     assert len(killed) == KILLS
     assert reports[-1].done == reports[-1].total
-    assert_same_trials(store, expected)
+    assert_same_trials(store, expected, rel=0.01)
 
 
 def test_a_job_out_of_memory_is_halved(
@@ -92,7 +92,7 @@ def test_a_job_out_of_memory_is_halved(
 
     monkeypatch.setattr(pools, "_train_job", greedy)
     assert run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray") == len(PAIRS)
-    assert_same_trials(store, expected)
+    assert_same_trials(store, expected, rel=0.01)
 
 
 def test_a_task_that_fails_fails_the_run_with_its_own_error(
