@@ -1,3 +1,4 @@
+import itertools
 import warnings
 from copy import copy
 from dataclasses import replace
@@ -290,6 +291,8 @@ def test_the_gcn_baseline_stops_when_the_time_of_the_baselines_is_up(
     monkeypatch.setattr(search_module, "MIN_NETWORK_SECONDS", 1.0)
     classifier = NodeClassifier("most frequent class", refit=False, time_limit=0).fit(small)
     classifier.task_ = replace(classifier.task_, time_limit=8.0)
+    clock = itertools.count(step=0.02)  # each look at it takes 20 ms, on a busy machine too
+    monkeypatch.setattr("pairnorm.classify.candidates.task.time.perf_counter", lambda: next(clock))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         findings = Findings.of(classifier, small)
