@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import pairnorm.classify.search as search_functions
-from pairnorm.classify import Candidate, NodeClassifier, Scores
+from pairnorm.classify import Candidate, NodeClassifier, Scores, Task
 from pairnorm.classify import search_space as search_module
+from pairnorm.classify.candidates.ensemble import Average
 from pairnorm.classify.candidates.sgc import FittedSGC
 from pairnorm.classify.findings import LATER, STEPS, UNMASKED, Findings, verdict
 from pairnorm.classify.holdout import remove_nodes
-from pairnorm.classify.search import Baseline
+from pairnorm.classify.search import Baseline, Choice
 from pairnorm.classify.search_space import baselines
 from pairnorm.data import Graph, csbm
 from pairnorm.report.fit_report import fit_page, write_document
@@ -93,6 +94,28 @@ def test_what_comes_later_is_labeled_without_retraining(small: Graph) -> None:
     assert torch.equal(kept.adjacency.to_dense(), dense[~small.test][:, ~small.test])
     assert torch.equal(kept.features.to_dense(), small.features.to_dense()[~small.test])
     assert torch.equal(kept.labels, small.labels[~small.test])
+
+
+@pytest.mark.usefixtures("brief")
+def test_features_of_what_comes_later_do_not_enter_the_scaling(
+    small: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned, fit = [], Choice.fit
+
+    def record(choice: Choice, task: Task) -> Average:
+        learned.append(fit(choice, task).parts[0][2].weight)
+        return fit(choice, task)
+
+    monkeypatch.setattr("pairnorm.classify.findings.MAX_LATER_SHARE", 1.0)
+    for factor in (1, 1000):
+        features = small.features.to_dense() * torch.where(small.test, factor, 1)[:, None]
+        graph = small.replace(features=features)
+        settings = {"scale": 10.0, "scaling": "columns", "refit": False}
+        classifier = NodeClassifier("logistic regression", **settings).fit(graph)
+        with monkeypatch.context() as context:
+            context.setattr(Choice, "fit", record)
+            Findings.of(classifier, graph, compare=False)
+    assert torch.equal(*learned)
 
 
 @pytest.mark.usefixtures("brief")
