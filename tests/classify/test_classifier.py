@@ -510,6 +510,9 @@ def test_the_column_of_time_is_no_feature() -> None:
     assert classifier.feature_names_in_ == ("sign",)
     later = graph.replace(features=features + torch.tensor([1000.0, 0.0]))
     np.testing.assert_allclose(classifier.predict_proba(later), classifier.probabilities_, atol=1e-6)
+    few = graph.replace(labels=labels.where(torch.arange(300) < 280, -1))  # 28 test nodes of each class
+    ranked = NodeClassifier("logistic regression", time="day", metric="auc").fit(few)
+    assert ranked.cross_fitted_ is None, "folds would mix times"
 
 
 def test_scikit_learns_contract_holds(small: Graph) -> None:
