@@ -20,7 +20,6 @@ from pairnorm.data.profile import (
     DASHES,
     MISSING_WORDS,
     NULLS,
-    PLAIN,
     ColumnProfile,
     Decision,
     decide_typed,
@@ -73,13 +72,14 @@ class Cell(NamedTuple):
             return f"CASE WHEN NOT isnan({cell}) THEN {text} END"
         if self.kind == "BOOLEAN":  # as Python writes them
             return f"CASE WHEN {cell} THEN 'True' WHEN NOT {cell} THEN 'False' END"
-        return f"CASE WHEN {self.trimmed} NOT IN {sql_row(('', *NULLS))} THEN {self.trimmed} END"
+        text = self.trimmed
+        return f"CASE WHEN ({text}) NOT IN {sql_row(('', *NULLS))} THEN ({text}) END"
 
     @property
     def number(self) -> str:
         """The cell as a number, NULL or NaN where it is none."""
         # As short as possible, because every part of it takes memory; missing words are no numbers.
-        return f"try_cast({self.trimmed} AS DOUBLE)" if self.kind == "VARCHAR" else f"{self.sql}::DOUBLE"
+        return f"try_cast(trim({self.sql}) AS DOUBLE)" if self.kind == "VARCHAR" else f"{self.sql}::DOUBLE"
 
     def endpoint(self, is_integer: bool) -> str:
         """Return the cell as an endpoint of an edge, to compare with ids that are integers or texts."""
@@ -98,15 +98,18 @@ class Cell(NamedTuple):
         Whole numbers with leading zeros, and dashes and NULLs for missing values, are such texts: they are
         noted.
         """
-        number = f"regexp_full_match({self.trimmed}, {sql_text(PLAIN.pattern)})"
-        padded = f"regexp_matches({self.trimmed}, '^0[0-9]')"
-        missing = f"{self.trimmed} IN {sql_row([word for word in MISSING_WORDS if word not in DASHES])}"
-        return f"NOT (({number} AND NOT {padded}) OR {missing})"
+        cell = f"trim({self.sql})"
+        odd = f"regexp_matches({cell}, '^0[0-9]|[^0-9eE.+-]') OR try_cast({cell} AS DOUBLE) IS NULL"
+        missing = sql_row([word for word in MISSING_WORDS if word not in DASHES])
+        return f"({odd}) AND {cell} NOT IN {missing}"
 
     @property
     def trimmed(self) -> str:
         """The cell as text without spaces around it."""
-        return f"trim({self.sql}::VARCHAR, {sql_text(SPACES)})"
+        cell = f"{self.sql}::VARCHAR"
+        spaces = sql_text(SPACES)
+        has_spaces = f"regexp_matches({cell}, '^[\\s\\v\u00a0]|[\\s\\v\u00a0]$')"  # trim is much slower
+        return f"CASE WHEN {has_spaces} THEN trim({cell}, {spaces}) ELSE {cell} END"
 
 
 class Database:
@@ -253,7 +256,7 @@ class QueriedTable:
         cell = self.cells[name]
         text = cell.trimmed if cell.kind == "VARCHAR" else cell.text
         rows = self.base.run(
-            f"SELECT {text}, count(*) FROM {self.from_([name])} WHERE {text} <> '' GROUP BY 1 LIMIT {limit}"
+            f"SELECT {text}, count(*) FROM {self.from_([name])} WHERE ({text}) <> '' GROUP BY 1 LIMIT {limit}"
         )
         counts = dict(sorted(rows))
         for word in (word for word in NULLS if counts.pop(word, 0)):
