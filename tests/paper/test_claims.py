@@ -117,15 +117,17 @@ def test_more_runs_are_wanted_of_what_decides_and_then_decide() -> None:
         Spec("cora", "GAT", 8, missing_rate=1.0, **own)
         for own in ({"norm": "PN-SI"}, {"skip": 1}, {"skip": 2})
     ]  # type: ignore[arg-type]
-    assert requested_runs(few, CLAIMS_AGAIN) == dict.fromkeys(specs, range(20))
-    assert requested_runs(few, replace(CLAIMS_AGAIN, datasets=("pubmed",))) == {}
+    assert requested_runs(few, CLAIMS_AGAIN) == [(spec, seed) for spec in specs for seed in range(20)]
+    assert requested_runs(few, replace(CLAIMS_AGAIN, datasets=("pubmed",))) == []
     # Bug: options that narrow the experiments did not narrow the runs for their claims.
     selection = Selection(("claims",), epochs=7, depths=[4, 8])
     [narrow] = selection.experiments()
-    assert requested_runs(few, narrow) == {}  # it has no trials of 7 epochs
+    assert requested_runs(few, narrow) == []  # it has no trials of 7 epochs
     narrowed = [spec.replace(epochs=7) for spec in specs]
-    assert requested_runs(world(5, 0.6, selection), narrow) == dict.fromkeys(narrowed, range(20))
-    assert requested_runs(world(5, 0.6, selection), CLAIMS_AGAIN) == {}
+    assert requested_runs(world(5, 0.6, selection), narrow) == [
+        (spec, seed) for spec in narrowed for seed in range(20)
+    ]
+    assert requested_runs(world(5, 0.6, selection), CLAIMS_AGAIN) == []
     found = {}
     for name, results in {"few": few, "many": many}.items():
         [found[name]] = [

@@ -167,9 +167,9 @@ write_report(path, out, selection)
 def test_claims_that_hang_on_noise_get_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Spec("cora", "SGC", 1, epochs=2)
 
-    def requested(results: ResultIndex, experiment: Experiment) -> dict[Spec, range]:
+    def requested(results: ResultIndex, experiment: Experiment) -> list[tuple[Spec, int]]:
         assert results.all_runs(spec).trials[0].seed == 0  # it sees what the store has
-        return {spec: range(experiment.missing[0])}
+        return [(spec, seed) for seed in range(experiment.missing[0])]
 
     path = tmp_path / "s.sqlite"
     with Store(path) as store:

@@ -9,7 +9,7 @@ from pairnorm.paper.experiments import DATASETS, EXPERIMENTS, Selection
 from pairnorm.sweep.grid import Experiment, Summary
 from pairnorm.sweep.index import Chosen, ResultIndex
 from pairnorm.sweep.tables import TITLES
-from pairnorm.train import Spec
+from pairnorm.train.engine import Pair
 
 Decision = tuple[bool, str]
 """Whether a test passes, and the numbers that decide."""
@@ -393,7 +393,7 @@ def verdicts(evidence: Evidence) -> Sequence[Verdict]:
     return [Verdict(claim, tuple(claim.cases(evidence)), tuple(claim.cases(paper))) for claim in CLAIMS]
 
 
-def requested_runs(results: ResultIndex, experiment: Experiment) -> dict[Spec, range]:
+def requested_runs(results: ResultIndex, experiment: Experiment) -> list[Pair]:
     """Return the runs to add where the paper's number of runs leaves a verdict within noise.
 
     Args:
@@ -404,8 +404,9 @@ def requested_runs(results: ResultIndex, experiment: Experiment) -> dict[Spec, r
     decided = verdicts(Evidence(results, {}, selection, all_runs=False))
     specs = dict.fromkeys(spec for verdict in decided for case in verdict.unsure for spec in case.unsure)
     runs = {percent / 100: range(count) for percent, count in experiment.missing.items()}
-    return {
-        spec: runs[spec.missing_rate]
+    return [
+        (spec, seed)
         for spec in specs
-        if spec.dataset in experiment.datasets and spec.missing_rate in runs
-    }
+        if spec.dataset in experiment.datasets
+        for seed in runs.get(spec.missing_rate, ())
+    ]

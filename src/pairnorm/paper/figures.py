@@ -302,12 +302,7 @@ def mean_distances(by_norm: dict[str, Layers], model: str) -> "Figure | None":
         use_integer_ticks(axis)
 
     labels = ("Mean squared distance\n(APSD)", "Mean distance\n(APD)")
-    figure = _panels_by_norm(by_norm, 4.0, draw, labels, "Layer", sharex=True)
-    if figure is not None:
-        handles, names = figure.axes[0].get_legend_handles_labels()
-        with style():
-            figure.legend(handles, names, loc="outside upper center", ncols=2, title=f"{model} on Cora")
-    return figure
+    return _panels_by_norm(by_norm, 4.0, draw, labels, "Layer", f"{model} on Cora", sharex=True)
 
 
 def distributions(by_norm: dict[str, Layers], model: str) -> "Figure | None":
@@ -317,11 +312,7 @@ def distributions(by_norm: dict[str, Layers], model: str) -> "Figure | None":
         _ridges(axis, layers, PAIRS[row])
 
     labels = [f"Layer ({kind} pairs)" for kind in PAIRS]
-    figure = _panels_by_norm(by_norm, 5.6, draw, labels, "Distance of a pair")
-    if figure is not None:
-        with style():
-            figure.suptitle(f"{model} on Cora")
-    return figure
+    return _panels_by_norm(by_norm, 5.6, draw, labels, "Distance of a pair", f"{model} on Cora")
 
 
 @style()
@@ -331,6 +322,7 @@ def _panels_by_norm(
     draw: Callable[["Axes", Layers, int], None],
     labels: Sequence[str],
     x_label: str,
+    title: str,
     sharex: bool = False,
 ) -> "Figure | None":
     """Draw two rows of panels, with ranges of their own, and a column for each norm."""
@@ -346,6 +338,11 @@ def _panels_by_norm(
         axes[1, column].set_xlabel(x_label)
     for axis, label in zip(axes[:, 0], labels, strict=True):
         axis.set_ylabel(label)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, names, loc="outside upper center", ncols=2, title=title)
+    else:
+        figure.suptitle(title)
     return figure
 
 

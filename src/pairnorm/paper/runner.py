@@ -17,7 +17,7 @@ from pairnorm.paper.experiments import CASE_STUDY, CLAIMS_AGAIN
 from pairnorm.sweep.grid import Experiment
 from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
 from pairnorm.train import Progress, Spec, Store, run
-from pairnorm.train.engine import Pair, find_device
+from pairnorm.train.engine import find_device
 from pairnorm.train.schedule import Running
 from pairnorm.train.trainers import GNNTrainer, sgc_settings
 
@@ -46,7 +46,7 @@ def reproduce(
         if should_stop():
             break
         if experiment.name == CLAIMS_AGAIN.name:
-            pairs = _runs_for_claims(experiment, ResultIndex(store.trials_by_spec()))
+            pairs = requested_runs(ResultIndex(store.trials_by_spec()), experiment)
             progress = partial(on_progress, experiment.name)
             trained += run(pairs, store, should_stop=should_stop, progress=progress, **running.where)
         elif experiment.name == CASE_STUDY.name:
@@ -60,7 +60,7 @@ def count_pending(experiments: Sequence[Experiment], store: Store) -> int:
     count = index.count_pending([experiment for experiment in experiments if _is_grid(experiment)])
     for experiment in experiments:
         if experiment.name == CLAIMS_AGAIN.name:
-            count += sum(pair not in index for pair in _runs_for_claims(experiment, index))
+            count += sum(pair not in index for pair in requested_runs(index, experiment))
         elif experiment.name == CASE_STUDY.name:
             count += len(_pending_studies(experiment, store))
     return count
@@ -79,10 +79,6 @@ def _batches(experiments: Sequence[Experiment]) -> list[Batch]:
         work = [(experiment, list(experiment.cells())) for experiment in group]
         batches.append(Batch(", ".join(experiment.name for experiment in group), work, measures))
     return batches
-
-
-def _runs_for_claims(experiment: Experiment, index: ResultIndex) -> list[Pair]:
-    return [(spec, seed) for spec, seeds in requested_runs(index, experiment).items() for seed in seeds]
 
 
 def _pending_studies(experiment: Experiment, store: Store) -> list[Spec]:

@@ -383,8 +383,7 @@ def _provenance(
             continue
         pairs = list(narrowed.requested())
         if experiment.name == CLAIMS_AGAIN.name:
-            runs = requested_runs(results, narrowed)
-            pairs = [(spec, seed) for spec, seeds in runs.items() for seed in seeds]
+            pairs = requested_runs(results, narrowed)
         done = [origins[pair] for pair in pairs if pair in origins]
         times = _training_times(done)
         command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
