@@ -15,7 +15,7 @@ import torch
 from pairnorm.data import Graph, csbm, load
 from pairnorm.train import Progress, Spec, Store, run, train
 from pairnorm.train.engine import plan
-from pairnorm.train.schedule import Running
+from pairnorm.train.schedule import Running, _plan_tasks
 
 GRAPH = {"nodes": 200, "classes": 4, "features": 60, "seed": 1}  # of runs.py
 GCN = Spec("csbm", "GCN", 2, norm="PN-SI", epochs=30)
@@ -53,6 +53,36 @@ def test_a_depth_of_sgc_is_written_before_the_next_is_trained(graph: Graph, stor
     with pytest.raises(KeyboardInterrupt):
         run(pairs_of(specs, range(1)), store, device="cpu", graphs={"csbm": graph}, progress=interrupt)
     assert [spec.depth for spec in store.trials_by_spec()] == [1]
+
+
+def test_an_interrupted_run_trains_the_jobs_of_a_whole_one(graph: Graph) -> None:
+    """The trials that share a job decide the last bits of their losses."""
+    pairs = [(spec.on(graph), seed) for spec, seed in pairs_of(SPECS, range(5))]
+    graphs = {pairs[0][0].dataset: graph}
+
+    def compositions(pending: set[tuple[Spec, int]]) -> list[tuple[tuple[Spec, int], ...]]:
+        return [job.pairs for _, job in _plan_tasks(pairs, pending, torch.device("cpu"), None, graphs, 2)]
+
+    whole = compositions(set(pairs))
+    assert {pair for job in whole for pair in job} == set(pairs)
+    assert len(whole) > 2
+    for finished in range(len(whole) + 1):
+        pending = {pair for job in whole[finished:] for pair in job}
+        assert compositions(pending) == whole[finished:]
+    [kept] = compositions({pairs[0]})
+    assert kept == (pairs[0],)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_an_interrupted_run_gives_the_bits_of_a_whole_one(graph: Graph, tmp_path: Path, jobs: int) -> None:
+    pairs, options = pairs_of(SPECS, range(5)), {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
+    asked = iter(range(100))
+    run(pairs, tmp_path / "a.sqlite", **options)
+    stopped = run(pairs, tmp_path / "b.sqlite", **options, should_stop=lambda: next(asked) >= jobs)
+    assert 0 < stopped < len(pairs)
+    run(pairs, tmp_path / "b.sqlite", **options)
+    with Store(tmp_path / "a.sqlite") as whole, Store(tmp_path / "b.sqlite") as resumed:
+        assert whole.trials_by_spec() == resumed.trials_by_spec()
 
 
 def test_progress_rises_to_the_total(graph: Graph, store: Store) -> None:

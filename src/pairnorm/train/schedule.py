@@ -3,7 +3,7 @@
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
@@ -17,7 +17,7 @@ import torch
 from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
 from pairnorm.data import Graph, datasets, load
 from pairnorm.data.graph import check_graph
-from pairnorm.train.engine import Pair, check_measures, find_device, plan
+from pairnorm.train.engine import Job, Pair, check_measures, find_device, plan
 from pairnorm.train.methods import registered_methods
 from pairnorm.train.pools import Event, RayPool, Task, make_pool
 from pairnorm.train.spec import Spec
@@ -126,7 +126,9 @@ def run(
                 trained, label = trained + len(event), str(event[0].spec)
 
         cluster = RayPool(str(device), handle) if where is None and pending else None
-        jobs = list(_plan_tasks(pending, where, root, graphs, cluster.workers if cluster else None))
+        jobs = list(
+            _plan_tasks(pairs, set(pending), where, root, graphs, cluster.workers if cluster else None)
+        )
         total = sum(job.cost for _, job in jobs)
         handle(0)
         if jobs:
@@ -219,18 +221,31 @@ def _fingerprinted(pairs: Any, graphs: Any) -> tuple[list[Pair], dict[str, Graph
 
 
 def _plan_tasks(
-    pairs: Sequence[Pair], device: torch.device | None, root: Any, graphs: dict[str, Graph], cores: int | None
+    pairs: Sequence[Pair],
+    pending: Set[Pair],
+    device: torch.device | None,
+    root: Any,
+    graphs: dict[str, Graph],
+    cores: int | None,
 ) -> Iterator[Task]:
+    """Yield the jobs of all pairs, each with its pending pairs only.
+
+    Which trials share a job decides the last bits of their losses: a run that was interrupted trains the
+    others in the jobs that it would have trained them in.
+    """
     by_graph: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for spec, seed in pairs:
         by_graph[spec.dataset, spec.split].append((spec, seed))
     for (name, split), group in by_graph.items():
+        if pending.isdisjoint(group):
+            continue
         if name in graphs:
             graph = graphs[name] if split == "default" else graphs[name].with_split(split)
         else:
             graph = _load(name, root, split)
-        for job in plan(graph, group, device, cores):
-            yield graph, job
+        for job in plan(graph, dict.fromkeys(group), device, cores):
+            if left := tuple(pair for pair in job.pairs if pair in pending):
+                yield graph, Job(left)
 
 
 def _load(name: str, root: Any, split: str) -> Graph:
