@@ -146,6 +146,7 @@ def test_a_library_that_is_lacking_is_named(
     assert cli.main(["act"]) == code
     printed = capsys.readouterr().err
     assert ("pip install 'pairnorm[all]'" in printed) == (code == 1)
+    assert ("pip install '.[all]' in a checkout" in printed) == (code == 1)
     if code == 1:
         assert f"this needs {str(error.name).partition('.')[0]}," in printed
 

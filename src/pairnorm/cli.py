@@ -19,6 +19,7 @@ from typing import NoReturn
 from pairnorm.base.errors import (
     PairNormError,
     did_you_mean,
+    install,
     is_out_of_memory,
     quoted,
     redact,
@@ -172,8 +173,8 @@ def _explain(error: Exception) -> int:
     library, *_ = str(getattr(error, "name", None) or getattr(error.__cause__, "name", "")).split(".")
     if isinstance(error, ImportError) and library not in ("", "None", "pairnorm"):
         console.complain(
-            f"this needs {library}, which is not installed.\nInstall everything that commands need: "
-            "pip install 'pairnorm[all]', or pip install '.[all]' in a checkout"
+            f"this needs {library}, which is not installed.\n"
+            f"Install everything that commands need: {install('all')}"
         )
         return UNUSABLE
     if is_out_of_memory(error):

@@ -321,5 +321,10 @@ def load_library(name: str, what: str) -> Any:
 
 def missing_library(what: str, library: str | None) -> PairNormError:
     """Return the error about a library that is not installed."""
-    hint = "pip install 'pairnorm[all]'"
-    return PairNormError(f"{what} needs {library}", code="library-missing", value=library, hint=hint)
+    problem = f"{what} needs {library}"
+    return PairNormError(problem, code="library-missing", value=library, hint=install("all"))
+
+
+def install(extra: str) -> str:
+    """Return the commands that install an extra: from an index, and from a checkout."""
+    return f"pip install 'pairnorm[{extra}]', or pip install '.[{extra}]' in a checkout"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pairnorm.base.errors import PairNormError, one_of, parse_duration
+from pairnorm.base.errors import PairNormError, install, one_of, parse_duration
 from pairnorm.base.files import write_text
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
@@ -279,5 +279,5 @@ def draw_figures(draw: Callable[[], Value]) -> Value | None:
     try:
         return draw()
     except ImportError as error:
-        console.note(f"no figure was drawn: it needs {error.name}. pip install 'pairnorm[all]'")
+        console.note(f"no figure was drawn: it needs {error.name}. {install('all')}")
         return None

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pairnorm.base.errors import PairNormError, markdown, terminal
+from pairnorm.base.errors import PairNormError, install, markdown, terminal
 from pairnorm.report.charts import Block, Chart, save_charts
 from pairnorm.sweep.tables import markdown_table
 from pairnorm.version import __version__
@@ -243,7 +243,7 @@ def render_html(document: Document, folder: Path | None = None) -> str:
             "writing HTML needs jinja2, plotly and markdown-it-py",
             code="library-missing",
             value=[name for name in NEEDED if not find_spec(name)],
-            hint="pip install 'pairnorm[all]'",
+            hint=install("all"),
         )
     from jinja2 import Environment, StrictUndefined
     from markdown_it import MarkdownIt

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from pairnorm.base.csr import suppress_csr_warning
-from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.base.errors import PairNormError, install, one_of
 from pairnorm.base.memory import keep_freed_memory
 from pairnorm.data import Graph
 from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, plan, train_job
@@ -305,7 +305,7 @@ def _connect() -> tuple[Any, bool]:
         import ray
         import ray.exceptions
     except ImportError as error:
-        problem, hint = "running on a Ray cluster needs ray", "pip install 'pairnorm[ray]'"
+        problem, hint = "running on a Ray cluster needs ray", install("ray")
         raise PairNormError(problem, code="not-installed", value="ray", hint=hint) from error
     if ray.is_initialized():
         return ray, False
