@@ -83,11 +83,16 @@ def test_held_out_nodes_are_masked_like_nodes_to_predict_and_both_accuracies_are
 
 
 @pytest.mark.usefixtures("brief")
-def test_what_comes_later_is_labeled_without_retraining(small: Graph) -> None:
+def test_what_comes_later_is_labeled_without_retraining(
+    small: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither features nor labels nor edges of those that come later change what was learned."""
     classifier = NodeClassifier("SGC", depth=4, norm="PN", scale=10.0, refit=False).fit(small)
+    fit, fitted = Choice.fit, []
+    monkeypatch.setattr(Choice, "fit", lambda *given: fitted.append(given[1].graph.num_nodes) or fit(*given))
     scores = Findings.of(classifier, small).checks[LATER]
     assert scores.count == 60  # a fifth of all nodes, of 174 held out
+    assert 240 in fitted
     assert 0.6 < scores.accuracy <= 1
     kept = remove_nodes(small, small.test)
     dense = small.adjacency.to_dense()

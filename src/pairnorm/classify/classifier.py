@@ -219,7 +219,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         task = evaluation_task(self, graph, user_split, self.target_, scaling)
 
         families = plan(self, mask_features(task.graph, task.feature_mask))
-        cross_fitted = self.time is None and needs_cross_fitting(graph, user_split, self.metric)
+        cross_fitted = needs_cross_fitting(graph, user_split, self.metric)
         folds = task.fold_masks if cross_fitted else ()
         steps = {family.name: family.steps for family in families}
         tracker = ProgressTracker(task, steps, len(folds), self.refit, progress)
