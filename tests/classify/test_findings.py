@@ -14,7 +14,7 @@ from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.ensemble import Average
 from pairnorm.classify.candidates.sgc import FittedSGC
 from pairnorm.classify.findings import LATER, STEPS, UNMASKED, Findings, verdict
-from pairnorm.classify.holdout import remove_nodes
+from pairnorm.classify.holdout import MAX_HOPS, remove_nodes
 from pairnorm.classify.search import Baseline, Choice
 from pairnorm.classify.search_space import baselines
 from pairnorm.data import Graph, csbm
@@ -218,6 +218,19 @@ def test_a_draw_is_called_a_draw(findings: Findings) -> None:
     other = replace(findings, baselines=[guess(findings, "a twin", twin)])
     assert verdict(other).startswith("**No significant difference from a baseline.**")
     assert "The difference is +0.0 points" in verdict(other)
+    twin[places[right][1]] ^= 1
+    ahead = verdict(replace(findings, baselines=[guess(findings, "a twin", twin)]))
+    assert ahead.startswith("**No significant difference from a baseline.**")
+    assert "The difference is +0.6 points" in ahead
+
+
+def test_labels_of_the_target_are_unknown_to_its_strata(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strata: list[np.ndarray] = []
+    monkeypatch.setattr("pairnorm.classify.findings.standardize", lambda *given: strata.extend(given[1:]))
+    assert replace(findings).standardized is None  # the target are the test nodes, as all nodes are labeled
+    assert (strata[1] // (MAX_HOPS + 2) > 0).all()
 
 
 def test_a_large_loss_is_stated_though_it_is_not_significant(findings: Findings) -> None:

@@ -26,6 +26,9 @@ def test_what_gains_nothing_is_left_out_and_what_differs_is_taken(task: Task) ->
     uniform = evaluate(task, torch.full_like(truth, 0.5))
     assert dict(select_members(task, [uniform, *halves])).keys() == {1, 2}
     assert dict(select_members(task, [evaluate(task, good), *halves, uniform])) == {0: 1}
+    shift = 1e-3 * (2 * truth - 1)
+    similar = [evaluate(task, good + torch.where(half[:, None], shift, -shift)) for half in (first, second)]
+    assert len(select_members(task, similar)) == 1, "a gain of a millionth is not worth another fit"
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy", "balanced-accuracy", "auc"])
