@@ -32,7 +32,7 @@ DIAGNOSE_OPTIONS = {
 }
 PACK_OPTIONS = {
     "Files": {
-        **shared("nodes edges delimiter edge-delimiter decimal"),
+        **shared("nodes edges delimiter edge-delimiter encoding decimal"),
         "--nodes TABLE...": "Read nodes from this table (.csv, .tsv, .parquet). May be repeated, or hold a "
         "*.",
         "--edges TABLE...": "Read edges from this table. May be repeated, or hold a *.",
