@@ -243,7 +243,7 @@ class QueriedTable:
             )
         except PairNormError as error:
             if error.code not in ("file-damaged", "unusable-path"):
-                raise
+                raise error.within(self.source.name) from error
             return False
         return True
 
