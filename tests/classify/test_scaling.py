@@ -97,6 +97,12 @@ def test_a_vector_that_is_missing_as_a_whole_counts_for_nothing() -> None:
     assert scaling(graph).flatten().tolist() == [-1.0, 1.0, 0.0, 0.0]
 
 
+def test_a_column_that_varies_by_rounding_only_stays_near_zero() -> None:
+    features = 1e6 + 0.0625 * (torch.arange(50.0) % 2)[:, None]  # a bit of float32
+    graph = Graph.from_edges([[0], [1]], features, num_nodes=50)
+    assert Scaling.of(graph, "columns")(graph).abs().max() < 0.1
+
+
 def test_none_leaves_features_alone_and_other_words_are_refused(raises) -> None:
     graph = mixed()
     assert torch.equal(Scaling.of(graph, "none")(graph), graph.features)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from pairnorm.classify.candidates import Average, LabelPropagation, LogisticRegression, Task, ensemble
-from pairnorm.classify.candidates.ensemble import sharpen, smooth
+from pairnorm.classify.candidates.ensemble import select_smoothing, sharpen, smooth
 from pairnorm.classify.search import search
 
 CPU = torch.device("cpu")
@@ -43,6 +43,19 @@ def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task
     assert np.isclose(loss(choice.fit(task)), choice.best.validation_loss, rtol=1e-4)
     again = choice.fit(task)
     assert np.isclose(loss(again), choice.best.validation_loss, rtol=1e-4)
+
+
+def test_unreachable_nodes_are_not_smoothed(task: Task) -> None:
+    choice = search(task, [LogisticRegression((3.0,)), LogisticRegression((10.0,))], simple=False)
+    average = choice._replace(smooths=(None,)).fit(task)
+    plain = average.logits(task.prepared).softmax(-1)[task.graph.validation, 0]
+    unreachable = torch.arange(len(plain)) < 10
+    again = replace(task)
+    again.__dict__["held_out_unreachable"] = unreachable
+    setting, found = select_smoothing(again, [average])
+    assert setting is not None
+    torch.testing.assert_close(found[unreachable], plain[unreachable])
+    assert not torch.allclose(found[~unreachable], plain[~unreachable], atol=0.01)
 
 
 def test_one_family_stays_itself(task: Task) -> None:
