@@ -181,3 +181,16 @@ def test_an_average_of_one_is_called_what_it_is() -> None:
     one = Candidate("average", parts=("SGC-PN, depth 4, scale 3",), smoothed=True)
     assert one.name == "SGC-PN, depth 4, scale 3, smoothed over the graph"
     assert Candidate("average", parts=("a", "b")).name == "average of 2 models"
+
+
+def test_the_fallback_of_a_fold_is_the_class_shares_of_its_own_training_labels(task: Task) -> None:
+    """The labels that a fold holds out have no part in it: here each fold holds out one class."""
+    selection = task.graph.train | task.graph.validation
+    masks = [selection & (task.graph.labels == number) for number in range(2)]
+    folded = replace(task, fold_masks=masks)
+    expected = []
+    for mask in masks:
+        counts = torch.bincount(task.graph.labels[selection & ~mask], minlength=2) + 1.0
+        expected.append((counts / counts.sum()).expand(int(mask.sum()), -1))
+    torch.testing.assert_close(folded.held_out_fallback, torch.cat(expected))
+    assert folded.held_out_fallback[0].argmax() == 1, "the class that is held out is the rare one"
