@@ -258,7 +258,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.cross_fitted_ = cross_fit(self, graph, folds, tracker.tick) if folds else None
         names = unmasked.node_fingerprints
         self._seen = names[training.cpu().numpy()]
-        self._tested = names[(graph.test & training).cpu().numpy()]
+        self._tested = names[graph.test.cpu().numpy()]
         return self
 
     def _calibrate(self, task: Task, choice: Choice) -> None:
