@@ -29,7 +29,7 @@ from pairnorm.measure.distances import Adjacency, connected_pairs, pair_distance
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.calibrate import evaluating
 from pairnorm.nn.find_convolutions import convolves, graph_convolutions, is_pair_norm, node_states
-from pairnorm.nn.patch_hooks import is_observing
+from pairnorm.nn.patch_hooks import ACTIVE
 from pairnorm.nn.propagate import is_edge_index
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ class Probe:
     ) -> None:
         """Record the node states that a convolution returned (a forward hook)."""
         self._in_convolution = False
-        if is_observing():
+        if ACTIVE.is_observing:
             return
         states, inputs = node_states(output), [*args, *kwargs.values()]
         if not (self._is_named or convolves(module, inputs, states)):
@@ -301,7 +301,7 @@ class Probe:
 
     def _after_norm(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         """Record PairNorm's output in place of the output of the convolution before it."""
-        if self._in_convolution or is_observing() or _is_recomputing():
+        if self._in_convolution or ACTIVE.is_observing or _is_recomputing():
             return
         for position, (index, graph) in enumerate(self._latest):
             replaced = self.records[index]

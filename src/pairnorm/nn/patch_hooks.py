@@ -19,15 +19,10 @@ class _Active(threading.local):
 
     def __init__(self) -> None:
         self.call: tuple[Any, Any] | None = None  # batch vector and batch size of the forward pass that runs
-        self.is_observing = False
+        self.is_observing = False  # whether a model runs only to find the places for PairNorm
 
 
 ACTIVE = _Active()
-
-
-def is_observing() -> bool:
-    """Return whether this thread runs a model only to find the places for PairNorm."""
-    return ACTIVE.is_observing
 
 
 class PlacedPairNorm(PairNorm):

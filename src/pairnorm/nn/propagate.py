@@ -10,6 +10,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.nn.ops.dropout import keep_entries
 from pairnorm.nn.ops.kernels import disable_dynamo
+from pairnorm.nn.ops.pair_norm import to_accumulation_dtype
 from pairnorm.nn.ops.sparse_product import Pattern, out_of_range, row_starts
 from pairnorm.nn.sparse import SparseMatrix
 
@@ -105,7 +106,7 @@ def _sorted(adjacency: Tensor | SparseMatrix, num_nodes: int | None) -> SparseMa
     del row, column
     if isinstance(adjacency, SparseMatrix):
         key, inverse = torch.unique(key, return_inverse=True)
-        weight = _weights(weight)
+        weight = to_accumulation_dtype(weight)
         weight = weight.new_zeros(key.numel()).index_add_(0, inverse, weight)
     else:
         del weight  # of every edge one
@@ -132,7 +133,7 @@ def _is_sorted(pattern: Pattern) -> bool:
 
 def _add_self_loops(matrix: SparseMatrix) -> SparseMatrix:
     """Return the matrix, whose rows are sorted, with a self-loop of weight one where there is none."""
-    pattern, values = matrix.pattern, _weights(matrix.values)
+    pattern, values = matrix.pattern, to_accumulation_dtype(matrix.values)
     missing = torch.ones(pattern.shape[0], dtype=torch.bool, device=values.device)
     for _, place, row in pattern.blocks():
         missing[row[pattern.column[place] == row]] = False
@@ -149,11 +150,6 @@ def _add_self_loops(matrix: SparseMatrix) -> SparseMatrix:
         loops = missing[rows].nonzero().squeeze(1)
         column[crow[rows][loops] + before[loops]] = (loops + rows.start).int()
     return SparseMatrix(Pattern(crow, column, pattern.shape), weight)
-
-
-def _weights(values: Tensor) -> Tensor:
-    """Convert weights to float32, unless they are float64."""
-    return values if values.dtype == torch.float64 else values.float()
 
 
 def sgc_iterates(
@@ -215,17 +211,17 @@ def propagate_with_restart(
 
 
 @torch.no_grad()
-def dominant_eigenvectors(matrix: SparseMatrix, count: int, iterations: int = 200) -> Tensor:
+def dominant_eigenvectors(matrix: SparseMatrix, count: int) -> Tensor:
     """Return eigenvectors of a symmetric matrix by largest absolute eigenvalue, ``[nodes, count]``, float64.
 
     By subspace iteration from a fixed start, on the CPU. Columns beyond the number of nodes are zero. Signs
-    make the largest entry positive. The vector of λ_k is accurate to (λ_m / λ_k)^iterations, m = 2 count.
+    make the largest entry positive. The vector of λ_k is accurate to (λ_m / λ_k)^200, m = 2 count.
     """
     matrix, nodes = matrix.to("cpu").cast(torch.float64), matrix.num_rows
     width = min(nodes, 2 * count)
     start = torch.randn(nodes, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     basis = torch.linalg.qr(start).Q
-    for _ in range(iterations):
+    for _ in range(200):
         basis = torch.linalg.qr(matrix @ basis).Q
     values, rotation = torch.linalg.eigh(basis.T @ (matrix @ basis))
     order = values.abs().argsort(descending=True)[:count]

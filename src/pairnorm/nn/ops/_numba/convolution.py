@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pairnorm.nn.ops._numba import dropout, linear
 from pairnorm.nn.ops._numba import vectors as vec
-from pairnorm.nn.ops._numba.pair_norm import gradient_block, has_huge_norm, normalize_block
+from pairnorm.nn.ops._numba.pair_norm import gradient_in_one_thread, has_huge_norm, normalize_in_one_thread
 from pairnorm.nn.ops._numba.sparse_product import activation_gradients, gather
 from pairnorm.nn.ops.convolution import attention_reference, gcn_reference
 from pairnorm.nn.ops.kernels import Saved
@@ -145,7 +145,7 @@ def _layer_end_gradient(
 @vec.kernel
 def _layer_end(h: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
     if norm.shape[1]:
-        normalize_block(h.transpose(1, 0, 2), scale, eps, y.transpose(1, 0, 2), norm, mean)
+        normalize_in_one_thread(h.transpose(1, 0, 2), scale, eps, y.transpose(1, 0, 2), norm, mean)
 
 
 @vec.kernel
@@ -155,7 +155,7 @@ def _layer_end_backward(
     """Write the gradient of what the bias was added to, and its sum over the nodes."""
     if norm.shape[1]:
         by_node = grad.transpose(1, 0, 2), h.transpose(1, 0, 2)
-        gradient_block(*by_node, mean, norm, scale, result.transpose(1, 0, 2))
+        gradient_in_one_thread(*by_node, mean, norm, scale, result.transpose(1, 0, 2))
         grad = result
     activation_gradients(grad[0], h[0], activation, result[0], grad_bias)
 

@@ -1,6 +1,6 @@
 """PairNorm in numba: sums of blocks of rows, merged as Chan does, then one pass that writes the result.
 
-``forward`` reads the input twice and writes once; ``backward`` reads gradient and output twice, writes once.
+``forward`` reads the input twice and writes once; ``backward`` reads gradient and input twice, writes once.
 Blocks fit the cache of a core and do not depend on the number of threads, and neither do the results.
 """
 
@@ -32,7 +32,7 @@ def forward(
     mean = torch.empty(models, features, dtype=torch.float64, device="cpu")
     x_rows, result, norms, center = rows.numpy(), y.view(rows.shape).numpy(), norm.numpy(), mean.numpy()
     if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
-        normalize_block(x_rows, scale, eps, result, norms, center)
+        normalize_in_one_thread(x_rows, scale, eps, result, norms, center)
     else:
         step = _rows_per_block(rows)
         blocks = -(-nodes // step)
@@ -65,7 +65,7 @@ def backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any
     x_rows, gradient, norms, center = rows.numpy(), vec.empty(x.shape), norm.numpy(), mean.numpy()
     result = gradient.view(rows.shape).numpy()
     if x.numel() <= MIN_ELEMENTS_FOR_THREADS:
-        gradient_block(grad_out, x_rows, center, norms, scale, result)
+        gradient_in_one_thread(grad_out, x_rows, center, norms, scale, result)
         return (gradient,)
     step = _rows_per_block(rows)
     sums, dots = np.empty((-(-nodes // step), models, features)), np.empty((-(-nodes // step), models))
@@ -118,7 +118,7 @@ def has_huge_norm(norms: Any) -> bool:
 
 
 @vec.kernel
-def normalize_block(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
+def normalize_in_one_thread(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
     """Normalize ``x`` ``[nodes, models, features]`` in one thread.
 
     Writes the means ``[models, features]`` and the norms ``[models, 1]``, or ``[models, nodes]`` to scale
@@ -135,7 +135,7 @@ def normalize_block(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: A
 
 
 @vec.kernel
-def gradient_block(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any) -> None:
+def gradient_in_one_thread(grad: Any, x: Any, mean: Any, norm: Any, scale: float, result: Any) -> None:
     """Write dL/dx of ``[nodes, models, features]`` in one thread."""
     nodes, models, features = x.shape
     step = max(1, BLOCK_ELEMENTS // (models * features))
