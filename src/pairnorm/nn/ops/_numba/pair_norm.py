@@ -156,14 +156,18 @@ def _block_moments(x: Any, step: int, needs_squares: bool, means: Any, squares: 
 
 @vec.kernel
 def _merge(means: Any, squares: Any, nodes: int, step: int, mean: Any, square: Any) -> None:
-    """Merge the moments of blocks, of every model: mean, and mean squared distance from it."""
+    """Merge the moments of blocks (Chan et al.): mean, and mean squared distance from it."""
+    mean[:] = 0
+    square[:] = 0
     for model in range(means.shape[1]):
-        mean[model] = 0
-        square[model] = 0
         for block in range(len(means)):
-            count = min(step, nodes - block * step)
-            square[model] += squares[block, model]
-            square[model] += merge(mean[model], block * step, means[block, model], count)
+            count, gain = min(step, nodes - block * step), 0.0
+            share = count / (block * step + count)
+            for feature in range(means.shape[2]):
+                change = means[block, model, feature] - mean[model, feature]
+                mean[model, feature] += change * share
+                gain += change * change
+            square[model] += squares[block, model] + gain * (block * step) * share
         square[model] /= nodes
 
 
@@ -194,17 +198,6 @@ def moments(x: Any, needs_squares: bool, mean: Any) -> float:
     for row in range(len(x)):
         square += squared_distance(x, row, high, low)
     return square
-
-
-@vec.kernel
-def merge(mean: Any, count: int, other: Any, other_count: int) -> float:
-    """Merge the mean of more rows into ``mean``; return what to add to the sum of squares (Chan et al.)."""
-    gain, share = 0.0, other_count / (count + other_count)
-    for feature in range(len(mean)):
-        step = other[feature] - mean[feature]
-        mean[feature] += step * share
-        gain += step * step
-    return gain * count * share
 
 
 @vec.kernel
