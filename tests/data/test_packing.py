@@ -236,6 +236,17 @@ def test_moments_are_days_as_from_files(tmp_path, unit, zone):
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_moments_beyond_the_year_9999_are_missing(tmp_path, unit):
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6}[unit]
+    moments = np.array([0, 9 * 10**12 * per_second], f"datetime64[{unit}]")
+    pandas.DataFrame({"id": [1, 2], "t": moments}).to_parquet(tmp_path / "n.parquet")
+    (tmp_path / "e.csv").write_text("source,target\n1,2\n")
+    graph = Graph.from_files(tmp_path / "n.parquet", tmp_path / "e.csv")
+    assert graph.missing.tolist() == [False, True]
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 def test_infinite_dates_are_missing(tmp_path):
     nodes = tmp_path / "n.parquet"
     duckdb.sql(
