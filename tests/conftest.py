@@ -18,6 +18,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 
 from pairnorm.base.csr import suppress_csr_warning
+from pairnorm.base import errors
 from pairnorm.base.errors import PairNormError
 
 suppress_csr_warning()  # tests make CSR tensors of their own
@@ -55,6 +56,12 @@ def raises() -> Raises:
             assert getattr(caught.value, name) == wanted, caught.value
 
     return expect
+
+
+@pytest.fixture(autouse=True)
+def no_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the passwords of other tests, which are removed from all output of a process."""
+    monkeypatch.setattr(errors, "_secrets", set())
 
 
 @pytest.fixture(scope="module")
