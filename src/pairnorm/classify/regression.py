@@ -356,7 +356,7 @@ def subsample(labels: Tensor, count: int) -> Tensor:
 
     Args:
         labels: int64 [m].
-        most: how many, where there are more; the first of each class come in addition.
+        count: how many, where there are more; the first of each class come in addition.
     """
     if len(labels) <= count:
         return torch.arange(len(labels), device=labels.device)

@@ -183,3 +183,18 @@ def test_rounds_are_chosen_on_rows_that_grow_no_trees() -> None:
     task = Task(graph, PreparedGraph(graph, graph.features, CPU))
     losses = module._stopping_losses((task, torch.randn(400, 5, generator=generator).numpy()), 16)
     assert losses.argmin() < 10
+
+
+def test_a_rare_class_does_not_end_the_growth_of_trees(table: Task) -> None:
+    """Both of its nodes are left out to choose the rounds: the trees of the others still have many."""
+    graph, rare = table.graph, table.graph.train.nonzero().squeeze(1)[-2:]
+    labels = graph.labels.clone()
+    labels[graph.labels == 2] = 1
+    labels[rare] = 2
+    graph = graph.replace(labels=labels)
+    task = Task(graph, PreparedGraph(graph, table.features, CPU), "rw")
+    left_out = module.subsample(labels[graph.train], round(module.STOPPING_SHARE * int(graph.train.sum())))
+    assert set(rare.tolist()) <= set(graph.train.nonzero().squeeze(1)[left_out].tolist())
+    (result, *_) = BoostedTrees((2,), (4,)).fit(task, lambda done: None)
+    rounds = int(re.search(r"(\d+) rounds", result.candidate.setting)[1])
+    assert rounds > 5

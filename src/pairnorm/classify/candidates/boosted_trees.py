@@ -167,7 +167,7 @@ def _boost(task: Task, rows: Any, target: Any, leaves: int, rounds: int, **optio
     """Train LightGBM on rows whose classes are numbered from 0."""
     import lightgbm
 
-    classes = len(task.graph.labels[task.graph.train].unique())
+    classes = int(target.max()) + 1
     parameters = {
         "objective": "binary" if classes == 2 else "multiclass",
         "num_class": 1 if classes == 2 else max(2, classes),
@@ -195,20 +195,23 @@ def _stopping_losses(table: tuple[Task, Any], leaves: int) -> NDArray[np.float64
     import lightgbm
 
     task, rows = table
-    classes, target = task.graph.labels[task.graph.train].cpu().unique(return_inverse=True)
+    labels = task.graph.labels[task.graph.train].cpu()
     max_rounds = FAST_ROUNDS if has_many_nodes(task.graph) else MAX_ROUNDS
     left_out = np.zeros(len(rows), bool)
-    left_out[subsample(target, round(STOPPING_SHARE * len(rows))).numpy()] = True
-    if len(target[torch.from_numpy(~left_out)].unique()) < len(classes):  # a class of one node
+    left_out[subsample(labels, round(STOPPING_SHARE * len(rows))).numpy()] = True
+    classes, target = np.unique(labels[~left_out].numpy(), return_inverse=True)
+    # Trees know nothing of a rare class whose rows are all left out: these rows have no part.
+    evaluated = left_out & np.isin(labels.numpy(), classes)
+    if not evaluated.any():
         return np.zeros(max_rounds)
     curve: dict[str, Any] = {}
-    validation = lightgbm.Dataset(rows[left_out], target.numpy()[left_out])
+    validation = lightgbm.Dataset(rows[evaluated], np.searchsorted(classes, labels[evaluated].numpy()))
     stop = lightgbm.early_stopping(STOPPING_PATIENCE, verbose=False)
     options = {"valid_sets": [validation], "callbacks": [lightgbm.record_evaluation(curve), stop]}
-    _boost(task, rows[~left_out], target.numpy()[~left_out], leaves, max_rounds, **options)
+    _boost(task, rows[~left_out], target, leaves, max_rounds, **options)
     (losses,) = curve["valid_0"].values()
     # After its end, a curve stays at its last loss, which is above its least.
-    return np.pad(np.array(losses) * left_out.sum(), (0, max_rounds - len(losses)), mode="edge")
+    return np.pad(np.array(losses) * evaluated.sum(), (0, max_rounds - len(losses)), mode="edge")
 
 
 class _Ensemble(NamedTuple):
@@ -253,7 +256,7 @@ class Trees:
         return torch.cat(blocks).unsqueeze(1).to(prepared.device)
 
     def state(self) -> State:
-        """Return the trees as bytesand the state of the columns, for ``restore``."""
+        """Return the trees as bytes, and the state of the columns, for ``restore``."""
         text = torch.from_numpy(np.frombuffer(self.ensemble.text.encode(), dtype=np.uint8).copy())
         settings, tensors = self.columns.state()
         return settings, {"trees": text, "classes": self.ensemble.classes, **tensors}
