@@ -32,6 +32,11 @@ CASES = (*product(GRAPHS, (50, 90, 100)), *product(TABLES, (50,)))
 TIME_LIMITS = {"fit, 10 s": 10, "fit": None, "fit, exhaustive": 0}
 PARTS = ("SGC", "boosted trees", "label propagation", "logistic regression", "residual GCN")
 PEERS = ("Correct & Smooth", "GCN")
+# Where the name of a method stands, in points from its marker, so that names do not overlap.
+ABOVE, BELOW = ((0, 5), "center", "bottom"), ((0, -5), "center", "top")
+LEFT, RIGHT = ((-5, 0), "right", "center"), ((5, 0), "left", "center")
+POSITIONS = dict.fromkeys(TIME_LIMITS, ABOVE) | {"SGC": BELOW, "residual GCN": BELOW}
+POSITIONS |= {"boosted trees": LEFT, "Correct & Smooth": LEFT}
 METHODS = ("fit, 10 s", "fit", *PARTS, *PEERS, "fit, exhaustive")
 
 
@@ -191,12 +196,11 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 if point is None:
                     continue
                 color = BLUE if method in TIME_LIMITS else VERMILLION if method in PEERS else GRAY
-                axis.plot(
-                    point[1], point[0], marker="os^"[(method in PARTS) + 2 * (method in PEERS)], color=color
-                )
-                axis.annotate(
-                    method, (point[1], point[0]), (3, 3), textcoords="offset points", fontsize=7, color=color
-                )
+                marker = "os^"[(method in PARTS) + 2 * (method in PEERS)]
+                axis.plot(point[1], point[0], marker=marker, color=color)
+                offset, ha, va = POSITIONS.get(method, RIGHT)
+                options = {"ha": ha, "va": va, "fontsize": 7, "color": color}
+                axis.annotate(method, point[::-1], offset, textcoords="offset points", **options)
             axis.set(title=title, xlabel="seconds (mean)", xscale="log", ylabel="score (mean)")
             axis.margins(x=0.22, y=0.12)
         figure.savefig(path, dpi=DOTS_PER_INCH)
