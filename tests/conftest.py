@@ -17,8 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 
-from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base import errors
+from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 
 suppress_csr_warning()  # tests make CSR tensors of their own

@@ -200,8 +200,7 @@ def _stopping_losses(table: tuple[Task, Any], leaves: int) -> NDArray[np.float64
     left_out = np.zeros(len(rows), bool)
     left_out[subsample(labels, round(STOPPING_SHARE * len(rows))).numpy()] = True
     classes, target = np.unique(labels[~left_out].numpy(), return_inverse=True)
-    # Trees know nothing of a rare class whose rows are all left out: these rows have no part.
-    evaluated = left_out & np.isin(labels.numpy(), classes)
+    evaluated = left_out & np.isin(labels.numpy(), classes)  # a rare class may be left out altogether
     if not evaluated.any():
         return np.zeros(max_rounds)
     curve: dict[str, Any] = {}
