@@ -202,7 +202,7 @@ def test_the_name_of_the_output_sets_its_format(run: tuple[Files, Path], tmp_pat
 
 
 def test_duckdb_prints_nothing_at_exit(run: tuple[Files, Path], tmp_path: Path) -> None:
-    pytest.importorskip("duckdb_engine")
+    pytest.importorskip("duckdb_engine", reason="needs duckdb-engine: pip install pairnorm[all]")
     words = ["predict", "--run", str(run[1]), *run[0].options, "--json"]
     words += ["--out", f"duckdb:///{tmp_path}/out.db", "--table", "my labels"]
     done = subprocess.run([sys.executable, "-m", "pairnorm", *words], capture_output=True, text=True)
@@ -215,7 +215,7 @@ def test_duckdb_prints_nothing_at_exit(run: tuple[Files, Path], tmp_path: Path) 
 def test_one_database_takes_predictions_and_explanations(
     run: tuple[Files, Path], tmp_path: Path, kind: str
 ) -> None:
-    pytest.importorskip("duckdb_engine")
+    pytest.importorskip("duckdb_engine", reason="needs duckdb-engine: pip install pairnorm[all]")
     url = f"{kind}:///{tmp_path}/out.db"
     words = ["predict", "--run", str(run[1]), *run[0].options, "--quiet", "--out", url, "--explain", url]
     assert cli.main([*words, "--table", "my labels"]) == 0

@@ -663,7 +663,7 @@ def test_a_database_whose_column_names_are_not_text_is_refused(tmp_path: Path) -
 
 
 def test_a_database_is_a_graph(tmp_path: Path) -> None:
-    pytest.importorskip("sqlalchemy")
+    pytest.importorskip("sqlalchemy", reason="needs sqlalchemy: pip install pairnorm[all]")
     connection = sqlite3.connect(tmp_path / "bank.db")
     for name, columns in (("people", PEOPLE), ("payments", PAYMENTS)):
         pandas.DataFrame(columns).to_sql(name, connection, index=False)

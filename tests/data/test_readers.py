@@ -284,7 +284,7 @@ def test_a_standard_input_that_cannot_be_read_is_refused(
 
 
 def test_a_query_that_is_not_utf8_is_refused(tmp_path: Path, raises: Callable) -> None:
-    pytest.importorskip("sqlalchemy")
+    pytest.importorskip("sqlalchemy", reason="needs sqlalchemy: pip install pairnorm[all]")
     sqlite3.connect(tmp_path / "bank.db").close()
     (tmp_path / "bank.db").touch()
     with raises("database-error"):
@@ -364,14 +364,14 @@ VALUES = "INSERT INTO people VALUES (9007199254740993, 1.25, 'Bonn', '2001-02-03
 
 @pytest.fixture(params=["sqlite", "duckdb", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    pytest.importorskip("sqlalchemy")
+    pytest.importorskip("sqlalchemy", reason="needs sqlalchemy: pip install pairnorm[all]")
     if request.param == "postgresql":
         return str(request.getfixturevalue("postgresql"))
     path = tmp_path / "people.db"
     if request.param == "sqlite":
         connection = sqlite3.connect(path)
     else:
-        pytest.importorskip("duckdb_engine")
+        pytest.importorskip("duckdb_engine", reason="needs duckdb-engine: pip install pairnorm[all]")
         connection = pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]").connect(
             str(path)
         )
@@ -418,7 +418,7 @@ def test_a_query_changes_nothing(database: str) -> None:
 
 
 def test_what_is_no_database_is_named(tmp_path: Path, raises: Callable) -> None:
-    pytest.importorskip("sqlalchemy")
+    pytest.importorskip("sqlalchemy", reason="needs sqlalchemy: pip install pairnorm[all]")
     with raises("file-missing"):
         open_tables("nodes", "people", database=f"sqlite:///{tmp_path}/none.db")
     assert not (tmp_path / "none.db").exists()

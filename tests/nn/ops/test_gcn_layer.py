@@ -50,7 +50,7 @@ def test_equals_the_formula_in_double(activation, mode, rate, trials, width, out
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
 @pytest.mark.parametrize("size", [1e20, 1e30, 1e37])
 def test_states_near_the_end_of_single_precision(mode, size, adjacency, either_form):
-    """Their squares do not fit; a model with NaN beside them changes nothing."""
+    """Their squares do not fit; a model with NaN next to them changes nothing."""
     x, bias, weight = (tensor.detach() for tensor in layer())
     x[:, 0] *= size
     x[3, 1] = torch.nan
