@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from pairnorm import cli
-from pairnorm.paper import runner as module
-from pairnorm.paper.runner import Outcome
+from pairnorm.sweep.runner import Outcome, Sweep
 from pairnorm.train import Spec, Store
 
 TINY = ["--dataset", "cora", "--runs", "1", "--epochs", "2", "--depth", "1", "--workers", "1"]
@@ -47,7 +46,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
     def stop(*_: object, **__: object) -> Outcome:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "reproduce", stop)
+    monkeypatch.setattr(Sweep, "reproduce", stop)
     folder, words = str(tmp_path / "two words"), ["--missing", "0", "--workers", "1", "--device", "cpu"]
     printed = pairnorm("reproduce", "table1", *TINY, *words, "--out", folder, code=130).out
     assert "0 of 6 trials are kept" in printed

@@ -13,8 +13,6 @@ from pairnorm.compare.depth import (
     DepthCell,
     DepthComparison,
     DepthTable,
-    count_pending,
-    reproduce,
 )
 from pairnorm.train import METHODS, Spec, Store, Trial
 from pairnorm.train.schedule import Running
@@ -50,7 +48,7 @@ def test_all_methods_have_the_same_budget() -> None:
 
 
 def test_groups_are_whole_graphs_and_what_is_quadratic_comes_last() -> None:
-    batches = [batch.work[0][1] for batch in DepthComparison().batches()]
+    batches = [batch.work[0][1] for batch in DepthComparison().batches(Running("cpu"))]
     groups = [(cells[0].dataset, cells[0].model, {cell.method for cell in cells}) for cells in batches]
     assert [dataset for dataset, _, names in groups if "ContraNorm" not in names] == [
         name for name in DATASETS for _ in range(3)
@@ -82,7 +80,7 @@ def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
     cell = DepthCell("cora", "GCN", "none", 100, 2)
     candidates = TINY.candidates(cell)
     with Store(tmp_path / "s.sqlite") as store:
-        assert count_pending(TINY, store) == 4 * (4 + 1)
+        assert TINY.count_pending(store) == 4 * (4 + 1)
         for spec, validation in zip(candidates[:3], (0.5, 0.7, 0.7), strict=True):
             loss = 1.0 if spec is candidates[2] else 2.0
             store.add(spec, [a_trial(0, validation, 0.6, validation_loss=loss)], seconds=8)
@@ -105,11 +103,11 @@ def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
 
 def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
-        stopped = reproduce(TINY, store, Running("cpu", workers=1, minutes=0))
+        stopped = TINY.reproduce(store, Running("cpu", workers=1, minutes=0))
         assert (stopped.trained, stopped.pending) == (0, 20)
-        done = reproduce(TINY, store, Running("cpu", workers=1))
+        done = TINY.reproduce(store, Running("cpu", workers=1))
         assert (done.trained, done.pending) == (20, 0)
-        assert reproduce(TINY, store, Running("cpu", workers=1)).trained == 0
+        assert TINY.reproduce(store, Running("cpu", workers=1)).trained == 0
         rows = list(csv.DictReader(DepthTable(TINY, store.results()).csv().splitlines()))
     assert tuple(rows[0]) == tuple("remedy" if name == "method" else name for name in COLUMNS)
     assert [(row["remedy"], row["depth"]) for row in rows] == [

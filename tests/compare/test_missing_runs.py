@@ -25,17 +25,17 @@ from pairnorm.compare.missing import (
 from pairnorm.compare.missing_runs import (
     Evaluation,
     MissingResults,
-    count_pending,
+    MissingSweep,
     evaluate,
     pending_evaluations,
     pending_fallbacks,
     read_evaluations,
-    reproduce,
     with_fallback,
     write_evaluations,
 )
 from pairnorm.data import Graph, csbm, load, missing_nodes, missing_vectors
-from pairnorm.sweep.index import Outcome, ResultIndex
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.runner import Outcome
 from pairnorm.train import Spec, Store, Trial, train
 from pairnorm.train.schedule import Running
 
@@ -67,10 +67,10 @@ def test_it_trains_evaluates_and_resumes_where_it_stopped(tmp_path: Path) -> Non
     # Two candidates of two cells, the second run of the selected ones, and one evaluation; then both runs of
     # the selected ones with the fallback.
     with Store(path) as store:
-        assert count_pending([SMALL], store) == 4 + 2 + 1 + 4
-        assert reproduce([SMALL], store, Running("cpu", workers=1, minutes=0)) == Outcome(0, 11)
+        assert MissingSweep([SMALL]).count_pending(store) == 4 + 2 + 1 + 4
+        assert MissingSweep([SMALL]).reproduce(store, Running("cpu", workers=1, minutes=0)) == Outcome(0, 11)
         assert not path.exists()
-        assert reproduce([SMALL], store, Running("cpu", workers=1)) == Outcome(11, 0)
+        assert MissingSweep([SMALL]).reproduce(store, Running("cpu", workers=1)) == Outcome(11, 0)
         assert len(store) == 4 + 2
         found = MissingResults.read(store)
     before = path.read_bytes()
@@ -100,7 +100,7 @@ def test_it_trains_evaluates_and_resumes_where_it_stopped(tmp_path: Path) -> Non
         shares = graph.labels[unreached].bincount() / own
         assert any(right / own == pytest.approx(float(share), abs=1e-3) for share in shares)
     with Store(path) as store:
-        assert reproduce([SMALL], store, Running("cpu", workers=1)) == Outcome(0, 0)
+        assert MissingSweep([SMALL]).reproduce(store, Running("cpu", workers=1)) == Outcome(0, 0)
     assert path.read_bytes() == before
 
 

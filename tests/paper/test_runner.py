@@ -13,10 +13,11 @@ from pairnorm.measure import MEASURES
 from pairnorm.paper import runner as module
 from pairnorm.paper.evidence import PAIRS, Layers, read_layers
 from pairnorm.paper.experiments import CASE_STUDY, TUNED, Selection
-from pairnorm.paper.runner import BINS, count_pending, reproduce
+from pairnorm.paper.runner import BINS, PaperSweep
 from pairnorm.report.paper_report import write_outputs
 from pairnorm.sweep.grid import Experiment
-from pairnorm.sweep.index import Outcome, ResultIndex
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.runner import Outcome
 from pairnorm.train import Spec, Store, run
 from pairnorm.train.schedule import Running
 
@@ -27,7 +28,7 @@ TRIALS = 2 * 2 * 6  # runs, missing rates, SGC and 5 scales of SGC-PN
 
 def train(path: Path, *experiments: Experiment, **options: Any) -> Outcome:
     with Store(path) as store:
-        return reproduce(experiments, store, Running("cpu", **options))
+        return PaperSweep(experiments).reproduce(store, Running("cpu", **options))
 
 
 def count(path: Path) -> int:
@@ -42,11 +43,11 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path) -
     killed, whole = tmp_path / "killed.sqlite", tmp_path / "whole.sqlite"
     program = f"""
 from pairnorm.paper.experiments import Selection
-from pairnorm.paper.runner import reproduce
+from pairnorm.paper.runner import PaperSweep
 from pairnorm.train import Store
 from pairnorm.train.schedule import Running
 with Store({str(killed)!r}) as store:
-    reproduce(Selection(("table1",), **{SMALL!r}).experiments(), store, Running("cpu", workers=2))
+    PaperSweep(Selection(("table1",), **{SMALL!r}).experiments()).reproduce(store, Running("cpu", workers=2))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -94,8 +95,8 @@ def test_a_search_goes_on_to_its_second_stage(tmp_path: Path) -> None:
     # Two settings once, then the two other runs of the better one.
     assert train(tmp_path / "s.sqlite", search, workers=1) == Outcome(4, 0)
     with Store(tmp_path / "s.sqlite") as store:
-        assert count_pending([search], store) == 0
-        assert count_pending([replace(search, missing={100: 5})], store) == 2
+        assert PaperSweep([search]).count_pending(store) == 0
+        assert PaperSweep([replace(search, missing={100: 5})]).count_pending(store) == 2
 
 
 def test_measures_are_taken_for_figure_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,14 +143,14 @@ sys.modules.update(dict.fromkeys({blocked!r}))
 from pairnorm.paper.experiments import Selection
 from pairnorm.report.paper_report import write_outputs, write_report
 from pairnorm.sweep.index import ResultIndex
-from pairnorm.paper.runner import reproduce
+from pairnorm.paper.runner import PaperSweep
 from pairnorm.sweep.tables import terminal
 from pairnorm.train import Store
 from pairnorm.train.schedule import Running
 selection = Selection(("table1",), ("cora",), runs=1, epochs=1, depths=(1,), missing=(100,))
 path, out = Path({str(tmp_path)!r}) / "s.sqlite", Path({str(tmp_path)!r}) / "out"
 with Store(path) as store:
-    reproduce(selection.experiments(), store, Running("cpu", workers=1))
+    PaperSweep(selection.experiments()).reproduce(store, Running("cpu", workers=1))
 outputs = write_outputs(["table1"], ResultIndex.read(path), {{}}, selection, out)
 print(terminal(outputs.tables["table1"]))
 write_report(path, out, selection)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison, DepthTable
     from pairnorm.data import Graph
     from pairnorm.report.document import Document
+    from pairnorm.sweep.runner import Sweep
     from pairnorm.train import Progress
     from pairnorm.train.schedule import Running
 
@@ -148,12 +149,12 @@ def depth_settings(options: Namespace) -> dict[str, Any]:
 
 def train_depths(comparison: "DepthComparison", path: Path, options: Namespace) -> "DepthTable":
     """Train the pending trials of a comparison by depth, and return its results."""
-    from pairnorm.compare import depth
+    from pairnorm.compare.depth import DepthTable
     from pairnorm.train import Store
 
-    train(path, depth, comparison, comparison.datasets, options.command_line, run_settings(options))
+    train(path, comparison, comparison.datasets, options.command_line, run_settings(options))
     with Store(path) as store:
-        return depth.DepthTable(comparison, store.results())
+        return DepthTable(comparison, store.results())
 
 
 def write_depths(table: "DepthTable", out: Path, name: str, command: str) -> Path:
@@ -208,8 +209,7 @@ def run_settings(options: Namespace) -> "Running":
 
 def train(
     path: Path,
-    runner: Any,
-    requested: Any,
+    sweep: "Sweep",
     graphs: Collection[str],
     resume: str,
     running: "Running",
@@ -219,8 +219,7 @@ def train(
 
     Args:
         path: the store of results.
-        runner: the module whose ``reproduce`` and ``count_pending`` are called with ``requested``.
-        requested: what to train.
+        sweep: what to train.
         graphs: names of the graphs, which are fetched first.
         resume: the command that resumes, shown after Ctrl-C.
         running: where to train, and for how long.
@@ -238,7 +237,7 @@ def train(
     def update(stage: str, now: "Progress") -> None:
         if now.trials:
             if not now.done or stage not in counted:
-                counted[stage] = runner.count_pending(requested, store)
+                counted[stage] = sweep.count_pending(store)
             if counted[stage] > now.trials or pending > counted[stage]:
                 stage = f"{stage} ({pending - counted[stage]:,} of {pending:,} trials done)"
             latest = now.label if now.done else f"{now.trials:,} trials to train"
@@ -246,7 +245,7 @@ def train(
             on_progress(console.Progress(stage, now.done, now.total, latest, unit))
 
     with Store(path) as store:
-        pending = runner.count_pending(requested, store)
+        pending = sweep.count_pending(store)
         if pending and store.read_only:
             problem = f"{path} cannot be written, and {pending:,} trials are to be trained"
             hint = "Copy it to where you may write, and name it: {store}"
@@ -255,9 +254,9 @@ def train(
             console.show(f"Training {pending:,} trials; results in {safe(path)} are not computed again.")
         try:
             with console.progress() as on_progress:
-                remaining = runner.reproduce(requested, store, running, update).pending
+                remaining = sweep.reproduce(store, running, update).pending
         except KeyboardInterrupt:
-            remaining = runner.count_pending(requested, store)
+            remaining = sweep.count_pending(store)
             console.show(
                 f"\n[yellow]Stopped.[/] {max(0, pending - remaining):,} of {pending:,} trials are kept in "
                 f"{safe(path)}; {remaining:,} are left.\nResume with: [bold]{safe(resume)}[/]"

@@ -82,9 +82,9 @@ def run(options: Namespace) -> None:
 
 
 def _reproduce_paper(options: Namespace) -> None:
-    from pairnorm.paper import runner
     from pairnorm.paper.evidence import read_layers
     from pairnorm.paper.experiments import GROUPS
+    from pairnorm.paper.runner import PaperSweep
     from pairnorm.report.paper_report import write_outputs, write_report
     from pairnorm.sweep.index import ResultIndex, open_results
     from pairnorm.sweep.tables import terminal
@@ -95,7 +95,8 @@ def _reproduce_paper(options: Namespace) -> None:
     path = options.store or out / "results.sqlite"
     experiments = chosen.experiments()
     graphs = {name for experiment in experiments for name in experiment.datasets}
-    compare.train(path, runner, experiments, graphs, options.command_line, compare.run_settings(options))
+    sweep = PaperSweep(experiments)
+    compare.train(path, sweep, graphs, options.command_line, compare.run_settings(options))
     if not path.exists():  # the time limit came before the first result
         return
     with console.stage(WRITING):
@@ -121,8 +122,7 @@ def _reproduce_depth(options: Namespace, path: Path) -> Path:
     from pairnorm.compare.depth import DATASETS, DepthComparison
 
     refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
-    graphs = {"datasets": names_in("dataset", options.dataset, DATASETS), "root": options.root}
-    settings = graphs | compare.depth_settings(options)
+    settings = {"datasets": names_in("dataset", options.dataset, DATASETS)} | compare.depth_settings(options)
     comparison = DepthComparison(**{name: value for name, value in settings.items() if value is not None})
     table = compare.train_depths(comparison, path, options)
     return compare.write_depths(table, options.out, "depth", "reproduce depth")
@@ -146,7 +146,8 @@ def _reproduce_missing(options: Namespace, path: Path) -> Path:
         options.epochs,
     )
     graphs = {name for protocol in chosen for name in protocol.datasets}
-    compare.train(path, missing_runs, chosen, graphs, options.command_line, compare.run_settings(options), "")
+    sweep, running = missing_runs.MissingSweep(chosen), compare.run_settings(options)
+    compare.train(path, sweep, graphs, options.command_line, running, "")
     with Store(path) as store:
         stored = missing_runs.MissingResults.read(store)
     rows = lines(chosen, stored)
@@ -228,9 +229,9 @@ def demo(options: Namespace) -> None:
     the features of all other papers missing; each without and with PairNorm.
     """
     from pairnorm.base.plotting import save
-    from pairnorm.paper import runner
     from pairnorm.paper.experiments import TABLE1, Selection, reported
     from pairnorm.paper.figures import against_depth
+    from pairnorm.paper.runner import PaperSweep
     from pairnorm.sweep.grid import TableCell
     from pairnorm.sweep.index import ResultIndex
     from pairnorm.sweep.tables import Table, terminal
@@ -250,7 +251,7 @@ def demo(options: Namespace) -> None:
     )
     store = options.out / "demo.sqlite"
     cpu = Running("cpu", workers=options.workers)
-    compare.train(store, runner, [experiment], {"cora"}, options.command_line, cpu)
+    compare.train(store, PaperSweep([experiment]), {"cora"}, options.command_line, cpu)
     results = ResultIndex.read(store)
     console.show(terminal(Table.of(results, experiment, reported=reported())))
     plain, normalized = (

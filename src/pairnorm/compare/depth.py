@@ -23,7 +23,8 @@ from pairnorm.data.masks import Stream, rest_is_test
 from pairnorm.data.named import data_folder
 from pairnorm.paper.experiments import DATASETS as PAPER_DATASETS
 from pairnorm.sweep.grid import Grid, SelectionRule, Summary
-from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.runner import Batch, Sweep
 from pairnorm.train import Spec, Store
 from pairnorm.train.methods import METHODS, find_method, import_method
 from pairnorm.train.result import Origin, Result
@@ -95,7 +96,7 @@ class DepthCell(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class DepthComparison(Grid[DepthCell]):
+class DepthComparison(Grid[DepthCell], Sweep):
     """The methods, graphs and depths of a comparison; each cell has four candidates.
 
     Args:
@@ -108,7 +109,6 @@ class DepthComparison(Grid[DepthCell]):
         epochs: of each trial.
         graphs: the graphs among ``datasets`` that are not the package's; their features are scaled already.
         shallow_first: finish a depth before a larger one begins, in case time runs out.
-        root: folder of the files of Minesweeper.
 
     >>> small = DepthComparison(["cora"], ["GCN"], ["PN-SI", "GCNII"], depths=[2, 64], missing=[100])
     >>> for cell in small.cells():
@@ -134,7 +134,6 @@ class DepthComparison(Grid[DepthCell]):
     epochs: int = EPOCHS
     graphs: Mapping[str, Graph] = field(default_factory=dict, compare=False, repr=False)
     shallow_first: bool = False
-    root: Path | None = None
 
     def __post_init__(self) -> None:
         for model in self.models:
@@ -165,7 +164,7 @@ class DepthComparison(Grid[DepthCell]):
                 if self.depths is not None or key[-1] <= max_depth(dataset, model):
                     yield DepthCell(dataset, model, *key)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self, running: Running) -> Iterator[Batch]:
         """Yield the cells that are trained together: of one graph and model, with both missing rates."""
 
         def together(cell: DepthCell) -> tuple[Any, ...]:
@@ -178,12 +177,16 @@ class DepthComparison(Grid[DepthCell]):
                 [(self, list(cells))],
                 () if model == "SGC" else MEASURES,  # the states of SGC are as wide as the features
                 {"dataset": dataset, "model": model},
-                partial(self._generated_graphs, dataset),
+                partial(self._generated_graphs, dataset, running.root),
             )
 
-    def _generated_graphs(self, dataset: str) -> dict[str, Graph]:
+    def count_pending(self, store: Store) -> int:
+        """Return how many trials are not in the store."""
+        return ResultIndex(store.trials_by_spec()).count_pending([self])
+
+    def _generated_graphs(self, dataset: str, root: Path | None) -> dict[str, Graph]:
         """Return the graphs that are not loaded by name: the user's, and generated ones."""
-        graphs = {dataset: long_range_graph(dataset, self.root)} if dataset in LONG_RANGE else {}
+        graphs = {dataset: long_range_graph(dataset, root)} if dataset in LONG_RANGE else {}
         return graphs | dict(self.graphs)
 
     def seeds(self, cell: DepthCell) -> range:
@@ -302,26 +305,6 @@ def _format_value(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return "" if isnan(value) else f"{value:.6g}"
-
-
-def reproduce(
-    comparison: DepthComparison, store: Store, running: Running, on_progress: OnProgress = ignore_progress
-) -> Outcome:
-    """Train the pending trials of a comparison, batch by batch.
-
-    Args:
-        comparison: what is requested.
-        store: where results are and go.
-        running: where to train, and for how long.
-        on_progress: called now and then.
-    """
-    trained = train_batches(comparison.batches(), store, running, running.clock(), on_progress)
-    return Outcome(trained, count_pending(comparison, store))
-
-
-def count_pending(comparison: DepthComparison, store: Store) -> int:
-    """Return how many trials of a comparison are not in the store."""
-    return ResultIndex(store.trials_by_spec()).count_pending([comparison])
 
 
 def chains(distance: int, *, count: int = 400, classes: int = 4, seed: int = 0) -> Graph:

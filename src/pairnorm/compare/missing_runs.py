@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +32,8 @@ from pairnorm.compare.missing import (
     reached,
 )
 from pairnorm.data import Graph
-from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.runner import Batch, OnProgress, Sweep
 from pairnorm.train import Progress, Spec, Store, Trial
 from pairnorm.train.engine import Pair
 from pairnorm.train.pools import Workers
@@ -132,31 +134,64 @@ class MissingResults:
         return cls(trials, evaluations, dict(Counter(names).most_common()))
 
 
-def reproduce(
-    protocols: Sequence[Protocol], store: Store, running: Running, on_progress: OnProgress = ignore_progress
-) -> Outcome:
-    """Train and evaluate the pending runs of protocols.
+@dataclass(frozen=True)
+class MissingSweep(Sweep):
+    """The requested protocols: models that are trained by epochs, and evaluations of other methods."""
 
-    Args:
-        protocols: what is requested.
-        store: where results are and go.
-        running: where models are trained, and for how long.
-        on_progress: called now and then.
-    """
-    should_stop = running.clock()
-    trained = train_batches(_batches(protocols, running.root), store, running, should_stop, on_progress)
-    trained += _evaluate_all(protocols, store, running, on_progress, should_stop)
-    return Outcome(trained, count_pending(protocols, store))
+    protocols: Sequence[Protocol]
 
+    def batches(self, running: Running) -> Iterator[Batch]:
+        """Yield one batch per protocol and graph."""
+        for protocol in self.protocols:
+            for dataset in protocol.datasets if protocol.trained else ():
+                cells = [cell for cell in protocol.cells() if cell.dataset == dataset]
+                graphs = partial(_derived_graph, protocol, dataset, running.root)
+                name = f"{protocol.name}, {dataset}"
+                yield Batch(name, [(protocol, cells)], graphs=graphs, ignore_fingerprints=True)
 
-def _batches(protocols: Iterable[Protocol], root: Path | None) -> Iterator[Batch]:
-    """Yield one batch per protocol and graph."""
-    for protocol in protocols:
-        for dataset in protocol.datasets if protocol.trained else ():
-            cells = [cell for cell in protocol.cells() if cell.dataset == dataset]
-            graphs = partial(_derived_graph, protocol, dataset, root)
-            name = f"{protocol.name}, {dataset}"
-            yield Batch(name, [(protocol, cells)], graphs=graphs, ignore_fingerprints=True)
+    def count_pending(self, store: Store) -> int:
+        """Return how many trials and evaluations are not in the store."""
+        results = MissingResults.read(store)
+        with_fallback = {
+            (cell, seed)
+            for protocol in self.protocols
+            for cell in protocol.fallback_cells()
+            for seed in protocol.seeds(cell)
+        }
+        evaluations = len(pending_evaluations(self.protocols, results))
+        evaluations += len(with_fallback - results.evaluated.keys())
+        return results.index.count_pending(self.protocols) + evaluations
+
+    def compute_others(
+        self, store: Store, running: Running, should_stop: Callable[[], bool], on_progress: OnProgress
+    ) -> int:
+        """Evaluate pending runs in several processes."""
+        results, root = MissingResults.read(store), running.root
+        waiting: list[tuple[int, MissingCell, Callable[[], list[Evaluation]]]] = [
+            (1, cell, partial(evaluate, protocol, cell, seed, root))
+            for protocol, cell, seed in pending_evaluations(self.protocols, results)
+        ]
+        waiting += [
+            (len(pairs), cell, partial(evaluate_trained, protocol, cell, pairs, root))
+            for protocol, cell, pairs in pending_fallbacks(self.protocols, results)
+        ]
+        total, started = sum(runs for runs, _, _ in waiting), 0
+        if not waiting or should_stop():
+            return 0
+        futures: set[Future[list[Evaluation]]] = set()
+        workers = running.workers or os.cpu_count() or 1
+        with Workers(workers) as pool:
+            while True:
+                while waiting and len(futures) < workers and not should_stop():
+                    runs, cell, job = waiting.pop(0)
+                    futures.add(pool.submit(job))
+                    label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
+                    on_progress(f"{cell.protocol}, evaluation", Progress(started, total, total, label))
+                    started += runs
+                if not futures:
+                    return started
+                finished, futures = wait(futures, return_when=FIRST_COMPLETED)
+                write_evaluations(store, [row for future in finished for row in future.result()])
 
 
 def _derived_graph(protocol: Protocol, dataset: str, root: Path | None) -> dict[str, Graph]:
@@ -164,19 +199,6 @@ def _derived_graph(protocol: Protocol, dataset: str, root: Path | None) -> dict[
     if protocol.graphs == "named":
         return {}
     return {protocol.graph_name(dataset): protocol.graph(dataset, root)}
-
-
-def count_pending(protocols: Sequence[Protocol], store: Store) -> int:
-    """Return how many runs of the protocols are not in the store."""
-    results = MissingResults.read(store)
-    with_fallback = {
-        (cell, seed)
-        for protocol in protocols
-        for cell in protocol.fallback_cells()
-        for seed in protocol.seeds(cell)
-    }
-    evaluations = len(pending_evaluations(protocols, results)) + len(with_fallback - results.evaluated.keys())
-    return results.index.count_pending(protocols) + evaluations
 
 
 def pending_evaluations(
@@ -213,42 +235,6 @@ def pending_fallbacks(
             if pending := [pair for pair in pairs if (cell, pair[1]) not in results.evaluated]:
                 jobs.append((protocol, cell, pending))
     return jobs
-
-
-def _evaluate_all(
-    protocols: Sequence[Protocol],
-    store: Store,
-    running: Running,
-    on_progress: OnProgress,
-    should_stop: Callable[[], bool],
-) -> int:
-    """Evaluate pending runs in several processes; return how many."""
-    results, root = MissingResults.read(store), running.root
-    waiting: list[tuple[int, MissingCell, Callable[[], list[Evaluation]]]] = [
-        (1, cell, partial(evaluate, protocol, cell, seed, root))
-        for protocol, cell, seed in pending_evaluations(protocols, results)
-    ]
-    waiting += [
-        (len(pairs), cell, partial(evaluate_trained, protocol, cell, pairs, root))
-        for protocol, cell, pairs in pending_fallbacks(protocols, results)
-    ]
-    total, started = sum(runs for runs, _, _ in waiting), 0
-    if not waiting or should_stop():
-        return 0
-    futures: set[Future[list[Evaluation]]] = set()
-    workers = running.workers or os.cpu_count() or 1
-    with Workers(workers) as pool:
-        while True:
-            while waiting and len(futures) < workers and not should_stop():
-                runs, cell, job = waiting.pop(0)
-                futures.add(pool.submit(job))
-                label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
-                on_progress(f"{cell.protocol}, evaluation", Progress(started, total, total, label))
-                started += runs
-            if not futures:
-                return started
-            finished, futures = wait(futures, return_when=FIRST_COMPLETED)
-            write_evaluations(store, [row for future in finished for row in future.result()])
 
 
 def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None = None) -> list[Evaluation]:

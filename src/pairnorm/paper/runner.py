@@ -1,6 +1,7 @@
 """Train the pending trials of the paper's experiments and measure its case study; both resume."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ from pairnorm.paper.claims import requested_runs
 from pairnorm.paper.evidence import PAIRS, Layers, read_layers, write_layers
 from pairnorm.paper.experiments import CASE_STUDY, CLAIMS_AGAIN
 from pairnorm.sweep.grid import Experiment
-from pairnorm.sweep.index import Batch, OnProgress, Outcome, ResultIndex, ignore_progress, train_batches
+from pairnorm.sweep.index import ResultIndex
+from pairnorm.sweep.runner import Batch, OnProgress, Sweep
 from pairnorm.train import Progress, Spec, Store, run
 from pairnorm.train.engine import find_device
 from pairnorm.train.schedule import Running
@@ -25,60 +27,54 @@ BINS = 60
 """Of the histograms of distances."""
 
 
-def reproduce(
-    experiments: Sequence[Experiment],
-    store: Store,
-    running: Running,
-    on_progress: OnProgress = ignore_progress,
-) -> Outcome:
-    """Train the pending trials of experiments, and measure their case study.
+@dataclass(frozen=True)
+class PaperSweep(Sweep):
+    """Experiments of the paper, with its case study and the runs that ``reproduce claims`` adds.
 
-    Args:
-        experiments: the requested ones.
-        store: where results are and go.
-        running: where to train, and for how long; a case study always runs in this process.
-        on_progress: called now and then.
+    The case study is measured in this process, whatever ``Running`` says.
     """
-    should_stop = running.clock()
-    grids = [experiment for experiment in experiments if _is_grid(experiment)]
-    trained = train_batches(_batches(grids), store, running, should_stop, on_progress)
-    for experiment in experiments:
-        if should_stop():
-            break
-        if experiment.name == CLAIMS_AGAIN.name:
+
+    experiments: Sequence[Experiment]
+
+    @property
+    def _grids(self) -> list[Experiment]:
+        """The experiments whose trials are known beforehand and go into the store."""
+        others = (CASE_STUDY.name, CLAIMS_AGAIN.name)
+        return [experiment for experiment in self.experiments if experiment.name not in others]
+
+    def _named(self, name: str) -> list[Experiment]:
+        return [experiment for experiment in self.experiments if experiment.name == name]
+
+    def batches(self, running: Running) -> Iterator[Batch]:
+        """Put experiments with the same measures together, so that equal architectures share jobs."""
+        for measures in dict.fromkeys(experiment.measures for experiment in self._grids):
+            group = [experiment for experiment in self._grids if experiment.measures == measures]
+            work = [(experiment, list(experiment.cells())) for experiment in group]
+            yield Batch(", ".join(experiment.name for experiment in group), work, measures)
+
+    def count_pending(self, store: Store) -> int:
+        """Return how many trials and measured models are not in the store."""
+        index = ResultIndex(store.trials_by_spec())
+        studies = sum(len(_pending_studies(experiment, store)) for experiment in self._named(CASE_STUDY.name))
+        again = [
+            pair
+            for experiment in self._named(CLAIMS_AGAIN.name)
+            for pair in requested_runs(index, experiment)
+        ]
+        return index.count_pending(self._grids) + studies + sum(pair not in index for pair in again)
+
+    def compute_others(
+        self, store: Store, running: Running, should_stop: Callable[[], bool], on_progress: OnProgress
+    ) -> int:
+        """Measure the case study, then train more runs where a verdict is within noise."""
+        done = 0
+        for experiment in self._named(CASE_STUDY.name):
+            done += _run_case_studies(experiment, store, running, on_progress, should_stop)
+        for experiment in self._named(CLAIMS_AGAIN.name) if not should_stop() else ():
             pairs = requested_runs(ResultIndex(store.trials_by_spec()), experiment)
             progress = partial(on_progress, experiment.name)
-            trained += run(pairs, store, should_stop=should_stop, progress=progress, **running.where)
-        elif experiment.name == CASE_STUDY.name:
-            trained += _run_case_studies(experiment, store, running, on_progress, should_stop)
-    return Outcome(trained, count_pending(experiments, store))
-
-
-def count_pending(experiments: Sequence[Experiment], store: Store) -> int:
-    """Return how many trials of the experiments are not in the store."""
-    index = ResultIndex(store.trials_by_spec())
-    count = index.count_pending([experiment for experiment in experiments if _is_grid(experiment)])
-    for experiment in experiments:
-        if experiment.name == CLAIMS_AGAIN.name:
-            count += sum(pair not in index for pair in requested_runs(index, experiment))
-        elif experiment.name == CASE_STUDY.name:
-            count += len(_pending_studies(experiment, store))
-    return count
-
-
-def _is_grid(experiment: Experiment) -> bool:
-    """Return whether the trials of an experiment are known beforehand and go into the store."""
-    return experiment.name not in (CASE_STUDY.name, CLAIMS_AGAIN.name)
-
-
-def _batches(experiments: Sequence[Experiment]) -> list[Batch]:
-    """Put experiments with the same measures together, so that models of one architecture train together."""
-    batches = []
-    for measures in dict.fromkeys(experiment.measures for experiment in experiments):
-        group = [experiment for experiment in experiments if experiment.measures == measures]
-        work = [(experiment, list(experiment.cells())) for experiment in group]
-        batches.append(Batch(", ".join(experiment.name for experiment in group), work, measures))
-    return batches
+            done += run(pairs, store, should_stop=should_stop, progress=progress, **running.where)
+        return done
 
 
 def _pending_studies(experiment: Experiment, store: Store) -> list[Spec]:
@@ -94,7 +90,8 @@ def _run_case_studies(
     on_progress: OnProgress,
     should_stop: Callable[[], bool],
 ) -> int:
-    device, pending = find_device(running.device), _pending_studies(experiment, store)
+    """Measure the pending models of the case study, and return how many."""
+    pending = _pending_studies(experiment, store)
     costs = [1 if spec.model == "SGC" else spec.epochs for spec in pending]
     done = 0
 
@@ -107,7 +104,7 @@ def _run_case_studies(
         if should_stop():
             return number
         graph = load(spec.dataset, running.root, split=spec.split)
-        write_layers(store, {spec: measure_layers(graph, spec, 0, device, tick)})
+        write_layers(store, {spec: measure_layers(graph, spec, 0, find_device(running.device), tick)})
         tick(sum(costs[: number + 1]) - done)
     return len(pending)
 

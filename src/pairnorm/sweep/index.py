@@ -1,22 +1,19 @@
-"""The trials of a store by spec and seed: summaries, selected candidates, and training of what is pending."""
+"""The trials of a store by spec and seed: summaries, selected candidates, and pending trials."""
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.data import Graph
 from pairnorm.sweep.grid import CellT, Grid, Summary
-from pairnorm.train import Progress, Spec, Store, Trial, run
+from pairnorm.train import Spec, Store, Trial
 from pairnorm.train.engine import Pair
-from pairnorm.train.schedule import Running
 
 
 @dataclass(frozen=True)
@@ -169,81 +166,6 @@ class ResultIndex:
                     finalists = grid.rule.finalists(grid.candidates(cell), 0)
                     later += len(finalists) * len(grid.seeds(cell)[grid.rule.search_runs :])
         return len(known) + later
-
-
-OnProgress = Callable[[str, Progress], None]
-"""Called with the name of the stage and its progress."""
-
-
-def ignore_progress(stage: str, progress: Progress) -> None:
-    """Do nothing."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a call: the number of trials that it trained, and of those still pending."""
-
-    trained: int
-    pending: int
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Cells that are trained together: first their search, then their finalists.
-
-    Args:
-        name: of the stage, for progress.
-        work: grids, and the cells of each.
-        measures: taken of the last hidden representation while training.
-        where: columns of the store that narrow what is read to select finalists.
-        graphs: returns graphs that are not loaded by name.
-        ignore_fingerprints: see ``ResultIndex``.
-    """
-
-    name: str
-    work: Sequence[tuple[Grid[Any], Sequence[Any]]]
-    measures: tuple[str, ...] = ()
-    where: Any = None
-    graphs: Callable[[], dict[str, Graph]] = dict
-    ignore_fingerprints: bool = False
-
-
-def train_batches(
-    batches: Iterable[Batch],
-    store: Store,
-    running: Running,
-    should_stop: Callable[[], bool],
-    on_progress: OnProgress = ignore_progress,
-) -> int:
-    """Train the pending trials of each batch and return how many were trained.
-
-    Args:
-        batches: in the order to train them.
-        store: where results are and go.
-        running: where to train.
-        should_stop: asked before every job; no more jobs are started once it returns True.
-        on_progress: called now and then.
-    """
-    trained = 0
-    for batch in batches:
-        searches = any(grid.rule.search_runs is not None for grid, _ in batch.work)
-        for stage in (batch.name, f"{batch.name}: finalists")[: 2 if searches else 1]:
-            if should_stop():
-                return trained
-            index = ResultIndex(store.trials_by_spec(**(batch.where or {})), batch.ignore_fingerprints)
-            pairs: dict[Pair, None] = {}
-            for grid, cells in batch.work:
-                pairs |= dict.fromkeys(index.pending(grid, cells))
-            trained += run(
-                pairs,
-                store,
-                **running.where,
-                graphs=batch.graphs() if pairs else {},
-                measures=batch.measures,
-                progress=partial(on_progress, stage),
-                should_stop=should_stop,
-            )
-    return trained
 
 
 @contextmanager
