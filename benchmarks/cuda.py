@@ -73,7 +73,8 @@ def _microseconds(graph: Graph, spec: Spec, trials: int) -> float:
         def tick(units: int, marks: list[tuple[float, int]] = marks) -> None:
             marks.append((time.perf_counter(), units))
 
-        train_job(graph, job, CUDA, tick=tick)
+        for _ in train_job(graph, job, CUDA, tick=tick):
+            pass
         rates = [(now - before) / units for (before, _), (now, units) in pairwise(marks) if units]
         spent += median(rates) * job.cost
     return 1e6 * spent / sum(job.cost for job in jobs)

@@ -12,7 +12,7 @@ from pairnorm import measure
 from pairnorm.data import Graph, csbm, features_after, given_missing
 from pairnorm.nn import pair_norm
 from pairnorm.train import Spec, Trial, engine, fit, train
-from pairnorm.train.engine import Job, find_device, plan, train_job
+from pairnorm.train.engine import Job, Pair, find_device, plan, train_job
 from pairnorm.train.loop import Loop
 from pairnorm.train.problem import Problem, aucs
 from pairnorm.train.trainers import GNNTrainer
@@ -24,6 +24,12 @@ METRICS = [f"{part}_{what}" for part in ("train", "validation", "test") for what
 
 ROUNDING = 1e-6
 """Absolute error of a loss in float32: it is a difference of numbers of about ten."""
+
+
+def train_whole(graph: Graph, job: Job, device: torch.device, **options: Any) -> dict[Pair, Trial]:
+    """Train a job and return all its trials."""
+    parts = train_job(graph, job, device, **options)
+    return {pair: trial for part in parts for pair, trial in part.items()}
 
 
 def agree(left: Trial, right: Trial, tolerance: float = 1e-4) -> bool:
@@ -80,10 +86,10 @@ def test_a_trial_is_the_same_alone_and_beside_other_seeds_and_rates(
 ) -> None:
     specs = [Spec("csbm", model, 3, dropout=dropout, missing_rate=rate, **NORM) for rate in (0, 0.5, 1)]
     pairs = [(spec, seed) for spec in specs for seed in (2, 8)]
-    together = train_job(graph, Job(tuple(pairs)), CPU, curves=True)
+    together = train_whole(graph, Job(tuple(pairs)), CPU, curves=True)
     assert list(together) == pairs
     for pair in pairs:
-        alone = train_job(graph, Job((pair,)), CPU, curves=True)[pair]
+        alone = train_whole(graph, Job((pair,)), CPU, curves=True)[pair]
         assert agree(together[pair], alone)
         for name, curve in (alone.curves or {}).items():
             assert together[pair].curves[name] == pytest.approx(curve, abs=1e-5)
@@ -124,11 +130,11 @@ def test_a_trial_is_the_same_alone_and_beside_other_optimizers(
     ]
     pairs = [(spec, 4) for spec in specs]
     pairs = [*pairs[:-4], *pairs[-3:]]
-    together = train_job(graph, Job(tuple(pairs)), CPU, curves=True, measures=["row_diff"])
+    together = train_whole(graph, Job(tuple(pairs)), CPU, curves=True, measures=["row_diff"])
     assert set(together) == set(pairs)
     assert len({trial.test_loss for trial in together.values()}) == len(pairs)
     for pair in pairs:
-        alone = train_job(graph, Job((pair,)), CPU, curves=True, measures=["row_diff"])[pair]
+        alone = train_whole(graph, Job((pair,)), CPU, curves=True, measures=["row_diff"])[pair]
         assert agree(together[pair], alone, tolerance=1e-5)
         assert together[pair].measures == pytest.approx(dict(alone.measures), rel=1e-5)
         for name, curve in (alone.curves or {}).items():
@@ -139,8 +145,8 @@ def test_a_trial_is_the_same_alone_and_beside_other_optimizers(
 def test_other_kinds_of_missing_train_alone_as_beside_others(graph: Graph, kind: str) -> None:
     spec = Spec("csbm", "GCN", 2, missing_kind=kind, missing_rate=0.7, **NORM)
     pairs = ((spec, 1), (spec.replace(missing_rate=0.2), 1))
-    together = train_job(graph, Job(pairs), CPU)
-    assert all(agree(together[pair], train_job(graph, Job((pair,)), CPU)[pair]) for pair in pairs)
+    together = train_whole(graph, Job(pairs), CPU)
+    assert all(agree(together[pair], train_whole(graph, Job((pair,)), CPU)[pair]) for pair in pairs)
 
 
 def test_the_best_epoch_is_the_first_of_the_best_and_counts_from_one(graph: Graph) -> None:
@@ -180,9 +186,9 @@ def test_every_trial_of_an_sgc_has_the_measures_of_what_it_sees(
         for seed, rate in enumerate(rates)
         for scale in (0.1, 10.0)
     ]
-    together = train_job(graph, Job(tuple(pairs)), CPU, measures=names)
+    together = train_whole(graph, Job(tuple(pairs)), CPU, measures=names)
     for pair in pairs:
-        alone = train_job(graph, Job((pair,)), CPU, measures=names)[pair]
+        alone = train_whole(graph, Job((pair,)), CPU, measures=names)[pair]
         assert set(alone.measures) == set(names)
         assert together[pair].measures == pytest.approx(dict(alone.measures), rel=1e-4)
 
@@ -197,7 +203,7 @@ def test_measures_of_an_sgc_are_of_its_propagated_features(
     specs = [
         Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=3) for depth in (1, 4) for scale in (1, 10)
     ]
-    found = train_job(graph, Job(tuple((spec, 2) for spec in specs)), CPU, measures=["row_diff", "tpsd"])
+    found = train_whole(graph, Job(tuple((spec, 2) for spec in specs)), CPU, measures=["row_diff", "tpsd"])
     looped = graph.adjacency.to_dense() + torch.eye(graph.num_nodes)
     for (spec, seed), trial in found.items():
         h = pair_norm(features(graph, spec, seed), spec.scale)
@@ -226,7 +232,7 @@ def test_a_diverged_trial_says_so_and_harms_no_other(
     monkeypatch.setattr(models, "glorot", spoiled)
     monkeypatch.setattr(sgc, "glorot", spoiled)
     job = Job(tuple((spec, seed) for seed in (1, 2, 3)))
-    trials = list(train_job(graph, job, CPU, measures=["row_diff"], curves=True).values())
+    trials = list(train_whole(graph, job, CPU, measures=["row_diff"], curves=True).values())
     assert [trial.diverged for trial in trials] == [False, True, False]
     for before, now in zip(undisturbed, trials, strict=True):
         if not now.diverged:
@@ -249,7 +255,7 @@ def test_out_of_memory_halves_the_job_and_goes_on(
 ) -> None:
     spec = Spec("csbm", model, 2, **NORM)
     job = Job(tuple((spec, seed) for seed in range(5)))
-    whole = train_job(graph, job, CPU)
+    whole = train_whole(graph, job, CPU)
     name = "_train_sgc" if model == "SGC" else "_train_gnn"
     original, sizes = getattr(engine, name), []
 
@@ -261,7 +267,7 @@ def test_out_of_memory_halves_the_job_and_goes_on(
 
     monkeypatch.setattr(engine, name, tight)
     ticks: list[int] = []
-    parts = train_job(graph, job, CPU, tick=ticks.append)
+    parts = train_whole(graph, job, CPU, tick=ticks.append)
     assert sorted(sizes) == [1, 2, 2, 3, 5]
     assert set(parts) == set(whole)
     assert all(agree(parts[pair], whole[pair]) for pair in whole)
@@ -273,7 +279,7 @@ def test_out_of_memory_halfway_trains_only_the_rest_again(
 ) -> None:
     specs = [Spec("csbm", "SGC", depth, epochs=5) for depth in (1, 2, 3)]
     job = Job(tuple((spec, seed) for spec in specs for seed in range(2)))
-    whole, original = train_job(graph, job, CPU), engine._train_sgc
+    whole, original = train_whole(graph, job, CPU), engine._train_sgc
 
     def tight(graph: Graph, job: Job, *rest: Any) -> Any:
         parts = original(graph, job, *rest)
@@ -283,9 +289,9 @@ def test_out_of_memory_halfway_trains_only_the_rest_again(
         yield from parts
 
     monkeypatch.setattr(engine, "_train_sgc", tight)
-    parts: list[dict[Any, Any]] = []
-    found = train_job(graph, job, CPU, emit=parts.append)
-    assert sum(len(part) for part in parts) == len(found) == len(whole)
+    parts = list(train_job(graph, job, CPU))
+    found = {pair: trial for part in parts for pair, trial in part.items()}
+    assert sum(map(len, parts)) == len(found) == len(whole)
     assert all(agree(found[pair], whole[pair]) for pair in whole)
 
 
@@ -295,7 +301,7 @@ def test_out_of_memory_with_a_single_trial_is_an_error(graph: Graph, monkeypatch
 
     monkeypatch.setattr(engine, "_train_gnn", full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        train_job(graph, Job(((Spec("csbm", "GCN", 2), 0),)), CPU)
+        train_whole(graph, Job(((Spec("csbm", "GCN", 2), 0),)), CPU)
 
 
 @pytest.mark.parametrize("epochs", [3, 60])
@@ -306,7 +312,7 @@ def test_ticks_add_up_to_the_cost_of_a_job(graph: Graph, epochs: int) -> None:
     ]
     for job in plan(graph, [(spec, seed) for spec in specs for seed in range(3)], CPU):
         ticks: list[int] = []
-        train_job(graph, job, CPU, tick=ticks.append)
+        train_whole(graph, job, CPU, tick=ticks.append)
         assert sum(ticks) == job.cost
         assert min(ticks) >= 0
 
@@ -318,10 +324,10 @@ def test_only_the_pairs_that_are_asked_for_come_back(graph: Graph) -> None:
         (Spec("csbm", "SGC", 3, norm="PN", scale=1, epochs=5), 0),
         (Spec("csbm", "SGC", 3, norm="PN", scale=1, epochs=5), 1),
     )
-    found = train_job(graph, Job(pairs), CPU)
+    found = train_whole(graph, Job(pairs), CPU)
     assert set(found) == set(pairs)
     for pair in pairs:
-        assert agree(found[pair], train_job(graph, Job((pair,)), CPU)[pair])
+        assert agree(found[pair], train_whole(graph, Job((pair,)), CPU)[pair])
 
 
 @pytest.mark.parametrize(
@@ -356,7 +362,7 @@ def test_the_auc_of_validation_nodes_selects_the_epoch(model: str) -> None:
 def test_names_are_checked(raises: Any, graph: Graph) -> None:
     job = Job(((Spec("csbm", "GCN", 2), 0),))
     with raises("unknown-choice", value="blur"):
-        train_job(graph, job, CPU, measures=["blur"])
+        train_whole(graph, job, CPU, measures=["blur"])
     for seed in (-1, 2**64, 0.5):
         with raises("not-a-whole-number", value=seed):
             train(graph, Spec("csbm", "SGC", 2), [seed], CPU)
@@ -395,9 +401,9 @@ def test_cuda_trains_as_the_cpu_does(graph: Graph, model: str, dropout: float) -
 def test_replays_at_other_depths_are_runs_of_their_own(graph: Graph, epochs: int) -> None:
     specs = [Spec("csbm", "SGC", depth, norm="PN", missing_rate=0.5, epochs=epochs) for depth in (1, 2, 6)]
     pairs = [(spec, seed) for spec in specs for seed in range(2)]
-    together = train_job(graph, Job(tuple(pairs)), torch.device("cuda"), curves=True)
+    together = train_whole(graph, Job(tuple(pairs)), torch.device("cuda"), curves=True)
     for spec in specs:
-        alone = train_job(graph, Job(((spec, 0), (spec, 1))), torch.device("cuda"), curves=True)
+        alone = train_whole(graph, Job(((spec, 0), (spec, 1))), torch.device("cuda"), curves=True)
         assert alone == {pair: together[pair] for pair in alone}
 
 
@@ -412,9 +418,9 @@ def test_optimizers_share_captured_epochs(graph: Graph, model: str) -> None:
     ]
     pairs = [(spec, seed) for spec in specs for seed in range(2)]
     (job,) = plan(graph, pairs, torch.device("cuda"))
-    together = train_job(graph, job, torch.device("cuda"), curves=True)
+    together = train_whole(graph, job, torch.device("cuda"), curves=True)
     for pair in pairs:
-        alone = train_job(graph, Job((pair,)), torch.device("cuda"), curves=True)[pair]
+        alone = train_whole(graph, Job((pair,)), torch.device("cuda"), curves=True)[pair]
         assert together[pair].curves["train_loss"] == pytest.approx(alone.curves["train_loss"], abs=1e-3)
 
 
@@ -423,7 +429,7 @@ def test_optimizers_share_captured_epochs(graph: Graph, model: str) -> None:
 def test_captured_epochs_are_told_and_counted(graph: Graph, epochs: int) -> None:
     job = Job(tuple((Spec("csbm", "GCN", 2, epochs=epochs), seed) for seed in range(3)))
     ticks: list[int] = []
-    found = train_job(graph, job, torch.device("cuda"), curves=True, tick=ticks.append)
+    found = train_whole(graph, job, torch.device("cuda"), curves=True, tick=ticks.append)
     assert sum(ticks) == job.cost
     assert all(len(trial.curves["train_loss"]) == epochs for trial in found.values())
 

@@ -13,7 +13,7 @@ import pytest
 from pairnorm.data import Graph
 from pairnorm.train import Progress, Spec, Store, pools, run
 from pairnorm.train.engine import Job
-from pairnorm.train.pools import Event, RayPool
+from pairnorm.train.pools import RayPool
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
 
@@ -85,7 +85,7 @@ def test_a_job_out_of_memory_is_halved(
 ) -> None:
     trained = pools._train_job
 
-    def greedy(version: str, graph: Graph, job: Job, *rest: Any) -> Iterator[Event]:
+    def greedy(version: str, graph: Graph, job: Job, *rest: Any) -> Iterator[Any]:
         if len(job.trials) > 1:
             raise ray.exceptions.OutOfMemoryError("as Ray's monitor of memory says it")
         yield from trained(version, graph, job, *rest)

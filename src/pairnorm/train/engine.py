@@ -151,7 +151,8 @@ def train(
     where, seeds = find_device(device), check_seeds(seeds)
     trials: dict[Pair, Trial] = {}
     for job in plan(graph, [(spec, seed) for seed in dict.fromkeys(seeds)], where):
-        trials.update(train_job(graph, job, where, measures=measures, curves=curves))
+        for finished in train_job(graph, job, where, measures=measures, curves=curves):
+            trials |= finished
     return [trials[spec, seed] for seed in seeds]
 
 
@@ -216,9 +217,10 @@ def train_job(
     measures: Sequence[str] = (),
     curves: bool = False,
     tick: Tick = lambda epochs: None,
-    emit: Callable[[dict[Pair, Trial]], None] = lambda trials: None,
-) -> dict[Pair, Trial]:
-    """Train a job; if CUDA memory is exhausted, train its halves one after the other.
+) -> Iterator[dict[Pair, Trial]]:
+    """Yield the trials of a job as they finish: those of a depth of SGC, or all.
+
+    If CUDA memory is exhausted, the halves of the job train one after the other.
 
     Args:
         graph: with a split.
@@ -227,25 +229,24 @@ def train_job(
         measures: see ``train``, as ``curves``.
         curves: keep curves.
         tick: called with the part of ``job.cost`` that was done since its last call.
-        emit: called with trials as they finish: those of a depth of SGC, or all.
     """
     check_measures(measures)
-    trials: dict[Pair, Trial] = {}
+    pending = dict.fromkeys(job.pairs)
     try:
-        results = _train_sgc if job.pairs[0][0].model == "SGC" else _train_gnn
+        train_pairs = _train_sgc if job.pairs[0][0].model == "SGC" else _train_gnn
         with on_device(device):
-            for part in results(graph, job, device, measures, curves, tick):
-                emit(part)
-                trials |= part
-        return trials
+            for trials in train_pairs(graph, job, device, measures, curves, tick):
+                for pair in trials:
+                    del pending[pair]
+                yield trials
+        return
     except torch.cuda.OutOfMemoryError:
-        halves = Job(tuple(pair for pair in job.pairs if pair not in trials)).split()
+        halves = Job(tuple(pending)).split()
         if len(halves) == 1:
             raise
     torch.cuda.empty_cache()
     for half in halves:
-        trials |= train_job(graph, half, device, measures=measures, curves=curves, tick=tick, emit=emit)
-    return trials
+        yield from train_job(graph, half, device, measures=measures, curves=curves, tick=tick)
 
 
 def _train_gnn(

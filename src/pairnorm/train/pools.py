@@ -14,7 +14,6 @@ from concurrent import futures
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -26,14 +25,13 @@ from pairnorm.base.memory import keep_freed_memory
 from pairnorm.data import Graph
 from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, plan, train_job
 from pairnorm.train.methods import add_methods
-from pairnorm.train.result import Origin, Result, Trial
+from pairnorm.train.result import Origin, Result
 from pairnorm.version import __version__
 
 Event = int | list[Result]
 """What a running job reports: units of finished work, or results."""
 OnEvent = Callable[[Event], None]
 Task = tuple[Graph, Job]
-EVENT_SECONDS = 0.2
 MAX_DEATHS = 10
 """How often the workers of a task may die before it is given up, or divided."""
 
@@ -82,20 +80,26 @@ def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) 
     return _ThisProcess(device, on_event)
 
 
-def work(graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: OnEvent) -> None:
-    """Train a job in this process and send its events. The origin of a trial is this process."""
+def work(
+    graph: Graph, job: Job, device: torch.device, options: dict[str, Any], tick: Callable[[int], None]
+) -> Iterator[list[Result]]:
+    """Train a job in this process, which is the origin of its results; yield them as they finish."""
     start = time.perf_counter()
     options = dict(options)
     add_methods(options.pop("methods", {}))
-
-    def emit(trials: dict[Pair, Trial]) -> None:
-        nonlocal start
+    for trials in train_job(graph, job, device, tick=tick, **options):
         now = time.perf_counter()
         origin = Origin.here(seconds=now - start, shared_by=len(trials), device=device)
-        send([Result(spec, trial, origin) for (spec, _), trial in trials.items()])
         start = now
+        yield [Result(spec, trial, origin) for (spec, _), trial in trials.items()]
 
-    train_job(graph, job, device, tick=send, emit=emit, **options)
+
+def _send_events(
+    graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: OnEvent
+) -> None:
+    """Train a job in this process, and send its progress and its results."""
+    for results in work(graph, job, device, options, send):
+        send(results)
 
 
 class _ThisProcess(Pool):
@@ -107,7 +111,7 @@ class _ThisProcess(Pool):
         torch.set_num_threads(1)
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        work(graph, job, self._device, options, self._on_event)
+        _send_events(graph, job, self._device, options, self._on_event)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -128,7 +132,7 @@ class _Streams(Pool):
         )
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        return self._pool.submit(work, graph, job, self._device, options, self._send)
+        return self._pool.submit(_send_events, graph, job, self._device, options, self._send)
 
     def close(self, at_once: bool = False) -> None:
         self._is_canceled = at_once
@@ -224,7 +228,7 @@ def _start_worker(events: Any) -> None:
 
 
 def _work(graph: Graph, job: Job, options: dict[str, Any]) -> None:
-    work(graph, job, torch.device("cpu"), options, _events.put)
+    _send_events(graph, job, torch.device("cpu"), options, _events.put)
 
 
 @dataclass(eq=False)
@@ -366,32 +370,27 @@ class RayPool(Pool):
         self._remote = self._cluster.remote(_train_job, **needs)
         self._graphs: dict[int, tuple[Graph, Any]] = {}
         self._trained: set[Pair] = set()
-        self._progress: Counter[Job] = Counter()
-        self._is_canceled = False
+        self._is_closing = False
 
     def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
         """Start a job on any node with free resources. The graph goes to the object store once."""
         if id(graph) not in self._graphs:
             self._graphs[id(graph)] = graph, self._cluster.ray.put(graph)
         arguments = self._graphs[id(graph)][1], job, self._uses_gpu, options
-        self._progress[job] = 0
-        return self._cluster.start(self._remote, arguments, partial(self._handle, job))
+        return self._cluster.start(self._remote, arguments, self._handle)
 
-    def _handle(self, job: Job, event: Event) -> None:
-        if isinstance(event, list):
-            self._trained.update((result.spec, result.trial.seed) for result in event)
-            self._on_event(event)
-        elif event and not self._is_canceled:
-            self._progress[job] += event
-            self._on_event(event)
+    def _handle(self, part: tuple[list[Result], int]) -> None:
+        results, cost = part
+        self._trained.update((result.spec, result.trial.seed) for result in results)
+        self._on_event(results)
+        if not self._is_closing:
+            self._on_event(cost)
 
     def retry(self, task: Task, error: Exception) -> list[Task]:
         """Return the pending part of a job whose worker died, in halves if it ran out of memory."""
         graph, job = task
         pending = Job(tuple(pair for pair in job.pairs if pair not in self._trained))
         may_restart = self._cluster.may_restart(pending, error)
-        done = job.cost - (pending.cost if pending.pairs else 0)
-        self._on_event(done - self._progress[job])  # the work that is lost is done again
         if may_restart or not pending.pairs:
             return [(graph, pending)] if pending.pairs else []
         halves = pending.split()
@@ -406,7 +405,7 @@ class RayPool(Pool):
 
     def close(self, at_once: bool = False) -> None:
         """Disconnect from the cluster; handle the results that have arrived and cancel what still runs."""
-        self._is_canceled = at_once
+        self._is_closing = True
         try:
             self._cluster.poll()
         finally:
@@ -415,28 +414,13 @@ class RayPool(Pool):
 
 def _train_job(
     version: str, graph: Graph, job: Job, uses_gpu: bool, options: dict[str, Any]
-) -> Iterator[Event]:
-    """Train a job on a worker, planned for the worker's memory, and yield its events."""
+) -> Iterator[tuple[list[Result], int]]:
+    """Train a job on a worker, planned for the worker's memory; yield results, with the cost of each part."""
     check_version(version)
     torch.set_num_threads(1)
     keep_freed_memory()
-    device, events = torch.device("cuda" if uses_gpu else "cpu"), queue.SimpleQueue[Event | None]()
-
-    def train() -> None:
-        for part in plan(graph, job.pairs, device, cores=1):
-            work(graph, part, device, options, events.put)
-
-    with futures.ThreadPoolExecutor(1) as thread:
-        training = thread.submit(train)
-        training.add_done_callback(lambda _: events.put(None))
-        done, last_event = 0, time.monotonic()
-        while (event := events.get()) is not None:
-            if isinstance(event, int):
-                done += event
-            if isinstance(event, list) or time.monotonic() - last_event > EVENT_SECONDS:
-                yield done
-                done, last_event = 0, time.monotonic()
-            if isinstance(event, list):
-                yield event
-        training.result()
-        yield done
+    device, ticks = torch.device("cuda" if uses_gpu else "cpu"), list[int]()
+    for planned in plan(graph, job.pairs, device, cores=1):
+        for results in work(graph, planned, device, options, ticks.append):
+            yield results, sum(ticks)
+            ticks.clear()
