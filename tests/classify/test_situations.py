@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from pairnorm.classify import NodeClassifier
 from pairnorm.classify import search_space as search_module
+from pairnorm.classify.candidates.task import fallback_shares
 from pairnorm.classify.findings import UNMASKED, Findings, verdict
 from pairnorm.classify.holdout import mask_features
 from pairnorm.data import Graph
@@ -98,7 +99,7 @@ def test_every_step_sees_the_same_masked_nodes() -> None:
     np.testing.assert_allclose(second.evaluation_probabilities_, first.evaluation_probabilities_, atol=1e-5)
 
 
-def test_unreachable_nodes_get_the_mean_prediction_for_reached_nodes_to_label() -> None:
+def test_the_prediction_of_unreachable_nodes_depends_on_training_labels_alone() -> None:
     """Labels of validation nodes change no probability of a node that neither feature nor label reaches."""
     graph, _ = situation(2)
     lonely = torch.arange(NODES) >= NODES - 50
@@ -117,8 +118,9 @@ def test_unreachable_nodes_get_the_mean_prediction_for_reached_nodes_to_label() 
     lost = Graph.from_edges(edges, graph.features * ~lonely[:, None], labels, **parts)
     found = NodeClassifier(**CHEAP, refit=False).fit(lost)
     model, task = found.model_, found.task_
-    mean = model.logits(task.prepared)[:, 0].exp()[~lonely & ~task.with_all_folds.graph.train].mean(0)
-    torch.testing.assert_close(model.fallback_probabilities, mean, rtol=1e-4, atol=1e-5)
+    known = task.graph.labels.where(task.graph.train, -1)
+    shares = fallback_shares(task.graph, model.logits(task.prepared)[:, 0].exp(), known, torch.ones(CLASSES))
+    torch.testing.assert_close(model.fallback_probabilities, shares, rtol=1e-4, atol=1e-5)
     nodes = found.evaluation_probabilities_[-50:]
     assert (nodes == nodes[0]).all()
 

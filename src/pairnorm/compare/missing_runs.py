@@ -295,7 +295,7 @@ def _train_logits(graph: Graph, pairs: Sequence[Pair]) -> Tensor:
 
 
 def with_fallback(graph: Graph, probabilities: Tensor) -> Tensor:
-    """Return predictions with the fallback that ``fit`` has for unreachable nodes.
+    """Return predictions with a fallback for unreachable nodes.
 
     Nodes that no path connects with a known feature or a training label get the mean prediction for the
     other nodes to label.

@@ -6,7 +6,7 @@ import torch
 
 from pairnorm.classify.candidates import Average, Candidate, CandidateResult, PreparedGraph, SGCFamily, Task
 from pairnorm.classify.candidates.ensemble import beats_prior, best_per_model, improves, select_members
-from pairnorm.classify.candidates.task import KnownLabels, unreachable
+from pairnorm.classify.candidates.task import KnownLabels, fallback_shares, unreachable
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 
@@ -111,7 +111,7 @@ def test_one_of_every_kind_is_the_best_of_each_but_the_constant(task: Task) -> N
     assert dict(best_per_model(some)) == {2: 1, 3: 1}
 
 
-def test_unreachable_nodes_get_the_mean_prediction_for_reached_nodes_to_label(task: Task) -> None:
+def test_unreachable_nodes_get_one_prediction_from_the_reached_nodes_to_label(task: Task) -> None:
     """Nodes without edges and features select no candidate, and all have the same probabilities."""
     graph = task.graph
     alone = torch.arange(300) % 3 == 0
@@ -128,7 +128,11 @@ def test_unreachable_nodes_get_the_mean_prediction_for_reached_nodes_to_label(ta
     choice = search(blank, [SGCFamily(["PN"], (2,), (1.0, 100.0))])
     found = choice.fit(blank).logits(PreparedGraph(graph, features, CPU)).softmax(-1)[:, 0]
     assert (found[hidden] == found[hidden][0]).all()
-    torch.testing.assert_close(found[hidden][0], found[~hidden & ~graph.train].mean(0))
+    counts, isolated = (graph.labels[nodes].bincount() for nodes in (graph.train, graph.train & alone))
+    share = isolated.sum() / counts.sum()
+    odds = (isolated + 2) / (share * counts + 2) * ((1 - share) * counts + 2) / (counts - isolated + 2)
+    expected = found[~hidden & ~graph.train].mean(0) * odds
+    torch.testing.assert_close(found[hidden][0], expected / expected.sum())
     held = hidden[graph.validation]
     first, second = (one.probabilities[held] for one in choice.results)
     torch.testing.assert_close(first, second)
@@ -143,3 +147,16 @@ def test_a_pickle_stays_small_after_predictions_for_other_graphs(task: Task) -> 
     again = pickle.loads(pickle.dumps(fitted))
     logits = [one.logits(task.prepared) for one in (fitted, again)]
     assert torch.equal(*logits)
+
+
+def test_isolated_nodes_are_predicted_as_isolated_labeled_nodes() -> None:
+    """Pairs of nodes have either class; of the isolated nodes, nine in ten are of class 1."""
+    pairs = torch.arange(400).view(200, 2).T
+    labels = torch.cat([torch.arange(400) // 2 % 2, (torch.arange(100) % 10 > 0).long()])
+    train = torch.arange(500) % 4 < 2
+    missing = (torch.arange(500) >= 400) & ~train
+    graph = Graph.from_edges(pairs, torch.ones(500, 1), labels=labels, missing=missing)
+    predicted, default = torch.full((500, 2), 0.5), torch.tensor([0.5, 0.5])
+    assert fallback_shares(graph, predicted, labels.where(train, -1), default)[1] > 0.75
+    none_isolated = labels.where(train & (torch.arange(500) < 400), -1)
+    torch.testing.assert_close(fallback_shares(graph, predicted, none_isolated, default), default)

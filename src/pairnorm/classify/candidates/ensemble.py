@@ -26,6 +26,7 @@ from pairnorm.classify.candidates.task import (
     Task,
     Tick,
     expected_shares,
+    fallback_shares,
     unreachable,
 )
 from pairnorm.classify.evaluation import (
@@ -353,13 +354,11 @@ class Average:
         return probabilities.clamp(min=1e-30).log().unsqueeze(1)
 
     def with_fallback(self, prepared: PreparedGraph) -> Average:
-        """Set the prediction for unreachable nodes to the mean one of the other nodes without a label."""
+        """Set the prediction for unreachable nodes to their expected class shares."""
         if not prepared.graph.missing.any():
             return self
-        labels = self.known.labels_in(prepared)
-        nodes = (labels < 0) & ~unreachable(prepared.graph, labels >= 0)
-        probabilities = self.logits(prepared)[:, 0].exp().cpu()
-        shares = expected_shares(probabilities, nodes, self.fallback_probabilities)
+        labels, probabilities = self.known.labels_in(prepared), self.logits(prepared)[:, 0].exp().cpu()
+        shares = fallback_shares(prepared.graph, probabilities, labels, self.fallback_probabilities)
         return replace(self, fallback_probabilities=shares)
 
     def _mean(self, prepared: PreparedGraph) -> Tensor:
