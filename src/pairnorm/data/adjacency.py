@@ -55,30 +55,33 @@ def symmetric_adjacency(
     self_loops = int(np.count_nonzero(~between))
     if self_loops:
         source, target = source[between], target[between]
-        weights = None if weights is None else weights[between]
+        weights = None if weights is None else np.asarray(weights)[between]
+    listed = sum_repeated_entries(source, target, weights, (nodes, nodes))
+    matrix = listed.maximum(listed.T.tocsr())
+    isolated = int(np.count_nonzero(np.diff(matrix.indptr) == 0))
+    counts = EdgeCounts(self_loops, len(source) - listed.nnz, matrix.nnz - listed.nnz, isolated)
+    return csr_tensor(matrix), counts
 
-    # One sorted key tells the undirected edge (all but its last bit) and the direction it was listed in.
-    keys = np.minimum(source, target) * nodes + np.maximum(source, target)
-    keys = keys * 2 + (source > target)
-    del source, target
-    listed = len(keys)
-    pairs, values, directed = merge_entries(keys, weights)
-    low, high = np.divmod(pairs, max(nodes, 1))
-    adjacency = _to_symmetric_csr(low, high, nodes, values)
-    isolated = int((adjacency.crow_indices().diff() == 0).sum())
-    return adjacency, EdgeCounts(self_loops, listed - directed, 2 * len(pairs) - directed, isolated)
+
+def sum_repeated_entries(
+    rows: NDArray[Any], columns: NDArray[Any], weights: NDArray[Any] | None, shape: tuple[int, int]
+) -> Any:
+    """Return a scipy CSR matrix of distinct entries, each with the sum of its weights; without weights, 1."""
+    from scipy.sparse import coo_array
+
+    values = np.ones(len(rows), np.float32) if weights is None else np.asarray(weights, np.float64)
+    matrix = coo_array((values, (rows, columns)), shape=shape).tocsr()  # adds up what is repeated
+    matrix.sort_indices()
+    matrix.data = np.minimum(matrix.data, 1 if weights is None else np.finfo(np.float32).max)
+    return matrix.astype(np.float32)
 
 
 def listed_directions(adjacency: Tensor, source: NDArray[Any], target: NDArray[Any]) -> Tensor:
     """Return for each entry of a symmetric adjacency whether it was listed from its row to its column."""
-    from scipy.sparse import coo_array, csr_array
-
     between, matrix = source != target, csr_matrix(adjacency)
-    ends = source[between], target[between]
-    listed = coo_array((np.ones(len(ends[0]), np.int8), ends), shape=matrix.shape).tocsr()
-    listed.data[:] = 1  # however often
-    ones = csr_array((np.ones(matrix.nnz, np.int8), matrix.indices, matrix.indptr), shape=matrix.shape)
-    return torch.from_numpy((ones + listed).data == 2)
+    listed = sum_repeated_entries(source[between], target[between], None, matrix.shape)
+    matrix.data = np.ones_like(matrix.data)
+    return torch.from_numpy((matrix + listed).data == 2)
 
 
 def along_and_against(adjacency: Tensor, directed: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -110,49 +113,17 @@ def check_edges(ends: NDArray[Any], nodes: int, weights: NDArray[np.float32] | N
         )
 
 
-def merge_entries(
-    keys: NDArray[np.int64], weights: NDArray[Any] | None
-) -> tuple[NDArray[np.int64], NDArray[np.float32] | None, int]:
-    """Return the distinct pairs of keys 2 * pair + direction, sorted, their weights, and the number of keys.
-
-    Weights of equal keys are added up; of the two directions of a pair the larger counts.
-    """
-    if weights is None:
-        keys.sort()
-    else:
-        order = np.argsort(keys, kind="stable")
-        keys, weights = keys[order], np.asarray(weights, dtype=np.float32)[order]
-        del order
-    first = first_of_run(keys)
-    if weights is not None and len(weights):
-        totals = np.add.reduceat(weights, np.flatnonzero(first), dtype=np.float64)
-        weights = np.minimum(totals, np.finfo(np.float32).max).astype(np.float32)
-    keys = keys[first]
-    directed = len(keys)
-    keys >>= 1
-    first = first_of_run(keys)
-    if weights is not None and len(weights):
-        weights = np.maximum.reduceat(weights, np.flatnonzero(first))
-    return keys[first], weights, directed
-
-
-def first_of_run(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark each element of a sorted array that differs from the one before it."""
-    first = np.ones(len(values), dtype=bool)
-    np.not_equal(values[1:], values[:-1], out=first[1:])
-    return first
-
-
 class ExternalSort:
     """An external sort of a matrix's entries: write them to files by range of rows, then sort each file.
 
-    An entry is the key 2 (row · n + column) + the direction in which the edge was listed.
+    An entry is its row within the range and its column j; the entry of an edge that was listed from j to the
+    row has -1 - j instead.
     """
 
     def __init__(self, folder: Path, rows: int, nodes: int, weighted: bool) -> None:
         self.rows, self.nodes, self.weighted = rows, nodes, weighted
         self.paths = [folder / f"range-{number:05d}" for number in range(-(-nodes // rows))]
-        self.kind = np.dtype([("key", "<i8"), ("weight", "<f4")] if weighted else [("key", "<i8")])
+        self.dtype = np.dtype([("row", "<i4"), ("column", "<i4"), *([("weight", "<f4")] if weighted else [])])
 
     def __enter__(self) -> ExternalSort:
         self.files = [open(path, "wb") for path in self.paths]  # noqa: SIM115
@@ -162,45 +133,37 @@ class ExternalSort:
         for file in self.files:
             file.close()
 
-    def add(
-        self, row: NDArray[np.int64], column: NDArray[np.int64], direction: int, weights: NDArray[Any] | None
-    ) -> None:
-        """Append entries to the files of their rows."""
-        entries = np.empty(len(row), self.kind)
-        entries["key"] = (row * self.nodes + column) * 2 + direction
-        if weights is not None:
-            entries["weight"] = weights
-        number = (row // self.rows).astype(np.int32)
-        order = np.argsort(number, kind="stable")
-        bounds = np.searchsorted(number[order], np.arange(len(self.files) + 1))
-        entries = entries[order]
-        for place, file in enumerate(self.files):
-            entries[bounds[place] : bounds[place + 1]].tofile(file)
+    def add(self, source: NDArray[np.int64], target: NDArray[np.int64], weights: NDArray[Any] | None) -> None:
+        """Append the two entries of each edge to the files of their rows."""
+        for row, column in ((source, target), (target, -1 - source)):
+            entries = np.empty(len(row), self.dtype)
+            number, entries["row"] = np.divmod(row, self.rows)
+            entries["column"] = column
+            if weights is not None:
+                entries["weight"] = weights
+            order = np.argsort(number.astype(np.int32), kind="stable")
+            bounds = np.searchsorted(number[order], np.arange(len(self.files) + 1))
+            entries = entries[order]
+            for start, end, file in zip(bounds, bounds[1:], self.files, strict=False):
+                entries[start:end].tofile(file)
 
-    def sorted(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any], int]]:
-        """Yield degrees, columns and weights of each range, each entry once, and the number of directions."""
+    def sorted(self) -> Iterator[tuple[Any, int]]:
+        """Yield each range of rows as a CSR matrix, and how many distinct entries were listed."""
         for number, path in enumerate(self.paths):
-            entries = np.fromfile(path, self.kind)
+            entries = np.fromfile(path, self.dtype)
             path.unlink()
-            keys, merged, ways = merge_entries(entries["key"], entries["weight"] if self.weighted else None)
-            weights = np.empty(0, np.float32) if merged is None else merged
-            del entries
-            row, low = keys // self.nodes, number * self.rows
-            degrees = np.bincount(row - low, minlength=min(self.rows, self.nodes - low))
-            yield degrees, keys - row * self.nodes, weights, ways
-
-
-def _to_symmetric_csr(
-    low: NDArray[np.int64], high: NDArray[np.int64], nodes: int, values: NDArray[np.float32] | None
-) -> Tensor:
-    """Return the CSR matrix that holds every sorted pair low < high in both places, its columns in order."""
-    from scipy.sparse import coo_array
-
-    # Entries below the diagonal go first: scipy keeps their order within a row, so no row needs sorting.
-    rows, columns = np.concatenate([high, low]), np.concatenate([low, high])
-    ones = np.ones(len(low), dtype=np.float32) if values is None else values
-    matrix = coo_array((np.concatenate([ones, ones]), (rows, columns)), shape=(nodes, nodes)).tocsr()
-    return csr_tensor(matrix)
+            shape = (min(self.rows, self.nodes - number * self.rows), self.nodes)
+            is_reverse = entries["column"] < 0
+            listed, reverse = (
+                sum_repeated_entries(
+                    part["row"],
+                    np.where(part["column"] < 0, -1 - part["column"], part["column"]),
+                    part["weight"] if self.weighted else None,
+                    shape,
+                )
+                for part in (entries[~is_reverse], entries[is_reverse])
+            )
+            yield listed.maximum(reverse), listed.nnz + reverse.nnz
 
 
 def csr_tensor(matrix: Any) -> Tensor:

@@ -38,7 +38,7 @@ EDGES_PER_BATCH = 2**19
 MIN_MEMORY = 256 * 10**6
 WORK = "work"
 MIN_ENTRIES_PER_RANGE, MAX_ENTRIES_PER_RANGE = 2**18, 2**25
-BYTES_PER_SORTED_ENTRY = 48
+BYTES_PER_SORTED_ENTRY = 72
 # Blocks of features that are written at once, a file each.
 BLOCKS_AT_ONCE = 256
 
@@ -389,8 +389,7 @@ class _EdgePacker:
             loops += int(np.count_nonzero(~between))
             s, t = s[between].astype(np.int64), t[between].astype(np.int64)
             edges += len(s)
-            ranges.add(s, t, 0, weights)
-            ranges.add(t, s, 1, weights)
+            ranges.add(s, t, weights)
             self.tick("edges", 0.3 + 0.7 * (edges + loops) / listed)
         return edges, loops
 
@@ -401,14 +400,14 @@ class _EdgePacker:
             names = ("crow", "column", *(["weight"] if ranges.weighted else []))
             crow, column, *weight = (stack.enter_context(open(self.draft / name, "wb")) for name in names)
             np.zeros(1, "<i8").tofile(crow)
-            for number, (degrees, columns, weights, ways) in enumerate(ranges.sorted()):
-                (entries + np.cumsum(degrees)).astype("<i8").tofile(crow)
-                columns.astype("<i4").tofile(column)
+            for number, (matrix, listed) in enumerate(ranges.sorted()):
+                (entries + matrix.indptr[1:].astype("<i8")).tofile(crow)
+                matrix.indices.astype("<i4").tofile(column)
                 if weight:
-                    weights.astype("<f4").tofile(weight[0])
-                entries += len(columns)
-                directed += ways
-                isolated += int(np.count_nonzero(degrees == 0))
+                    matrix.data.astype("<f4").tofile(weight[0])
+                entries += matrix.nnz
+                directed += listed
+                isolated += int(np.count_nonzero(np.diff(matrix.indptr) == 0))
                 self.tick("sorting", (number + 1) / len(ranges.paths))
         # Every directed edge was counted at both of its ends.
         return entries, EdgeCounts(loops, edges - directed // 2, entries - directed // 2, isolated)
