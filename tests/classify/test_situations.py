@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from pairnorm.classify import NodeClassifier
 from pairnorm.classify import search_space as search_module
-from pairnorm.classify.candidates.task import fallback_shares
+from pairnorm.classify.evaluation import fallback_shares
 from pairnorm.classify.findings import UNMASKED, Findings, verdict
 from pairnorm.classify.holdout import mask_features
 from pairnorm.data import Graph

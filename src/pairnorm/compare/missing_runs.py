@@ -304,7 +304,7 @@ def with_fallback(graph: Graph, probabilities: Tensor) -> Tensor:
         graph: with masked features.
         probabilities: predicted for every node, [n, classes].
     """
-    from pairnorm.classify.candidates.task import expected_shares, unreachable
+    from pairnorm.classify.evaluation import expected_shares, unreachable
 
     nodes = unreachable(graph, graph.train)
     shares = expected_shares(probabilities, ~nodes & ~graph.train, probabilities.mean(0))

@@ -25,17 +25,17 @@ from pairnorm.classify.candidates.task import (
     State,
     Task,
     Tick,
-    expected_shares,
-    fallback_shares,
-    unreachable,
 )
 from pairnorm.classify.evaluation import (
     NORMAL_95,
     apply_tilt,
+    expected_shares,
+    fallback_shares,
     fit_tilt,
     mean_probabilities,
     metric_difference,
     paired_difference,
+    unreachable,
 )
 from pairnorm.classify.scaling import PreparedGraph
 from pairnorm.data.masks import Stream

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.evaluation import fit_tilt, mean_probabilities
+from pairnorm.classify.evaluation import fit_tilt, mean_probabilities, unreachable
 from pairnorm.classify.holdout import mask_features
 from pairnorm.classify.regression import SearchLimits, subsample
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.data import Graph
-from pairnorm.data.adjacency import components, reachable
 from pairnorm.nn import Mode, Normalization
 from pairnorm.train.distributed import Shards
 from pairnorm.train.problem import part_accuracies, part_losses
@@ -35,8 +34,6 @@ WITHOUT_PAIR_NORM = ("GCNII", "APPNP", "residual GCN")
 # Shares of the time limit: after the first, networks start, and trees and residual networks do not grow
 # further; after the second, no candidate is evaluated.
 CHEAP_SHARE, SEARCH_SHARE = 0.25, 0.5
-# The number of unreachable nodes of a class is shrunk to the expected one by as many nodes.
-SHRINKAGE_NODES = 2
 
 
 @dataclass(frozen=True)
@@ -409,61 +406,3 @@ def limit_training_nodes(task: Task, max_nodes: int) -> Task:
     train = torch.zeros_like(task.graph.train)
     train[nodes[subsample(task.graph.labels[nodes], max_nodes)]] = True
     return replace(task, graph=task.graph.replace(train=train))
-
-
-def expected_shares(probabilities: Tensor, nodes: Tensor, default: Tensor) -> Tensor:
-    """Return the mean predicted probabilities of some nodes, [..., classes]; the default if there are none.
-
-    They estimate the class shares of the nodes to label from predictions alone. Shares of training labels do
-    not where classes are sampled equally often.
-
-    Args:
-        probabilities: [n, ..., classes].
-        nodes: bool [n].
-        default: [classes].
-    """
-    if not nodes.any():
-        return default
-    shares = probabilities[nodes.to(probabilities.device)].mean(0).clamp(min=1e-6)
-    return shares / shares.sum(-1, keepdim=True)
-
-
-def fallback_shares(graph: Graph, probabilities: Tensor, labels: Tensor, default: Tensor) -> Tensor:
-    r"""Return the expected class shares of ``unreachable`` nodes, [classes].
-
-    The mean prediction for the other nodes to label is weighted by the odds of each class to be unreachable,
-    since isolated nodes are often of one class:
-
-    $$p_c \propto \bar p_c \, \frac{u_c + k}{n_c r + k} \Big/ \frac{n_c - u_c + k}{n_c (1 - r) + k}$$
-
-    Without their own label and features, $u_c$ of the $n_c$ labeled nodes of a class would be unreachable,
-    and a share $r$ of all labeled nodes. With k nodes, few observations leave the odds near one.
-
-    Args:
-        graph: with missing features.
-        probabilities: predicted for every node, [n, classes].
-        labels: int64 [n], -1 where not known.
-        default: [classes], used in place of the mean prediction where there are no other nodes to label.
-    """
-    labeled, members = labels >= 0, components(graph.adjacency)
-    sources = torch.bincount(members[~graph.missing_vectors.cpu() | labeled], minlength=len(members))[members]
-    shares = expected_shares(probabilities, ~labeled & (sources > 0), default).cpu()
-    counts, alone = (
-        torch.bincount(labels[nodes], minlength=len(shares)).double()
-        for nodes in (labeled, labeled & (sources == 1))
-    )
-    expected = counts * alone.sum() / counts.sum()
-    odds = (alone + SHRINKAGE_NODES) / (expected + SHRINKAGE_NODES)
-    odds /= (counts - alone + SHRINKAGE_NODES) / (counts - expected + SHRINKAGE_NODES)
-    shares = shares * odds.to(shares)
-    return shares / shares.sum()
-
-
-def unreachable(graph: Graph, labeled: Tensor) -> Tensor:
-    """Return bool [n], on the CPU: nodes that no path connects with a known feature or a known label.
-
-    All of them get the same fallback probabilities.
-    """
-    if not graph.missing.any():
-        return torch.zeros(graph.num_nodes, dtype=torch.bool)
-    return ~reachable(graph.adjacency, ~graph.missing_vectors | labeled)
