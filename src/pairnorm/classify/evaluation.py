@@ -399,8 +399,10 @@ def expected_shares(probabilities: Tensor, nodes: Tensor, default: Tensor) -> Te
     return shares / shares.sum(-1, keepdim=True)
 
 
-def fallback_shares(graph: Graph, probabilities: Tensor, labels: Tensor, default: Tensor) -> Tensor:
-    r"""Return the expected class shares of ``unreachable`` nodes, [classes].
+def fallback_shares(
+    adjacency: Tensor, sources: Tensor, probabilities: Tensor, labels: Tensor, default: Tensor
+) -> Tensor:
+    r"""Return the expected class shares of nodes that no source reaches, [..., classes].
 
     The mean prediction for the other nodes to label is weighted by the odds of each class to be unreachable,
     since isolated nodes are often of one class:
@@ -411,23 +413,24 @@ def fallback_shares(graph: Graph, probabilities: Tensor, labels: Tensor, default
     and a share $r$ of all labeled nodes. With k nodes, few observations leave the odds near one.
 
     Args:
-        graph: with missing features.
-        probabilities: predicted for every node, [n, classes].
+        adjacency: of the graph.
+        sources: bool [n]: nodes that predictions depend on, labeled nodes included.
+        probabilities: predicted for every node, [n, ..., classes].
         labels: int64 [n], -1 where not known.
         default: [classes], used in place of the mean prediction where there are no other nodes to label.
     """
-    labeled, members = labels >= 0, components(graph.adjacency)
-    sources = torch.bincount(members[~graph.missing_vectors.cpu() | labeled], minlength=len(members))[members]
-    shares = expected_shares(probabilities, ~labeled & (sources > 0), default).cpu()
+    labeled, members = labels >= 0, components(adjacency)
+    sources_around = torch.bincount(members[sources], minlength=len(members))[members]
+    shares = expected_shares(probabilities, ~labeled & (sources_around > 0), default)
     counts, alone = (
-        torch.bincount(labels[nodes], minlength=len(shares)).double()
-        for nodes in (labeled, labeled & (sources == 1))
+        torch.bincount(labels[nodes], minlength=shares.shape[-1]).double()
+        for nodes in (labeled, labeled & (sources_around == 1))
     )
-    expected = counts * alone.sum() / counts.sum()
+    expected = counts * alone.sum() / counts.sum().clamp(min=1)
     odds = (alone + SHRINKAGE_NODES) / (expected + SHRINKAGE_NODES)
     odds /= (counts - alone + SHRINKAGE_NODES) / (counts - expected + SHRINKAGE_NODES)
     shares = shares * odds.to(shares)
-    return shares / shares.sum()
+    return shares / shares.sum(-1, keepdim=True)
 
 
 def unreachable(graph: Graph, labeled: Tensor) -> Tensor:

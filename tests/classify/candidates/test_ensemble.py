@@ -158,6 +158,8 @@ def test_isolated_nodes_are_predicted_as_isolated_labeled_nodes() -> None:
     missing = (torch.arange(500) >= 400) & ~train
     graph = Graph.from_edges(pairs, torch.ones(500, 1), labels=labels, missing=missing)
     predicted, default = torch.full((500, 2), 0.5), torch.tensor([0.5, 0.5])
-    assert fallback_shares(graph, predicted, labels.where(train, -1), default)[1] > 0.75
-    none_isolated = labels.where(train & (torch.arange(500) < 400), -1)
-    torch.testing.assert_close(fallback_shares(graph, predicted, none_isolated, default), default)
+    known, sources = labels.where(train, -1), ~graph.missing_vectors | train
+    assert fallback_shares(graph.adjacency, sources, predicted, known, default)[1] > 0.75
+    none_isolated = known.where(torch.arange(500) < 400, -1)
+    shares = fallback_shares(graph.adjacency, sources, predicted, none_isolated, default)
+    torch.testing.assert_close(shares, default)

@@ -29,7 +29,6 @@ from pairnorm.classify.candidates.task import (
 from pairnorm.classify.evaluation import (
     NORMAL_95,
     apply_tilt,
-    expected_shares,
     fallback_shares,
     fit_tilt,
     mean_probabilities,
@@ -121,10 +120,11 @@ def _propagate_labels(
     """Return the logits for every α, [n, alphas, classes]."""
     start = known.one_hot(prepared, classes)
     state = propagate_with_restart(prepared.adjacency("sym"), start, alphas, PROPAGATION_STEPS)
-    # Where no label arrives, the class shares among the nodes where labels arrive are the best answer.
-    total, count = state.sum(-1, keepdim=True), torch.bincount(known.labels, minlength=classes).to(state)
-    reached = (total > 0)[:, 0, 0] & (start.sum(1) == 0)
-    shares = expected_shares(state / total.clamp(min=1e-30), reached, count / count.sum())
+    labels, count = known.labels_in(prepared), torch.bincount(known.labels, minlength=classes).to(state)
+    # Where no label arrives, the expected class shares of such nodes are the best answer.
+    probabilities = state / state.sum(-1, keepdim=True).clamp(min=1e-30)
+    adjacency, shares = prepared.graph.adjacency, count / count.sum()
+    shares = fallback_shares(adjacency, labels >= 0, probabilities, labels, shares)
     return (state + 1e-12 * count.sum() * shares + 1e-30).log()
 
 
@@ -358,7 +358,9 @@ class Average:
         if not prepared.graph.missing.any():
             return self
         labels, probabilities = self.known.labels_in(prepared), self.logits(prepared)[:, 0].exp().cpu()
-        shares = fallback_shares(prepared.graph, probabilities, labels, self.fallback_probabilities)
+        sources = ~prepared.graph.missing_vectors.cpu() | (labels >= 0)
+        adjacency, default = prepared.graph.adjacency, self.fallback_probabilities
+        shares = fallback_shares(adjacency, sources, probabilities, labels, default)
         return replace(self, fallback_probabilities=shares)
 
     def _mean(self, prepared: PreparedGraph) -> Tensor:
