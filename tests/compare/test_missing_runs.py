@@ -115,15 +115,21 @@ def test_a_trained_model_is_evaluated_again_once_its_candidate_is_selected() -> 
     assert pending_fallbacks([one], MissingResults(searched, [done])) == [(one, CELL, pairs[1:])]
 
 
-def test_unreachable_nodes_get_the_mean_prediction_for_the_other_nodes_to_label() -> None:
-    edges = torch.tensor([[0, 1, 3, 5], [1, 2, 4, 6]])
-    labels, train = torch.arange(7) % 2, torch.arange(7) == 0
-    graph = Graph.from_edges(edges, torch.eye(7), labels=labels, train=train, missing=torch.arange(7) != 3)
-    probabilities = torch.rand(7, 2, generator=torch.Generator().manual_seed(1))
+def test_unreachable_nodes_are_predicted_as_by_fit_from_the_labeled_nodes_that_would_be_unreachable() -> None:
+    nodes = torch.arange(60)
+    chain, train = torch.stack([nodes[:29], nodes[1:30]]), (nodes < 15) | ((nodes >= 30) & (nodes < 45))
+    labels = (nodes >= 30).long()  # all isolated nodes, from 30 on, are of the second class
+    graph = Graph.from_edges(chain, torch.eye(60), labels=labels, train=train, missing=~train)
+    probabilities = torch.full((60, 2), 0.5)
     filled = with_fallback(graph, probabilities)
-    assert torch.equal(filled[:5], probabilities[:5])  # a label reaches 1 and 2, a feature 4
-    mean = probabilities[1:5].mean(0)
-    assert filled[5:].tolist() == [pytest.approx((mean / mean.sum()).tolist())] * 2
+    assert torch.equal(
+        filled[:45], probabilities[:45]
+    )  # a label reaches the chain, and labeled nodes have one
+    assert (filled[45:] == filled[45]).all()
+    assert filled[45, 1] > 0.75
+    assert torch.equal(
+        with_fallback(graph.replace(missing=torch.zeros_like(train)), probabilities), probabilities
+    )
 
 
 def test_the_first_run_of_everything_is_evaluated_before_the_second_of_anything() -> None:

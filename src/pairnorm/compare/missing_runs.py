@@ -32,10 +32,11 @@ from pairnorm.compare.missing import (
     reached,
 )
 from pairnorm.data import Graph
+from pairnorm.data.features import UNKNOWN
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.runner import Batch, OnProgress, Sweep
 from pairnorm.train import Progress, Spec, Store, Trial
-from pairnorm.train.engine import Pair
+from pairnorm.train.engine import Pair, find_device
 from pairnorm.train.pools import Workers
 from pairnorm.train.result import Origin
 from pairnorm.train.schedule import Running
@@ -172,7 +173,7 @@ class MissingSweep(Sweep):
             for protocol, cell, seed in pending_evaluations(self.protocols, results)
         ]
         waiting += [
-            (len(pairs), cell, partial(evaluate_trained, protocol, cell, pairs, root))
+            (len(pairs), cell, partial(evaluate_trained, protocol, cell, pairs, root, running.device))
             for protocol, cell, pairs in pending_fallbacks(self.protocols, results)
         ]
         total, started = sum(runs for runs, _, _ in waiting), 0
@@ -261,7 +262,11 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
 
 
 def evaluate_trained(
-    protocol: Protocol, cell: MissingCell, pairs: Sequence[Pair], root: Path | None = None
+    protocol: Protocol,
+    cell: MissingCell,
+    pairs: Sequence[Pair],
+    root: Path | None = None,
+    device: str | torch.device = "cpu",
 ) -> list[Evaluation]:
     """Train the selected candidate of a cell again, and evaluate it with the fallback for unreachable nodes.
 
@@ -270,11 +275,12 @@ def evaluate_trained(
         cell: its graph and model.
         pairs: the candidate with each seed.
         root: folder of the graphs' files.
+        device: where to train.
     """
     start = time.perf_counter()
-    graph = protocol.graph(cell.dataset, root)
-    by_run = _train_logits(graph, pairs).softmax(-1).unbind(1)
-    origin = Origin.here(seconds=time.perf_counter() - start, shared_by=len(pairs), device="cpu")
+    graph, where = protocol.graph(cell.dataset, root), find_device(device)
+    by_run = _train_logits(graph, pairs, where).softmax(-1).cpu().unbind(1)
+    origin = Origin.here(seconds=time.perf_counter() - start, shared_by=len(pairs), device=where)
     rows: list[Evaluation] = []
     for (_, seed), probabilities in zip(pairs, by_run, strict=True):
         masked = protocol.mask(graph, cell.missing_percent, seed)
@@ -283,9 +289,9 @@ def evaluate_trained(
     return rows
 
 
-def _train_logits(graph: Graph, pairs: Sequence[Pair]) -> Tensor:
-    """Train a candidate on the CPU, and return the logits of all nodes: ``[nodes, pairs, classes]``."""
-    device, (spec, _) = torch.device("cpu"), pairs[0]
+def _train_logits(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> Tensor:
+    """Train a candidate, and return the logits of all nodes: ``[nodes, pairs, classes]``."""
+    spec, _ = pairs[0]
     if spec.model == "SGC":
         (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], device).fit()
         return fitted.logits[:, :, 0]
@@ -295,20 +301,17 @@ def _train_logits(graph: Graph, pairs: Sequence[Pair]) -> Tensor:
 
 
 def with_fallback(graph: Graph, probabilities: Tensor) -> Tensor:
-    """Return predictions with a fallback for unreachable nodes.
-
-    Nodes that no path connects with a known feature or a training label get the mean prediction for the
-    other nodes to label.
+    """Return predictions with the fallback of ``fit`` for unreachable nodes.
 
     Args:
         graph: with masked features.
         probabilities: predicted for every node, [n, classes].
     """
-    from pairnorm.classify.evaluation import expected_shares, unreachable
+    from pairnorm.classify.evaluation import fallback_shares, unreachable
 
-    nodes = unreachable(graph, graph.train)
-    shares = expected_shares(probabilities, ~nodes & ~graph.train, probabilities.mean(0))
-    return torch.where(nodes.unsqueeze(1), shares, probabilities)
+    labels = graph.labels.where(graph.train, UNKNOWN)
+    shares = fallback_shares(graph, probabilities, labels, probabilities.mean(0))
+    return torch.where(unreachable(graph, graph.train).unsqueeze(1), shares, probabilities)
 
 
 def _evaluations(
