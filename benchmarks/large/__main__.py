@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.large import commands, gnn, walk
-from benchmarks.large.generate import FORMATS
+from benchmarks.large.generate import FORMATS, Ring
 from pairnorm.train.result import Origin
 
 
@@ -27,13 +27,16 @@ def main() -> None:
         command.add_argument("--degree", type=int, default=degree, help="entries a node has, on average")
         command.add_argument("--width", type=int, default=width, help="columns of the state")
         command.add_argument("--training-nodes", type=int, default=gnn.NODES, help="0 for no GCN and GAT")
-    for name, measure, nodes, what in (
-        ("fit", fit, 1_000_000, "`pairnorm fit` on tables of 64 columns, half of the vectors missing"),
-        ("pack", pack, 10_000_000, "`pairnorm pack`, then SGC-PN of depth 16, killed half-way and resumed"),
-    ):
-        command = added.add_parser(name, help=what)
+    fitted = added.add_parser("fit", help="`pairnorm fit` with report and page, in memory")
+    fitted.add_argument("graphs", nargs="*", default=["1000000"], help="nodes to generate, or data sets")
+    fitted.add_argument("--columns", type=int, default=64, help="of a generated graph, default: %(default)s")
+    fitted.add_argument("--degree", type=int, default=10, help="of a generated graph, default: %(default)s")
+    fitted.add_argument("--classes", type=int, default=5, help="of a generated graph, default: %(default)s")
+    fitted.add_argument("--device", default="auto", help="default: %(default)s")
+    packed = added.add_parser("pack", help="`pairnorm pack`, then SGC-PN of depth 16, killed and resumed")
+    packed.add_argument("nodes", nargs="?", type=int, default=10_000_000, help="default: %(default)s")
+    for command, measure in ((fitted, fit), (packed, pack)):
         command.set_defaults(measure=measure)
-        command.add_argument("nodes", nargs="?", type=int, default=nodes, help="default: %(default)s")
         command.add_argument("--folder", type=Path, required=True, help="for tables, graph and results")
         command.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
     for command in added.choices.values():
@@ -42,7 +45,8 @@ def main() -> None:
     for name, line, figures in options.measure(options):
         print(line, flush=True)
         if options.out and figures:
-            device = "cuda" if options.command == "cuda" else "cpu"
+            on_cuda = "cuda" in (options.command, getattr(options, "device", None))
+            device = "cuda" if on_cuda else "cpu"
             origin = Origin.here(seconds=figures.get("seconds", 0), shared_by=1, device=device)
             options.out.mkdir(parents=True, exist_ok=True)
             text = json.dumps(figures | {"origin": asdict(origin)}, indent=1)
@@ -69,9 +73,17 @@ def walks(options: argparse.Namespace) -> Figures:
 
 
 def fit(options: argparse.Namespace) -> Figures:
-    """Fit tables."""
-    found = commands.fit(options.nodes, options.folder, options.format)
-    yield f"fit-{options.nodes}", commands.describe(found), asdict(found)
+    """Fit data sets, and generated graphs in which half of the vectors are missing."""
+    device = f"--device={options.device}"
+    for graph in options.graphs:
+        if graph.isdecimal():
+            nodes, shape = int(graph), {"columns": options.columns, "classes": options.classes}
+            ring = Ring(nodes, nodes * options.degree // 2, **shape)
+            run = commands.fit(ring, options.folder, options.format, device)
+        else:
+            run = commands.fit_dataset(graph, options.folder, device)
+        shutil.rmtree(options.folder / "run")
+        yield f"fit-{graph}-{run.columns}-{options.device}", commands.describe(run), asdict(run)
 
 
 def pack(options: argparse.Namespace) -> Figures:

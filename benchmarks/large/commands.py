@@ -11,7 +11,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.large.generate import Ring
+from pairnorm import load
+from pairnorm.data.exchange import to_scipy
 
 INTERVAL = 0.1
 GIBIBYTE = 2**30
@@ -46,20 +50,38 @@ class Run:
     killed: bool = False
 
 
-def fit(nodes: int, folder: Path, format: str, *options: str) -> Run:
-    """Fit tables of five edges a node and 64 columns, half of the vectors missing, in memory."""
-    ring = Ring(nodes, 5 * nodes, 64)
-    tables = ring.write(folder / f"fit-{nodes}", format)
-    named = [f"--{name}={path}" for name, path in zip(("nodes", "edges"), tables, strict=True)]
-    return _call(ring, "fit", *named, "--id=id", "--label=label", f"--out={folder / 'run'}", *options)
+def fit(ring: Ring, folder: Path, format: str, *options: str) -> Run:
+    """Fit generated tables in memory, with report and page."""
+    tables = ring.write(folder / f"fit-{ring.nodes}-{ring.columns}", format)
+    columns = () if format == "npz" else ("--id=id", "--label=label")
+    return _call(ring, "fit", *_named(tables), *columns, f"--out={folder / 'run'}", *options)
+
+
+def fit_dataset(name: str, folder: Path, *options: str) -> Run:
+    """Fit a data set, the labels of its test nodes unknown, with report and page."""
+    graph = load(name)
+    adjacency, features = to_scipy(graph)
+    arrays = {
+        f"{prefix}_{part}": getattr(matrix, part)
+        for prefix, matrix in (("adj", adjacency), ("attr", features))
+        for part in ("data", "indices", "indptr", "shape")
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.npz"
+    np.savez(path, labels=graph.labels.where(~graph.test, -1).numpy(), **arrays)
+    size = Ring(graph.num_nodes, adjacency.nnz // 2, graph.num_features)
+    return _call(size, "fit", f"--nodes={path}", f"--out={folder / 'run'}", *options)
+
+
+def _named(tables: list[Path]) -> list[str]:
+    return [f"--{name}={path}" for name, path in zip(("nodes", "edges"), tables, strict=False)]
 
 
 def pack(nodes: int, folder: Path, format: str) -> Run:
     """Pack tables of ten edges a node and 128 columns, half of the vectors missing."""
     ring = packed_ring(nodes)
-    tables = ring.write(folder / f"pack-{nodes}", format)
+    named = _named(ring.write(folder / f"pack-{nodes}", format))
     shutil.rmtree(folder / "graph", ignore_errors=True)
-    named = [f"--{name}={path}" for name, path in zip(("nodes", "edges"), tables, strict=True)]
     return _call(
         ring, "pack", *named, "--id=id", "--label=label", f"--out={folder / 'graph'}", "--memory=6GB"
     )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 2**18
-FORMATS = ("parquet", "csv")
+FORMATS = ("parquet", "csv", "npz")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ class Ring:
     signal: float = 1.0
     seed: int = 0
 
-    def write(self, folder: Path, format: str = "parquet") -> tuple[Path, Path]:
-        """Write ``nodes`` and ``edges`` and return where they are; those that are there already stay."""
+    def write(self, folder: Path, format: str = "parquet") -> list[Path]:
+        """Write ``nodes`` and ``edges``, or one ``.npz``, unless they exist; return their paths."""
+        if format == "npz":
+            return [self._write_npz(folder / "graph.npz")]
         found = []
         for name, chunks in (("nodes", self._nodes()), ("edges", self._edges())):
             path = folder / f"{name}.{format}"
@@ -58,7 +60,19 @@ class Ring:
                 _write(draft, chunks, format)
                 draft.replace(path)
             found.append(path)
-        return found[0], found[1]
+        return found
+
+    def _write_npz(self, path: Path) -> Path:
+        if not path.exists():
+            nodes, edges = list(self._nodes()), list(self._edges())
+            columns = [name for name in nodes[0] if name.startswith("x")]
+            x = np.concatenate([np.stack([chunk[name][0] for name in columns], 1) for chunk in nodes])
+            labels = [np.where(unlabeled, -1, classes) for classes, unlabeled in (c["label"] for c in nodes)]
+            ends = [np.concatenate([chunk[name] for chunk in edges]) for name in ("source", "target")]
+            missing = np.concatenate([chunk[columns[0]][1] for chunk in nodes])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, x=x, y=np.concatenate(labels), edge_index=np.stack(ends), missing=missing)
+        return path
 
     @property
     def _step(self) -> int:
