@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pairnorm.base.errors import PairNormError, quoted, real_number, redact, whole_number
+from pairnorm.base.errors import PairNormError, quoted, real_number, redact, register_password, whole_number
 
 
 def test_an_error_comes_back_from_another_process_with_its_fields() -> None:
@@ -63,3 +63,29 @@ def test_numbers_of_other_libraries_become_pythons() -> None:
     assert type(whole_number("depth", np.int64(3))) is int
     assert type(real_number("scale", np.float32(0.5))) is float
     assert str(real_number("scale", -0.0)) == "0.0"
+
+
+def test_a_short_password_hides_no_other_word() -> None:
+    register_password("postgresql://ann:risk@host/bank")
+    assert redact("the riskiest asterisk, risk_level, frisk42, 'at-risk'") == (
+        "the riskiest asterisk, risk_level, frisk42, 'at-***'"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://ann:risk@host/bank",
+        "cannot connect to postgresql://ann:risk@host/bank?sslmode=x",
+        "'postgresql://ann:risk@[bad/bank'",
+        "host 'risk@host' is unknown",
+        "password=risk host=x",
+        "odbc://x/?odbc_connect=DRIVER%3Dx%3BPWD%3Drisk%3B",
+        "connection ann:risk refused",
+        "[('user', 'ann'), ('password', 'risk')]",
+        r"line 1\nrisk\n",
+    ],
+)
+def test_a_short_password_is_hidden_wherever_it_stands_alone_or_in_a_url(text: str) -> None:
+    register_password("postgresql://ann:risk@host/bank")
+    assert "risk" not in redact(text)

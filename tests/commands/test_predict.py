@@ -339,7 +339,7 @@ def test_a_server_that_accepts_and_falls_silent_is_given_up(
     run: tuple[Files, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     pytest.importorskip("psycopg")
-    monkeypatch.setattr("pairnorm.data.readers.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("pairnorm.base.databases.CONNECT_SECONDS", 2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"postgresql://ann:MARKER77@127.0.0.1:{server.getsockname()[1]}/bank"
         tables = ["--database", url, "--nodes", "nodes", "--edges", "edges"] if reads else run[0].options

@@ -26,6 +26,8 @@ _URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)\S*@")
 _QUERY_PASSWORD = re.compile(
     r"([?&;][\w-]*(?:password|passwd|pwd|secret|token|key)=)([^\s&;'\"]+)", re.IGNORECASE
 )
+# A word with "://" in it, searched from its first character only.
+_URL = re.compile(r"(?<!\S)\S*?://\S*")
 _SHORTEST_SECRET = 4
 _secrets: set[str] = set()
 
@@ -260,8 +262,11 @@ def redact(text: str) -> str:
     >>> redact("cannot open postgresql://ann:secret@host/db?password=x")
     'cannot open postgresql://ann:***@host/db?password=***'
     """
-    for secret in sorted(_secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
+    if _secrets:
+        any_secret = "|".join(map(re.escape, sorted(_secrets, key=len, reverse=True)))
+        # A word on its own, also after an escape such as \n; in a URL, where it may be encoded, any part.
+        text = re.sub(rf"((?<!\w)|(?<=\\[abfnrtv]))({any_secret})(?!\w)", "***", text)
+        text = _URL.sub(lambda url: re.sub(any_secret, "***", url[0]), text)
     return _QUERY_PASSWORD.sub(r"\1***", _URL_PASSWORD.sub(r"\1***@", text))
 
 

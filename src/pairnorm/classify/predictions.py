@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from pairnorm.base.databases import open_engine
 from pairnorm.base.errors import PairNormError, load_library, quoted, redact, spreadsheet
 from pairnorm.base.files import atomic_file
 from pairnorm.data import Graph
-from pairnorm.data.readers import connect_arguments
 
 if TYPE_CHECKING:
     import pandas
@@ -307,7 +307,7 @@ def _connect(url: str) -> Iterator[Any]:
     arguments = {"isolation_level": None} if parsed.get_backend_name() == "sqlite" else {}
     engine = None
     try:
-        engine = sqlalchemy.create_engine(parsed, connect_args=connect_arguments(parsed) | arguments)
+        engine = open_engine(parsed, connect_args=arguments)
         with engine.begin() as connection:
             if arguments:
                 connection.exec_driver_sql("BEGIN")

@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pandas
 
+from pairnorm.base.databases import open_engine
 from pairnorm.base.errors import PairNormError, did_you_mean, load_library, missing_library, quoted
 from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, BYTES_PER_XML_BYTE, NO_LIMIT, MemoryLimit
 from pairnorm.data.encoder import ColumnOptions
@@ -42,7 +43,6 @@ from pairnorm.data.profile import ID_NAME, WHOLE, is_missing, is_number
 from pairnorm.data.tables import Table, without_header
 
 MAX_EXCEL_ROWS = 2**20
-CONNECT_SECONDS = 10
 ROWS_AT_ONCE = 10_000
 DEFAULT_OPTIONS = ColumnOptions()
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
@@ -256,12 +256,6 @@ FRAMES = {".parquet": _read_parquet, ".xlsx": _read_excel, ".json": _read_json, 
 TABLES = (*DELIMITERS, *TEXT_FILES, *FRAMES)
 
 
-def connect_arguments(url: Any) -> dict[str, Any]:
-    """Return the time limit for connecting to a database server, which may accept and then fall silent."""
-    known = "connect_timeout" in url.query or url.get_backend_name() not in ("postgresql", "mysql", "mariadb")
-    return {} if known else {"connect_timeout": CONNECT_SECONDS}
-
-
 def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pandas.DataFrame:
     """Return the rows of a query, or of a table that is named; the database is not changed."""
     sqlalchemy = load_library("sqlalchemy", "reading a database")
@@ -275,23 +269,24 @@ def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pand
         local = url.get_backend_name() in ("sqlite", "duckdb") and url.database
         if local and local != ":memory:":
             check_is_file(Path(local))  # else an empty one would be made
-        reading = {"read_only": True} if url.get_backend_name() == "duckdb" else connect_arguments(url)
-        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool, connect_args=reading)
+        reading = {"read_only": True} if url.get_backend_name() == "duckdb" else {}
+        engine = open_engine(url, poolclass=sqlalchemy.NullPool, connect_args=reading)
         with engine.connect() as connection:  # what is not committed is undone
+            connection = connection.execution_options(stream_results=True)
             if len(query.split()) == 1:
                 quote = connection.dialect.identifier_preparer.quote
                 query = f"SELECT * FROM {'.'.join(map(quote, query.split('.')))}"
-            result = connection.exec_driver_sql(query)
-            if not result.returns_rows:
-                problem = f"{name} gives no rows"
-                expected = "a SELECT, or a table's name"
-                raise PairNormError(problem, code="no-rows", value=query, expected=expected)
-            columns = check_column_names(name, list(result.keys()))
-            rows: list[Any] = []
-            while batch := result.fetchmany(ROWS_AT_ONCE):
-                rows += batch
-                memory.check_cells(name, len(rows), len(columns))
-            return _typed(pandas.DataFrame(rows, columns=list(columns), dtype=object))
+            with connection.exec_driver_sql(query) as result:
+                if not result.returns_rows:
+                    problem = f"{name} gives no rows"
+                    expected = "a SELECT, or a table's name"
+                    raise PairNormError(problem, code="no-rows", value=query, expected=expected)
+                columns = check_column_names(name, list(result.keys()))
+                rows: list[Any] = []
+                while batch := result.fetchmany(ROWS_AT_ONCE):
+                    rows += batch
+                    memory.check_cells(name, len(rows), len(columns))
+                return _typed(pandas.DataFrame(rows, columns=list(columns), dtype=object))
     except sqlalchemy.exc.NoSuchModuleError as error:
         raise _no_database(f"databases of type {url.drivername!r} are not known", error) from error
     except ImportError as error:

@@ -1,0 +1,68 @@
+"""Connect to databases with time limits: a server may accept a connection, and then fall silent."""
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+CONNECT_SECONDS = 10
+"""Time limit for connecting to a database server."""
+SILENCE_SECONDS = 600
+"""Time after which a server that sends nothing is given up; ``?read_timeout=3600`` in a URL replaces it."""
+SERVERS = ("postgresql", "mysql", "mariadb")
+
+
+def open_engine(url: Any, **settings: Any) -> Any:
+    """Return SQLAlchemy's engine for a URL, with time limits that the URL may replace.
+
+    Args:
+        url: parsed by SQLAlchemy.
+        **settings: ``connect_args`` and others of ``sqlalchemy.create_engine``.
+    """
+    import sqlalchemy
+
+    backend, is_psycopg = url.get_backend_name(), url.drivername == "postgresql+psycopg"
+    limits = {"connect_timeout": CONNECT_SECONDS} if backend in SERVERS else {}
+    if limits and (is_psycopg or backend != "postgresql"):
+        limits["read_timeout"] = SILENCE_SECONDS
+    limits = {name: seconds for name, seconds in limits.items() if name not in url.query}
+    settings["connect_args"] = limits | settings.get("connect_args", {})
+    engine = sqlalchemy.create_engine(url, **settings)
+    if is_psycopg:
+        sqlalchemy.event.listen(engine, "do_connect", _connect)
+    return engine
+
+
+def _connect(dialect: Any, record: Any, arguments: list[Any], settings: dict[str, Any]) -> Any:
+    """Connect to PostgreSQL, whose library has no time limit for answers."""
+    import psycopg
+
+    limit = float(settings.pop("read_timeout"))
+
+    class Connection(psycopg.Connection[Any]):
+        def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
+            return super().wait(_limit_silence(gen, limit, self.close), *args, **more)
+
+    return Connection.connect(*arguments, **settings)
+
+
+def _limit_silence(
+    steps: Generator[Any, Any, Any], limit: float, close: Callable[[], None]
+) -> Generator[Any, Any, Any]:
+    """Pass on the steps of an answer, each resumed with whether data came; raise an error after a silence."""
+    import psycopg
+
+    last = time.monotonic()
+    try:
+        state = next(steps)
+        while True:
+            ready = yield state
+            now = time.monotonic()
+            if ready:
+                last = now
+            elif now - last > limit:
+                close()
+                problem = f"the server has sent nothing for {limit:.0f} s; allow more by ?read_timeout=3600"
+                raise psycopg.OperationalError(problem)
+            state = steps.send(ready)
+    except StopIteration as end:
+        return end.value

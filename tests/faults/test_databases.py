@@ -1,0 +1,80 @@
+"""Servers that fall silent or send nonsense: an error after a time limit, however far they came."""
+
+import socket
+from contextlib import suppress
+from random import Random
+from urllib.parse import urlsplit
+
+import pytest
+from servers import forward, log_in, served
+
+from pairnorm import cli
+from pairnorm.data.readers import open_tables
+
+
+@pytest.fixture(autouse=True)
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("psycopg")
+    monkeypatch.setattr("pairnorm.base.databases.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("pairnorm.base.databases.SILENCE_SECONDS", 0.5)
+
+
+def test_a_server_that_is_silent_after_the_login_is_given_up(raises) -> None:
+    with served(log_in) as port, raises("database-error") as caught:
+        open_tables("nodes", "people", database=f"postgresql://ann:secret@127.0.0.1:{port}/bank")
+    assert "sent nothing for" in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_server_that_sends_nonsense_is_an_error(raises, seed: int) -> None:
+    def talk(client: socket.socket) -> None:
+        with suppress(OSError):
+            if seed % 2:
+                log_in(client)
+            client.sendall(Random(seed).randbytes(5000))
+
+    with served(talk) as port, raises("database-error"):
+        open_tables("nodes", "people", database=f"postgresql://ann@127.0.0.1:{port}/bank")
+
+
+def test_the_url_may_allow_more_time(raises) -> None:
+    with served(log_in) as port, raises("database-error") as caught:
+        database = f"postgresql://ann@127.0.0.1:{port}/bank?read_timeout=1&connect_timeout=3"
+        open_tables("nodes", "people", database=database)
+    assert "sent nothing for 1 s" in str(caught.value)
+
+
+QUERY = "SELECT i AS id, repeat('x', 50) AS text FROM generate_series(1, 20000) i"
+
+
+@pytest.mark.parametrize("count", [500, 1000, 2000, 200_000])
+def test_a_server_that_stops_at_any_point_is_given_up(raises, postgresql: str, count: int) -> None:
+    address = urlsplit(postgresql)
+    with served(forward((address.hostname, address.port), count)) as port, raises("database-error") as caught:
+        open_tables("nodes", QUERY, database=f"postgresql://tester@127.0.0.1:{port}/postgres")
+    assert "sent nothing for" in str(caught.value)
+
+
+def test_an_answer_of_many_parts_is_read_whole(postgresql: str) -> None:
+    address = urlsplit(postgresql)
+    with served(forward((address.hostname, address.port), 10**9)) as port:
+        (table,) = open_tables("nodes", QUERY, database=f"postgresql://tester@127.0.0.1:{port}/postgres")
+    assert len(table.frame) == 20_000
+
+
+def test_predictions_are_not_written_to_a_table_that_is_locked(
+    corpus, postgresql: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import psycopg
+
+    words = ["predict", "--run", str(corpus / "run"), "--nodes", str(corpus / "nodes.csv")]
+    words += ["--edges", str(corpus / "edges.csv"), "--out", postgresql]
+    with psycopg.connect(postgresql) as other:
+        other.execute("CREATE TABLE predictions (id TEXT)")
+        other.commit()
+        other.execute("LOCK TABLE predictions")
+        assert cli.main(words) == 1
+        other.rollback()
+        assert "sent nothing for" in capsys.readouterr().err
+        assert cli.main(words) == 0
+        assert other.execute("SELECT count(*) FROM predictions").fetchone() == (100,)
