@@ -42,6 +42,16 @@ def test_no_run_is_there_twice_and_a_candidate_keeps_its_place_in_every_run(prot
     assert len(set(protocol.evaluated_cells())) == len(list(protocol.evaluated_cells()))
 
 
+def test_methods_without_randomness_run_once_where_all_masks_are_equal() -> None:
+    cells = [*SSNC.cells(), *SSNC.evaluated_cells()]
+    once = {cell[3:] for cell in cells if len(SSNC.seeds(cell)) == 1}
+    assert once == {
+        (model, percent) for model in ("label propagation", "Correct & Smooth") for percent in (0, 100)
+    }
+    assert {len(SSNC.seeds(cell)) for cell in cells} == {1, 5}
+    assert {len(FP_VECTORS.seeds(cell)) for cell in FP_VECTORS.evaluated_cells()} == {10}
+
+
 def test_where_nothing_is_missing_nothing_is_filled() -> None:
     imputations = {cell.imputation for cell in SSNC.cells() if cell.missing_percent == 0}
     assert imputations == {"zero"}
@@ -79,13 +89,6 @@ def test_models_are_trained_again_where_some_nodes_may_be_unreachable() -> None:
 def test_other_graphs_have_no_unreachable_nodes(name: str) -> None:
     graph = SSNC.graph(name)
     assert bool(reached(graph)[graph.test].all())
-
-
-def test_what_has_no_seed_is_run_once_where_all_masks_are_alike() -> None:
-    assert len(SSNC.seeds(MissingCell("ssnc-mv", "cora", "auto", FIT, 100))) == 1
-    assert len(SSNC.seeds(MissingCell("ssnc-mv", "cora", "auto", FIT, 80))) == 5
-    assert len(SSNC.seeds(MissingCell("ssnc-mv", "cora", "zero", "GCN", 100))) == 5
-    assert len(FP_VECTORS.seeds(MissingCell("fp-vectors", "cora", "auto", FIT, 0))) == 10
 
 
 def test_a_selection_is_part_of_the_comparison() -> None:

@@ -71,6 +71,7 @@ FSD_CAP, FSD_CAP_RELEASED = "FSD-CAP", "FSD-CAP with validation labels"
 MORE_LABELS = (REFITTED, FSD_CAP_RELEASED)
 """Methods that train on the labels of validation nodes: shown, but not compared."""
 MOST_FREQUENT = "most frequent class"
+WITHOUT_RANDOMNESS = ("label propagation", "Correct & Smooth")
 ALONE = ("SGC alone", "label propagation", "logistic regression", "boosted trees", MOST_FREQUENT)
 
 
@@ -156,7 +157,7 @@ class Protocol(Grid[MissingCell]):
     def seeds(self, cell: MissingCell) -> range:
         """Return the seeds of a cell."""
         same_mask = self.split == "default" and cell.missing_percent in (0, 100)
-        return range(1 if cell.model not in self.trained and same_mask else self.runs)
+        return range(1 if cell.model in WITHOUT_RANDOMNESS and same_mask else self.runs)
 
     def list_candidates(self, cell: MissingCell, split: str) -> tuple[Spec, ...]:
         """Return the candidates of a cell."""

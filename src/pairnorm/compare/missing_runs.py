@@ -310,7 +310,8 @@ def with_fallback(graph: Graph, probabilities: Tensor) -> Tensor:
     from pairnorm.classify.evaluation import fallback_shares, unreachable
 
     labels = graph.labels.where(graph.train, UNKNOWN)
-    shares = fallback_shares(graph, probabilities, labels, probabilities.mean(0))
+    sources = ~graph.missing_vectors | graph.train
+    shares = fallback_shares(graph.adjacency, sources, probabilities, labels, probabilities.mean(0))
     return torch.where(unreachable(graph, graph.train).unsqueeze(1), shares, probabilities)
 
 
