@@ -214,7 +214,9 @@ def test_a_summary_that_cannot_be_written_is_no_bug(
     summary = {"classes": ["[bold]", "日本\x1b[31m"], "accuracy": 0.5}
     command = Command(lambda options: summary, "act", "pairnorm act")
     cli._call(command, Namespace(json=True), [])
-    assert json.loads(capsys.readouterr().out) == summary
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.items() >= summary.items()
+    assert printed["command"] == "act"
     for error in (OSError(28, "No space left on device"), BrokenPipeError()):
         stream = StringIO()
         monkeypatch.setattr(stream, "flush", partial(raising(error), Namespace()))

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import warnings
 from argparse import Namespace
@@ -26,6 +27,7 @@ from pairnorm.base.errors import (
     register_password,
 )
 from pairnorm.base.files import check_path
+from pairnorm.base.memory import peak_memory
 from pairnorm.commands import compare, console, fit, graphs, predict, reproduce
 from pairnorm.commands.options import OPTION_NAMES, Command, CommandParser, Parser
 from pairnorm.version import __version__
@@ -157,9 +159,13 @@ def _call(command: Command, options: Namespace, words: Sequence[str]) -> None:
         if isinstance(value, Path):
             check_path(value)
     options.command_line = shlex.join(["pairnorm", command.name, *words])
+    start = time.monotonic()
     with console.output(quiet=getattr(options, "quiet", False), to_stderr=getattr(options, "json", False)):
         summary = command.run(options)
     if summary is not None and options.json:
+        seconds = round(time.monotonic() - start, 1)
+        measured = {"command": command.name, "seconds": seconds, "peak_memory_bytes": peak_memory()}
+        summary = measured | summary
         lines = json.dumps(summary, indent=2, default=str).split("\n")
         console.show("\n".join(map(console.safe, lines)))
 

@@ -4,10 +4,10 @@ import matplotlib
 import pytest
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.base.plotting import Save, new_figure, save, saving_in_processes, style, use_integer_ticks
+from pairnorm.base.plotting import new_figure, save, style, use_integer_ticks
 
 
-def draw(folder: Path, height: float = 0.2, color: str = "red", save: Save = save) -> list[Path]:
+def draw(folder: Path, height: float = 0.2, color: str = "red") -> list[Path]:
     with style():
         figure = new_figure(3, 2)
         axis, _ = figure.subplots(1, 2, sharey=True)
@@ -37,20 +37,10 @@ def test_another_figure_replaces_the_files(tmp_path: Path) -> None:
     assert all(old != new for old, new in zip(before, after, strict=True))
 
 
-def test_processes_draw_the_same_bytes(tmp_path: Path) -> None:
-    here = draw(tmp_path / "a") + draw(tmp_path / "b", color="blue")
-    with saving_in_processes(2) as save_there:
-        there = draw(tmp_path / "c", save=save_there) + draw(tmp_path / "d", color="blue", save=save_there)
-    assert [path.read_bytes() for path in there] == [path.read_bytes() for path in here]
-
-
-def test_what_a_process_cannot_write_is_an_error_here(tmp_path: Path) -> None:
+def test_a_figure_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "one.png").mkdir()
-    with (
-        pytest.raises(PairNormError, match="there is a folder of that name"),
-        saving_in_processes(2) as save_there,
-    ):
-        draw(tmp_path, save=save_there)
+    with pytest.raises(PairNormError, match="there is a folder of that name"):
+        draw(tmp_path)
 
 
 def test_the_users_settings_come_back() -> None:

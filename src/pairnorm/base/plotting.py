@@ -1,9 +1,6 @@
 """Style and write figures: for print and color-blind readers, with reproducible bytes."""
 
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,9 +10,6 @@ from pairnorm.base.files import atomic_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Save = Callable[["Figure", Path, str], list[Path]]
-"""Writes a figure into a folder under a name, and returns the files."""
 
 # Okabe & Ito: distinguishable for color-blind readers, and dark enough on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, GRAY = (
@@ -81,50 +75,11 @@ def use_integer_ticks(axis: "Axes") -> None:
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     """Write ``name.png`` and ``name.pdf``; the same figure gives the same bytes: no dates, no versions."""
-    paths = _paths(folder, name)
-    _write(figure, paths)
-    return paths
-
-
-@contextmanager
-def saving_in_processes(workers: int) -> Iterator[Save]:
-    """Give a variant of ``save`` that runs in other processes; the context ends once all files are written.
-
-    Processes start with the first figure and import matplotlib, but no torch.
-
-    Args:
-        workers: number of processes; 1 draws in this one.
-    """
-    if workers == 1:
-        yield save
-        return
-    # Not forked: threads of torch would not survive in the child. This process alone handles Ctrl-C.
-    ignore_interrupts = signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), *ignore_interrupts)
-    drawn: list[Future[None]] = []
-
-    def submit(figure: "Figure", folder: Path, name: str) -> list[Path]:
-        paths = _paths(folder, name)
-        drawn.append(pool.submit(_write, figure, paths))
-        return paths
-
-    try:
-        yield submit
-        for future in drawn:
-            future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _paths(folder: Path, name: str) -> list[Path]:
-    return [folder / f"{name}.png", folder / f"{name}.pdf"]
-
-
-def _write(figure: "Figure", paths: list[Path]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from PIL import Image
 
+    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
     # Use the canvases: figure.savefig draws everything twice.
     with style():
         figure.set_dpi(DOTS_PER_INCH)
@@ -138,3 +93,4 @@ def _write(figure: "Figure", paths: list[Path]) -> None:
         with atomic_file(paths[1]) as draft:
             named = {"CreationDate": None, "Creator": None, "Producer": None}
             FigureCanvasPdf(figure).print_pdf(draft, metadata=named)  # type: ignore[no-untyped-call]
+    return paths

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pairnorm.base.errors import PairNormError, one_of, whole_number
-from pairnorm.base.memory import parse_memory, peak_memory, size
+from pairnorm.base.memory import parse_memory, size
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
@@ -220,7 +220,7 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
         f"[bold]pairnorm predict --run {safe(out)} --nodes … --edges … --out predictions.csv[/]"
     )
     predicted = classifier.classes_.astype(str)[classifier.decide(classifier.probabilities_)]
-    return _summary(out, start, classifier.best_.name, classifier.held_out_) | {
+    return _summary(out, classifier.best_.name, classifier.held_out_) | {
         "nodes": graph.num_nodes,
         "labeled": int(graph.labeled.sum()),
         "predicted": dict(Counter(predicted.tolist())),
@@ -258,17 +258,14 @@ def _show_progress(on_progress: console.OnProgress, now: "FitProgress") -> None:
     on_progress(console.Progress("Selecting a model", now.done, now.total, latest, seconds_left=seconds))
 
 
-def _summary(out: Path, start: float, model: str, scores: "Scores | None") -> dict[str, Any]:
+def _summary(out: Path, model: str, scores: "Scores | None") -> dict[str, Any]:
     """Return the summary of a run that ``--json`` prints."""
     known = scores if scores is not None and scores.count > 0 else None
     return {
-        "command": "fit",
         "model": model,
         "accuracy": known and known.accuracy,
         "accuracy_interval": known and list(known.interval),
         "held_out": known.count if known else 0,
-        "seconds": round(time.monotonic() - start, 1),
-        "peak_memory_bytes": peak_memory(),
         "files": sorted(str(path) for path in out.iterdir() if not path.name.startswith(".")),
     }
 
@@ -342,4 +339,4 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
         f"{scores.most_frequent_share:.1%} of them have the most frequent class.\n\n"
         f"Wrote to {safe(out)}/ in {time.monotonic() - start:.0f} s."
     )
-    return _summary(out, start, name, scores) | {"nodes": graph.facts.nodes}
+    return _summary(out, name, scores) | {"nodes": graph.facts.nodes}

@@ -1,13 +1,11 @@
 """``pairnorm predict``: label a graph that has changed since a model was fitted."""
 
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pairnorm.base.errors import PairNormError, quoted, real_number
-from pairnorm.base.memory import peak_memory
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
 from pairnorm.commands.options import (
@@ -109,7 +107,6 @@ def _predict(
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.predictions import open_destinations, prediction_table
 
-    start = time.monotonic()
     classifier = NodeClassifier.load(options.run).set_params(device=options.device)
     classes = classifier.classes_.astype(str)
     with open_destinations(outputs, stdout) as (write, *write_explanation):
@@ -142,13 +139,10 @@ def _predict(
     if (report := options.run / "report.md").exists():
         console.show(f"\nNext: [bold]{safe(report)}[/] says how far to trust these labels.")
     return {
-        "command": "predict",
         "nodes": len(frame),
         "predicted": {str(name): int(count) for name, count in counts.items()},
         "accuracy_at_fit": held_out and held_out.accuracy,
         "accuracy_at_fit_interval": held_out and list(held_out.interval),
-        "seconds": round(time.monotonic() - start, 1),
-        "peak_memory_bytes": peak_memory(),
         "notes": [*graph.notes, *notes],
         "files": [safe(name) for name in (options.out, options.explain) if name],
     }

@@ -1,6 +1,5 @@
 """``pairnorm reproduce``, ``report`` and ``demo``: the experiments of the paper."""
 
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 SELECTION = shared("dataset runs epochs depth missing")
 WRITING = "Writing tables and figures"
-DRAWING_PROCESSES = min(4, os.cpu_count() or 1)  # more would wait for the rest
 DEMO_RUNS, DEMO_EPOCHS, DEMO_DEPTHS = 2, 300, (1, 2, 4, 7, 10, 15, 20, 30, 40, 60)
 REPRODUCE_OPTIONS = {
     "What": {
@@ -101,7 +99,7 @@ def _reproduce_paper(options: Namespace) -> None:
         return
     with console.stage(WRITING):
         if set(options.what) & set(GROUPS):
-            outputs = write_report(path, out, chosen, workers=DRAWING_PROCESSES)
+            outputs = write_report(path, out, chosen)
             following = f"read [bold]{safe(outputs.files[-1])}[/]"
         else:
             with open_results(path) as store:
@@ -187,7 +185,7 @@ def report(options: Namespace) -> None:
     if options.tensorboard is not None:
         _write_tensorboard(options.store, options.tensorboard, chosen)
     with console.stage(WRITING):
-        outputs = write_report(options.store, options.out, chosen, workers=DRAWING_PROCESSES)
+        outputs = write_report(options.store, options.out, chosen)
     for table in outputs.tables.values():
         console.show(f"{table.name}: {table.filled} of {len(table.entries)} cells filled")
     console.show(f"{len(outputs.files)} files in {safe(options.out)}")

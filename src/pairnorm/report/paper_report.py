@@ -14,7 +14,7 @@ from pairnorm.base.errors import markdown as markdown_text
 from pairnorm.base.errors import markdown_code
 from pairnorm.base.files import csv_text, write_text
 from pairnorm.base.memory import without_collection
-from pairnorm.base.plotting import Save, save, saving_in_processes
+from pairnorm.base.plotting import save
 from pairnorm.paper.claims import requested_runs, verdicts
 from pairnorm.paper.evidence import STATUSES, Evidence, Layers, Verdict, read_layers
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
@@ -82,7 +82,6 @@ class Outputs:
     """Writes files to a folder, and lists them: tables by name, captions of figures by name, all files."""
 
     out: Path
-    save: Save = save
     tables: dict[str, Table] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
@@ -100,7 +99,7 @@ class Outputs:
         for name, caption, figure in drawings if self.can_draw else ():
             if figure is not None:
                 self.captions[name] = caption
-                self.files += self.save(figure, self.out / FIGURES, name)
+                self.files += save(figure, self.out / FIGURES, name)
 
     def write(self, name: str, text: str) -> None:
         """Write a text file."""
@@ -114,10 +113,9 @@ def write_outputs(
     layers: dict[Spec, Layers],
     selection: Selection,
     out: Path,
-    save: Save = save,
 ) -> Outputs:
     """Write the tables and figures of the named experiments, as far as their trials have been run."""
-    outputs, names = Outputs(out, save), list(names)
+    outputs, names = Outputs(out), list(names)
     for name in names:
         if name == "figure2":
             outputs.add_figures(figure2_drawing())
@@ -140,7 +138,6 @@ def write_report(
     store: str | os.PathLike[str],
     out: str | os.PathLike[str],
     selection: Selection | None = None,
-    workers: int = 1,
 ) -> Outputs:
     """Write all tables and figures of what has been run, ``report.md`` and ``report.html``; return them.
 
@@ -150,8 +147,6 @@ def write_report(
         store: the store, or its export as ``.csv``.
         out: the folder.
         selection: which part of the experiments is requested. Default: the paper's.
-        workers: processes that draw figures. More than one are for programs that can be imported again, as
-            those that ``if __name__ == "__main__"`` guards.
     """
     selection, folder = selection or Selection(), Path(out)
     with open_results(store) as opened:
@@ -160,26 +155,23 @@ def write_report(
     results = ResultIndex(trials)
     others = find_user_trials(trials, selection)
     only_others = bool(others) and len(others) == len(trials)  # then the report is not about the paper
-    with saving_in_processes(workers) as save:  # while the rest is written
-        outputs = write_outputs(
-            [] if only_others else selection.names(), results, layers, selection, folder, save
-        )
-        title, lead = f"Trials of {Path(store).name}", ""
-        sections: list[Section | None] = []
-        if others:
-            outputs.write(USER_FILE, _user_csv(others))
-            sections.append(user_section(others))
-        if not only_others:
-            decided = verdicts(Evidence(results, layers, selection, all_runs=selection.runs is None))
-            gains = split_gains(results, selection)
-            title, lead = "PairNorm, reproduced", _lead(outputs.tables, gains, decided, selection)
-            sections += _sections(outputs, gains, decided)
-        sections.append(_provenance(stored, results, selection, Path(store).name))
-        shown = [section for section in sections if section is not None]
-        document = Document(title, [], shown, GLOSSARY, lead)
-        if outputs.can_draw:
-            (folder / FIGURES).mkdir(parents=True, exist_ok=True)
-        outputs.write("report.md", render_markdown(document, folder if outputs.can_draw else None))
+    outputs = write_outputs([] if only_others else selection.names(), results, layers, selection, folder)
+    title, lead = f"Trials of {Path(store).name}", ""
+    sections: list[Section | None] = []
+    if others:
+        outputs.write(USER_FILE, _user_csv(others))
+        sections.append(user_section(others))
+    if not only_others:
+        decided = verdicts(Evidence(results, layers, selection, all_runs=selection.runs is None))
+        gains = split_gains(results, selection)
+        title, lead = "PairNorm, reproduced", _lead(outputs.tables, gains, decided, selection)
+        sections += _sections(outputs, gains, decided)
+    sections.append(_provenance(stored, results, selection, Path(store).name))
+    shown = [section for section in sections if section is not None]
+    document = Document(title, [], shown, GLOSSARY, lead)
+    if outputs.can_draw:
+        (folder / FIGURES).mkdir(parents=True, exist_ok=True)
+    outputs.write("report.md", render_markdown(document, folder if outputs.can_draw else None))
     if can_render_html():  # which embeds the figures
         outputs.write("report.html", render_html(document, folder))
     return outputs
