@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pairnorm.nn import PairNorm, SparseMatrix
+from pairnorm.nn.ops import pair_norm as pair_norm_reference
 from pairnorm.nn.ops import sparse_product as sparse_reference
 from pairnorm.nn.ops.convolution import NEGATIVE_SLOPE, attend, attention_reference, gcn_reference
 from pairnorm.nn.ops.dropout import draw_keys, factor, keep_mask
@@ -252,6 +253,18 @@ def by_attention(backend, matrix, scores, z, bias, activation, rate=0.0, keys=No
 def attention_inputs(backend, nodes, models, features, dtype=torch.float32):
     z = backend.randn(nodes, models, features, dtype=dtype)
     return [backend.randn(nodes, models, 2), z, backend.randn(models, features)]
+
+
+@pytest.mark.parametrize("mode", ["PN", "PN-SI"])
+def test_pair_norm_with_its_statistics(backend, mode, monkeypatch):
+    x = backend.randn(300, 7).detach() + 5
+    expected = PairNorm(2.0, mode)(x.double()).float()
+    monkeypatch.setattr(pair_norm_reference, "find_kernels", lambda *_: backend.pair_norm)
+    monkeypatch.setattr(pair_norm_reference, "MAX_FUSED_ELEMENTS", 0)
+    y, (mean, mean_square) = pair_norm_reference.normalize_and_measure(x, 2.0, 1e-6, mode)
+    torch.testing.assert_close(mean, x.mean(0))
+    torch.testing.assert_close(mean_square, (x - x.mean(0)).square().sum(1).mean().view(1))
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
 
 
 NORMS = [None, PairNorm(3.0), PairNorm(3.0, "PN-SI")]
