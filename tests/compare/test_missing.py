@@ -12,7 +12,6 @@ from pairnorm.compare.missing import (
     PROTOCOLS,
     SSNC,
     TRAINED,
-    MissingCell,
     choose_protocols,
     hold_out_labels,
     largest_component,
