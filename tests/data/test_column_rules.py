@@ -185,6 +185,9 @@ CLASSES = cycle("low", "high", "")
         (cycle("GOP", "demo", *(["GOP", "demo"] * 20), "Gop", "demmo"), {"merge_classes": True}, None),
         (cycle("-1", "1", "2"), {}, None),
         (cycle("unknown", "a"), {}, None),
+        (cycle("yes", "Unbekannt ", "no", "?"), {"unknown_label": ["unbekannt", "?"]}, None),
+        (cycle("2", "-1", "1"), {"unknown_label": "-1"}, None),
+        (cycle("?", "yes"), {"unknown_label": "?"}, "too-few-classes"),
     ],
 )
 def test_labels(tmp_path: Path, labels: list[Any], options: dict[str, Any], code: str | None) -> None:
@@ -194,6 +197,11 @@ def test_labels(tmp_path: Path, labels: list[Any], options: dict[str, Any], code
         assert [getattr(result, "code", result) for result in results] == [code, code]
         return
     graph = assert_same(results)
+    if "unknown_label" in options:
+        assert graph.class_names in (("no", "yes"), ("1", "2"))
+        shown = [str(graph.class_names[label]) if label >= 0 else "" for label in graph.labels.tolist()]
+        assert shown == [text if text in graph.class_names else "" for text in labels]
+        assert not any("read as a class" in note for note in graph.notes)
     if "Gop" in labels:
         assert any("'Gop' and 'GOP'" in note for note in graph.notes)
         assert graph.class_names == (("GOP", "demo") if options else ("GOP", "Gop", "dem"))

@@ -276,9 +276,17 @@ def test_what_does_not_apply_to_graphml_is_refused(tmp_path: Path, raises: Calla
     assert "--id name" in caught.value.typed()
     with raises("unknown-column", value="aeg", hint="Did you mean 'age'?"):
         Graph.from_files(path, ignore=["aeg"], encoder=SAVED)
-    with raises("unknown-class", value="high") as caught:
-        Graph.from_files(path, encoder=Encoder((Column("risk", "label", ("low",)), *SAVED.columns[1:])))
-    assert "row 1: class 'high' is unknown to the model, which has 'low'" in caught.value.problem
+
+
+def test_classes_that_a_model_does_not_know_are_unknown_labels(tmp_path: Path) -> None:
+    path = write_graphml(tmp_path / "new.graphml", ["high", "low", "mid", "high", None])
+    encoder = Encoder((Column("risk", "label", ("low", "none")), *SAVED.columns[1:]))
+    with pytest.warns(
+        GraphWarning, match="3 nodes have a class in column 'risk' that is unknown to the model"
+    ):
+        graph = Graph.from_files(path, encoder=encoder)
+    assert graph.labels.tolist() == [-1, 0, -1, -1, -1]
+    assert graph.class_names == ("low", "none")
 
 
 def test_what_is_named_now_counts_and_not_what_fit_was_told(tmp_path: Path) -> None:

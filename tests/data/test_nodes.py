@@ -114,7 +114,9 @@ def test_categories_of_text_are_read_as_text_is() -> None:
 )
 def test_a_class_of_minus_one_is_noted_among_numbers(labels: list[object], notes: int) -> None:
     found = read(pandas.DataFrame({"x": labels, "y": labels}), label="y", ignore="x")
-    said = [note for note in found["notes"] if note.startswith("'-1' is read as a class; empty the cells")]
+    said = [
+        note for note in found["notes"] if note.startswith("'-1' is read as a class; --unknown-label '-1'")
+    ]
     assert len(said) == notes
 
 

@@ -38,7 +38,9 @@ PACK_OPTIONS = {
         "--edges TABLE...": "Read edges from this table. May be repeated, or hold a *.",
         "--out FOLDER": "Write the graph to this new folder.",
     },
-    "Columns": shared("id label classes merge-classes split source target weight categorical ignore keep"),
+    "Columns": shared(
+        "id label classes merge-classes unknown-label split source target weight categorical ignore keep"
+    ),
     "Packing": {
         **shared("quiet"),
         "--memory SIZE=4GB": "Use at most this memory, such as 500MB.",

@@ -46,6 +46,7 @@ class ReadingOptions:
         unknown_edges: ``'add'`` to add nodes that only edges name, without label and features; ``'drop'`` to
             leave out such edges. Default: ``'error'``.
         merge_classes: merge classes that differ by case, spaces or one letter. Default: they are noted.
+        unknown_label: words in the label column that mean an unknown class, as an empty cell does.
     """
 
     id: str | None = None
@@ -58,6 +59,7 @@ class ReadingOptions:
     decimal: str | None = None
     unknown_edges: str | None = None
     merge_classes: bool | None = None
+    unknown_label: tuple[str, ...] = ()
 
     def reading_options(self) -> dict[str, Any]:
         """Return the options that apply to later files, by name."""
@@ -78,7 +80,7 @@ class ColumnOptions(ReadingOptions):
             category), or ``'auto'`` for all. Default: none.
         classes: how many classes of equal size to cut a label of numbers into, or ``'each'`` to take every
             number for a class. Default: many different numbers are refused.
-        strict: refuse columns and categories that differ from those of an encoder.
+        strict: refuse columns, categories and classes that differ from those of an encoder.
     """
 
     label: str | None = None
@@ -112,9 +114,10 @@ class ColumnOptions(ReadingOptions):
         return [name for name in columns if name not in used] if is_auto else list(self.edge_columns)
 
     def __post_init__(self) -> None:
-        for option in ("categorical", "ignore", "keep", "edge_columns"):
+        for option in ("categorical", "ignore", "keep", "edge_columns", "unknown_label"):
             if isinstance(name := getattr(self, option), str):  # one column
                 object.__setattr__(self, option, (name,))
+        object.__setattr__(self, "unknown_label", tuple(self.unknown_label))
         if self.decimal is not None:
             one_of("decimal", self.decimal, (".", ","))
         if self.encoding is not None:

@@ -49,20 +49,43 @@ def read_labels(
     known: Sequence[str] | None = None,
     each: bool = False,
     merge: bool = False,
+    strict: bool = True,
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the class of each node, -1 where the cell is empty, and the names of the classes in order."""
+    """Return the class of each node, -1 where the cell is empty, and the names of the classes in order.
+
+    A class that is not among the ``known`` ones is refused where ``strict``, else noted and taken as unknown.
+    """
     profile, codes = table.profile(name, cells)
     counts = dict(zip(profile.texts, profile.counts.tolist(), strict=True))
     classes = choose_classes(table, name, counts, known=known, each=each, merge=merge)
     names = tuple(known or sorted({*classes.values()}, key=class_sort_key))
     numbers = {value: number for number, value in enumerate(names)}
-    for number, value in enumerate(classes.values()):
-        if value not in numbers:
-            problem = f"class {quoted(value)} is unknown to the model, which has {quote_names(names, 7)}"
-            row, hint = int((codes == number).argmax()), "Empty it or fit again."
-            table.reject(row, problem, code="unknown-class", value=value, hint=hint)
-    of_texts = np.array([*(numbers[value] for value in classes.values()), UNKNOWN])
-    return torch.from_numpy(of_texts[codes]), names
+    of_texts = np.array([*(numbers.get(value, UNKNOWN) for value in classes.values()), UNKNOWN])
+    labels = of_texts[codes]
+    new = {value: number for number, value in enumerate(classes.values()) if value not in numbers}
+    if new and strict:
+        value, number = next(iter(new.items()))
+        problem = f"class {quoted(value)} is unknown to the model, which has {quote_names(names, 7)}"
+        row, hint = int((codes == number).argmax()), "Empty it or fit again."
+        table.reject(row, problem, code="unknown-class", value=value, hint=hint)
+    if new:
+        count = int(((codes >= 0) & (labels == UNKNOWN)).sum())
+        table.notes.append(
+            f"{count:,} {'node has' if count == 1 else 'nodes have'} a class in column {quoted(name)} that is "
+            f"unknown to the model, as {quote_names([*new], 3)}: such labels count as unknown, and the model "
+            "never predicts them"
+        )
+    return torch.from_numpy(labels), names
+
+
+def known_labels(counts: Mapping[str, int], words: Sequence[str]) -> dict[str, int]:
+    """Return the texts of a label column except words for an unknown class, in whatever case.
+
+    >>> known_labels({"yes": 7, "Unknown ": 3}, ["unknown"])
+    {'yes': 7}
+    """
+    forms = set(map(plain_form, words))
+    return {text: count for text, count in counts.items() if plain_form(text) not in forms}
 
 
 def read_classes(
@@ -73,6 +96,10 @@ def read_classes(
     if options.label is None:
         return {}, bins
     cells = frame[options.label]
+    if options.unknown_label:
+        profile, codes = table.profile(options.label, cells)
+        kept = known_labels(dict.fromkeys(profile.texts, 1), options.unknown_label)
+        cells = cells.mask(np.array([*(text not in kept for text in profile.texts), False])[codes])
     expected = None if known is None else next((c.categories for c in known.named("label")), None)
     if isinstance(options.classes, int):
         bins = find_bins(table, options.label, cells, options.classes)
@@ -82,7 +109,7 @@ def read_classes(
     else:
         expected = expected or (bin_names(bins) if bins else None)
         each, merge = options.classes == EACH, bool(options.merge_classes)
-        labels, names = read_labels(table, options.label, cells, expected, each, merge)
+        labels, names = read_labels(table, options.label, cells, expected, each, merge, options.strict)
     # A text file does not distinguish numbers from texts: there they are read as ids are.
     numbered = table.text is not None or not any(isinstance(cell, str) for cell in cells)
     parts: dict[str, Any] = {"labels": labels, "class_names": names, "numbered": numbered}
@@ -339,7 +366,7 @@ def encoder_notes(encoder: Encoder, classes: Sequence[str], options: ColumnOptio
     # Classes -1 and 1 are plausible, and so is any negative number among others.
     minus = len(classes) > 2 and all(name.isdecimal() for name in classes if name != "-1")
     notes += [
-        f"{quoted(name)} is read as a class; empty the cells if it means unknown"
+        f"{quoted(name)} is read as a class; --unknown-label {quoted(name)} takes it as unknown"
         for name in classes
         if name in MISSING_WORDS or name.lower() == "unknown" or (minus and name == "-1")
     ]

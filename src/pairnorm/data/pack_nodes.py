@@ -14,6 +14,7 @@ from pairnorm.data.labels import (
     choose_classes,
     cut_points,
     encoder_notes,
+    known_labels,
     near_duplicate_notes,
     reject_bins,
     reject_part,
@@ -119,7 +120,7 @@ class NodeTable:
             self.bins = self._find_bins(column, classes)
             self.classes = bin_names(self.bins)
             return
-        counts = self.table.texts(column, MAX_CLASSES + 1)
+        counts = known_labels(self.table.texts(column, MAX_CLASSES + 1), self.options.unknown_label)
         if len(counts) > MAX_CLASSES and each:
             problem = f"column {quoted(column)} holds more than {MAX_CLASSES:,} classes"
             expected = f"from 2 to {MAX_CLASSES:,}"

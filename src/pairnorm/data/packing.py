@@ -31,7 +31,7 @@ from pairnorm.data.tabular import find_endpoint_columns, header_is_edge, note_un
 
 OPTIONS = (
     *("id", "label", "split", "source", "target", "weight", "categorical", "ignore", "keep", "classes"),
-    *("merge_classes", "delimiter", "edge_delimiter", "encoding", "decimal"),
+    *("merge_classes", "unknown_label", "delimiter", "edge_delimiter", "encoding", "decimal"),
 )
 """Options of ``Graph.from_files`` on columns that apply to tables of any size."""
 EDGES_PER_BATCH = 2**19
@@ -69,7 +69,7 @@ def pack(
         tick: is called with the stage and the share of it that is done.
         **columns: what ``Graph.from_files`` takes on columns: ``id``, ``label``, ``split``, ``source``,
             ``target``, ``weight``, ``categorical``, ``ignore``, ``keep``, ``classes``, ``merge_classes``,
-            ``delimiter``, ``edge_delimiter``, ``encoding`` and ``decimal``.
+            ``unknown_label``, ``delimiter``, ``edge_delimiter``, ``encoding`` and ``decimal``.
     """
     options = ColumnOptions.of(columns, OPTIONS)
     one_of("dtype", dtype, DTYPES)
