@@ -13,11 +13,12 @@ from pairnorm.classify import Candidate, NodeClassifier, Scores, Task
 from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.ensemble import Average
 from pairnorm.classify.candidates.sgc import FittedSGC
-from pairnorm.classify.findings import LATER, STEPS, UNMASKED, Findings, verdict
+from pairnorm.classify.findings import CROSS_FITTED, LATER, STEPS, UNMASKED, Findings, verdict
 from pairnorm.classify.holdout import MAX_HOPS, remove_nodes
 from pairnorm.classify.search import Baseline, Choice
 from pairnorm.classify.search_space import baselines
 from pairnorm.data import Graph, csbm
+from pairnorm.report.document import render_markdown
 from pairnorm.report.fit_report import fit_page, write_document
 
 
@@ -262,19 +263,62 @@ def test_a_class_that_is_never_predicted_is_said(findings: Findings) -> None:
 def test_of_two_classes_ranking_and_threshold_are_told(findings: Findings) -> None:
     scores = findings.classifier.held_out_
     low, high = scores.interval_of("average-precision")
-    average = f"an average precision of {scores.average_precision:.3f} on the held-out nodes (95% interval"
-    assert f"with an AUC of {scores.auc:.3f} on the held-out nodes (95% interval" in verdict(findings)
-    assert f"{average} {low:.3f} to {high:.3f})" in verdict(findings)
-    assert "from a probability of 0.50." in verdict(findings)
+    text, average = verdict(findings), 100 * scores.average_precision
+    assert f"with an AUC of {100 * scores.auc:.1f}% on the held-out nodes (95% interval" in text
+    assert (
+        f"an average precision of {average:.1f}% on the held-out nodes (95% interval {100 * low:.1f} to"
+        in text
+    )
+    assert f"{100 * high:.1f}%); a random ranking has 50% and 46%." in text
+    assert "from a probability of 0.50." in text
 
 
 def test_cross_fitted_scores_are_stated_in_place_of_few_test_nodes(findings: Findings) -> None:
     classifier = copy(findings.classifier)
     classifier.cross_fitted_ = Scores(np.array([[180, 0], [10, 10]]), auc=0.7, average_precision=0.4)
     classifier.metric = "average-precision"
-    text = verdict(replace(findings, classifier=classifier))
-    assert "reaches an average precision of 0.400 cross-fitted over 200 labeled nodes (95% interval" in text
-    assert "an AUC of 0.700 cross-fitted over 200 labeled nodes" in text
+    found = replace(findings, classifier=classifier)
+    text = verdict(found)
+    assert "reaches an average precision of 40.0% cross-fitted over 200 labeled nodes (95% interval" in text
+    assert "an AUC of 70.0% cross-fitted over 200 labeled nodes" in text
+    held_out = 100 * findings.classifier.held_out_.average_precision
+    assert f"On the 174 held-out nodes it reaches {held_out:.1f}%" in text
+    assert found.groups()[CROSS_FITTED] is found.best_scores
+
+
+@pytest.mark.parametrize(
+    "metric", ["loss", "accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc"]
+)
+def test_the_gain_is_over_the_best_baseline_by_the_metric(findings: Findings, metric: str) -> None:
+    classifier = copy(findings.classifier)
+    classifier.metric = metric
+    found = replace(findings, classifier=classifier)
+    metric = "accuracy" if metric == "loss" else metric
+    values = {name: scores.value(metric) for name, scores in found.comparison().items()}
+    ours = values.pop(classifier.best_.name)
+    assert (found.gain.ours, found.gain.theirs) == (ours, max(values.values()))
+    assert values[found.gain.baseline.name] == max(values.values())
+    difference, low, high = found.gain.difference
+    assert difference == pytest.approx(100 * (ours - max(values.values())))
+    assert low < difference < high
+    page = fit_page(found)
+    [(_, gain, meaning)] = [card for card in page.cards if card[0].startswith("Gain")]
+    assert gain == f"{difference:+.1f} points"
+    assert f"over {found.gain.baseline.name} ({100 * max(values.values()):.1f}%)" in meaning
+    assert (page.cards[0][1] == f"{100 * ours:.1f}%") == (
+        metric in page.cards[0][0].lower().replace(" ", "-")
+    )
+
+
+def test_of_one_class_held_out_the_accuracy_is_compared(findings: Findings) -> None:
+    """A ranking of nodes of one class has no value."""
+    classifier = copy(findings.classifier)
+    classifier.metric = "auc"
+    only = findings.graph.replace(test=findings.graph.test & (findings.graph.labels == 0))
+    found = replace(findings, classifier=classifier, graph=only)
+    assert found.metric == "accuracy"
+    assert "is right on" in verdict(found)
+    assert "nan" not in render_markdown(fit_page(found))
 
 
 def test_too_little_held_out_is_said(findings: Findings) -> None:

@@ -51,7 +51,7 @@ def test_every_table_is_a_table_and_every_figure_is_there(text: str, folder: Pat
 
 def test_the_numbers_are_those_of_the_findings(findings: Findings, text: str) -> None:
     scores = findings.classifier.held_out_
-    assert f"| all held-out nodes | 174 | {100 * scores.accuracy:.1f}% |" in text
+    assert f"| all held-out nodes | 174 | {100 * scores.accuracy:.1f}% (" in text
     assert f"| a\\|b | {scores.confusion[0].sum()} | {100 * scores.recall[0]:.1f}% |" in text
     assert "| nodes | 300 |" in text
     assert "| split | train 40, validation 86, test 174 |" in text

@@ -98,6 +98,14 @@ class Scores:
         return int(self.confusion.sum(1).max()) / self.count if self.count else nan
 
     @property
+    def uninformed(self) -> Scores:
+        """The scores of predicting the most frequent class for all nodes, with equal probabilities."""
+        counts = self.confusion.sum(1)
+        labels = np.repeat(np.arange(len(counts)), counts)
+        constant = np.ones((self.count, len(counts)))
+        return Scores.of(labels, np.full_like(labels, counts.argmax()), len(counts), constant)
+
+    @property
     def interval(self) -> Interval:
         """Wilson's 95% interval of the accuracy."""
         return wilson(self.right, self.count)

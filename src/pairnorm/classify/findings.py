@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ from pairnorm.data.masks import Stream
 
 # Other ways to hold nodes out.
 LATER, UNMASKED = "coming later, with edges", "with all features they have"
+CROSS_FITTED = "all labeled nodes, cross-fitted"
 # At most this share of all nodes comes later.
 MAX_LATER_SHARE = 0.2
 # A smaller difference between two accuracies is not worth a sentence, nor is a smaller share of nodes.
@@ -66,6 +67,22 @@ STEPS = 3 + len(BASELINE_RATES) * len(BASELINE_DROPOUTS) + len(DEPTHS)
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+
+class Gain(NamedTuple):
+    """The difference between the model and its best baseline on the held-out nodes, by one metric.
+
+    Args:
+        baseline: with the largest value of the metric.
+        ours: value of the model.
+        theirs: value of the baseline.
+        difference: ours minus theirs, with its 95% interval, in points.
+    """
+
+    baseline: Baseline
+    ours: float
+    theirs: float
+    difference: tuple[float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,12 +204,37 @@ class Findings:
         if (self.test & missing).any() and (self.test & ~missing).any():
             groups[COMPLETE] = self._scores(self, self.test & ~missing)
             groups[INCOMPLETE] = self._scores(self, self.test & missing)
-        return groups | self.checks
+        cross_fitted = self.classifier.cross_fitted_
+        return groups | self.checks | ({} if cross_fitted is None else {CROSS_FITTED: cross_fitted})
 
     def comparison(self) -> dict[str, Scores]:
         """Evaluate the model and its baselines on the held-out nodes, the model first."""
         others = {baseline.name: self._scores(baseline, self.test) for baseline in self.baselines}
         return {self.classifier.best_.name: self.test_scores} | others
+
+    @property
+    def metric(self) -> str:
+        """The metric that compares the model with baselines; accuracy in place of the loss, or if unknown."""
+        metric = self.classifier.metric
+        return "accuracy" if isnan(self.test_scores.value(metric)) else metric
+
+    @property
+    def best_scores(self) -> Scores:
+        """The scores of most nodes: cross-fitted ones of all labeled nodes, or those of the held-out nodes."""
+        return self.classifier.cross_fitted_ or self.test_scores
+
+    @cached_property
+    def gain(self) -> Gain | None:
+        """The gain over the best baseline by ``metric``; None without baselines or held-out nodes."""
+        if not self.baselines or not self.test.any():
+            return None
+        values = [self._scores(baseline, self.test).value(self.metric) for baseline in self.baselines]
+        best = int(np.argmax(values))
+        baseline, labels = self.baselines[best], self.graph.labels.cpu().numpy()[self.test]
+        ours, theirs = ((x.predicted[self.test], x.probabilities[self.test]) for x in (self, baseline))
+        difference, low, high = metric_difference(self.metric, labels, ours, theirs)
+        value = self.test_scores.value(self.metric)
+        return Gain(baseline, value, values[best], (100 * difference, 100 * low, 100 * high))
 
     def prediction_sets(self) -> list[PredictionSets]:
         """Return the prediction sets of every node by error rate; none without held-out nodes."""
@@ -258,59 +300,55 @@ def headline(findings: Findings) -> str:
             f"There are no held-out nodes. Of the validation nodes {100 * best.validation_accuracy:.1f}% are "
             "right, but they selected the model: expect less."
         )
-    name = f"The model ({best.name})"
-    accuracy = f"{name} is right on {100 * ours.accuracy:.1f}% of {ours.count:,} held-out nodes"
-    if not findings.baselines:
-        return f"**Not compared with baselines.** {accuracy}."
-    metric = "accuracy" if findings.classifier.metric == "loss" else findings.classifier.metric
-    compared = findings.comparison()
-    values = {baseline.name: compared[baseline.name].value(metric) for baseline in findings.baselines}
-    baseline = max(findings.baselines, key=lambda baseline: np.nan_to_num(values[baseline.name], nan=-1.0))
+    name, gain, metric = f"The model ({best.name})", findings.gain, findings.metric
+    opening = f"{name} is right on {100 * ours.accuracy:.1f}% of {ours.count:,} held-out nodes"
+    if gain is None:
+        return f"**Not compared with baselines.** {opening}."
+    baseline = gain.baseline
     if ours.count < MIN_HELD_OUT:
+        right = findings.comparison()[baseline.name].right
         nodes = f"{ours.right} of {ours.count} held-out {'node' if ours.count == 1 else 'nodes'}"
         return (
             f"**Too few nodes are held out for a verdict.** {name} is right on {nodes}, {baseline.name} "
-            f"on {compared[baseline.name].right}. Label more nodes."
+            f"on {right}. Label more nodes."
         )
-    labels = findings.graph.labels.cpu().numpy()[test]
-    compared_models = ((model.predicted[test], model.probabilities[test]) for model in (findings, baseline))
-    gain, low, high = (100 * value for value in metric_difference(metric, labels, *compared_models))
-    interval = f"(95% interval {low:+.1f} to {high:+.1f})"
-    opening, reached = accuracy, f"{100 * values[baseline.name]:.1f}%"
     if metric != "accuracy":
         article = "an" if metric[0] in "aeiou" else "a"
-        value = _value_in_words(findings, metric)
-        opening = f"{name} reaches {article} {metric.replace('-', ' ')} of {value}"
-        reached = f"{values[baseline.name]:.3f}"
+        opening = (
+            f"{name} reaches {article} {metric.replace('-', ' ')} of {_value_in_words(findings, metric)}"
+        )
+        if findings.best_scores is not ours:
+            opening += f". On the {ours.count:,} held-out nodes it reaches {100 * gain.ours:.1f}%"
     same = (other.name for other in findings.baselines if _predicts_the_same(findings, other, metric))
     twin = next(same, "")
     if twin:
         return f"**{twin[:1].upper()}{twin[1:]} does as well.** Its predictions are the same. {opening}."
-    difference = f"{abs(gain):.1f} points {'more' if gain > 0 else 'less'} than"
+    points, low, high = gain.difference
+    interval = f"95% interval {low:+.1f} to {high:+.1f}"
+    difference = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} than"
+    reached = f"{baseline.name}, which reaches {100 * gain.theirs:.1f}%"
     if low > 0:
-        text = f"**The model beats the baselines.** {opening}, {difference} the best of them"
-        return f"{text}, {baseline.name} {interval}."
+        return f"**The model beats the baselines.** {opening}, {difference} the best, {reached} ({interval})."
     if high < 0:
-        text = f"**A baseline does better.** {opening}, {difference} {baseline.name} {interval}."
+        text = f"**A baseline does better.** {opening}, {difference} {reached} ({interval})."
         return f"{text} Use that, or label more nodes."
-    if gain < -LARGE_LOSS:
-        text = f"**A baseline may do better.** {opening}, {difference} {baseline.name}"
-        return f"{text}, but too few nodes are held out to be sure {interval}."
+    if points < -LARGE_LOSS:
+        text = f"**A baseline may do better.** {opening}, {difference} {reached}"
+        return f"{text}, but too few nodes are held out to be sure ({interval})."
     return (
         f"**No significant difference from a baseline.** {opening}; the best baseline ({baseline.name}) "
-        f"reaches {reached}. "
-        f"The difference is {gain:+.1f} points {interval}."
+        f"reaches {100 * gain.theirs:.1f}%. The difference is {points:+.1f} points ({interval})."
     )
 
 
 def _value_in_words(findings: Findings, metric: str) -> str:
     """Return the value of a metric with its interval, cross-fitted where that was done."""
-    scores, where = findings.test_scores, "on the held-out nodes"
+    scores, where = findings.best_scores, "on the held-out nodes"
     if findings.classifier.cross_fitted_ is not None:
-        scores = findings.classifier.cross_fitted_
         where = f"cross-fitted over {scores.count:,} labeled nodes"
     low, high = scores.interval_of(metric)
-    return f"{scores.value(metric):.3f} {where} (95% interval {low:.3f} to {high:.3f})"
+    value = 100 * scores.value(metric)
+    return f"{value:.1f}% {where} (95% interval {100 * low:.1f} to {100 * high:.1f}%)"
 
 
 def _predicts_the_same(findings: Findings, baseline: Baseline, metric: str) -> bool:
@@ -358,10 +396,11 @@ def _rare_class_remarks(findings: Findings) -> Iterator[str]:
     if len(counts) == 2 and not isnan(scores.auc):
         rarer = int(counts[1] <= counts[0])
         yield (
-            f"It ranks nodes of class {names[rarer]!r} ({counts[rarer] / counts.sum():.0%} of them) with an "
+            f"It predicts class {names[rarer]!r} ({counts[rarer] / counts.sum():.0%} of the held-out nodes) from "
+            f"a probability of {findings.classifier.threshold(rarer):.2f}. It ranks nodes of that class with an "
             f"AUC of {_value_in_words(findings, 'auc')} and an average precision of "
-            f"{_value_in_words(findings, 'average-precision')}; it predicts that class from a probability of "
-            f"{findings.classifier.threshold(rarer):.2f}."
+            f"{_value_in_words(findings, 'average-precision')}; a random ranking has 50% and "
+            f"{100 * findings.best_scores.uninformed.average_precision:.0f}%."
         )
 
 

@@ -66,7 +66,8 @@ DEFAULT_SECONDS, DEFAULT_NODES = 60.0, 20_000
 # A shorter search has no time for networks.
 MIN_NETWORK_SECONDS = 30.0
 BASELINE_EPOCHS, BASELINE_SEEDS = 200, 3
-BASELINE_RATES, BASELINE_DROPOUTS = (0.005, 0.02), (0.6, 0.2)
+# The first setting is the best one on most graphs, and the only one where time is short.
+BASELINE_RATES, BASELINE_DROPOUTS = (0.02, 0.005), (0.6, 0.2)
 
 
 class SearchSpace(NamedTuple):

@@ -221,6 +221,9 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
     )
     predicted = classifier.classes_.astype(str)[classifier.decide(classifier.probabilities_)]
     return _summary(out, classifier.best_.name, classifier.held_out_) | {
+        "metric": findings.metric,
+        "metric_value": _number(findings.best_scores.value(findings.metric)),
+        "metric_interval": [*map(_number, findings.best_scores.interval_of(findings.metric))],
         "nodes": graph.num_nodes,
         "labeled": int(graph.labeled.sum()),
         "predicted": dict(Counter(predicted.tolist())),
@@ -244,7 +247,8 @@ def _show(findings: "Findings") -> None:
     from pairnorm.report.fit_report import accuracy_table
 
     if findings.test.any():
-        groups = accuracy_table(findings.groups(), "On held-out nodes")
+        metrics = [*dict.fromkeys([findings.metric, "accuracy", "balanced-accuracy"])][:2]
+        groups = accuracy_table(findings.groups(), metrics, "On held-out nodes")
         console.table(groups.headings, groups.rows)
         share = findings.test_scores.most_frequent_share
         console.show(f"{share:.1%} of the held-out nodes have the most frequent class.")
@@ -258,6 +262,10 @@ def _show_progress(on_progress: console.OnProgress, now: "FitProgress") -> None:
     on_progress(console.Progress("Selecting a model", now.done, now.total, latest, seconds_left=seconds))
 
 
+def _number(value: float) -> float | None:
+    return None if value != value else value  # JSON has no NaN
+
+
 def _summary(out: Path, model: str, scores: "Scores | None") -> dict[str, Any]:
     """Return the summary of a run that ``--json`` prints."""
     known = scores if scores is not None and scores.count > 0 else None
@@ -265,6 +273,7 @@ def _summary(out: Path, model: str, scores: "Scores | None") -> dict[str, Any]:
         "model": model,
         "accuracy": known and known.accuracy,
         "accuracy_interval": known and list(known.interval),
+        "most_frequent_share": known and known.most_frequent_share,
         "held_out": known.count if known else 0,
         "files": sorted(str(path) for path in out.iterdir() if not path.name.startswith(".")),
     }

@@ -12,9 +12,17 @@ from numpy.typing import NDArray
 
 from pairnorm.base.memory import size
 from pairnorm.classify.candidates.task import Candidate, best_by_depth
-from pairnorm.classify.evaluation import Scores, paired_difference, wilson
+from pairnorm.classify.evaluation import RANKING_METRICS, Scores, wilson
 from pairnorm.classify.explanation import HEADINGS, SmoothingMeasures, Suggestion, smoothing_table
-from pairnorm.classify.findings import LATER, Findings, headline, node_columns, thousandths, verdict
+from pairnorm.classify.findings import (
+    CROSS_FITTED,
+    LATER,
+    Findings,
+    headline,
+    node_columns,
+    thousandths,
+    verdict,
+)
 from pairnorm.classify.persistence import PAGE, REPORT
 from pairnorm.classify.predictions import ALL, PredictionSets
 from pairnorm.classify.regression import MAX_SELECTION_ROWS
@@ -38,7 +46,14 @@ from pairnorm.report.document import (
 DEFAULT_RATE, CONFIDENT = 3, 0.9
 # Percentages of fewer held-out nodes are not shown.
 MIN_MEASURED = 10
-SCORE_COLUMNS = ("accuracy", "95% interval", "balanced", "macro F1")
+METRIC_NAMES = {
+    "accuracy": "accuracy",
+    "balanced-accuracy": "balanced accuracy",
+    "macro-f1": "macro F1",
+    "average-precision": "average precision",
+    "auc": "AUC",
+}
+DEFAULT_METRICS = ("accuracy", "balanced-accuracy", "macro-f1")
 GLOSSARY = {
     "Held-out node": "A node with a known label that was used neither to train nor to select the model. "
     "Accuracies are measured on these nodes alone.",
@@ -194,24 +209,37 @@ def _accuracy_card(scores: Scores) -> tuple[str, str, str]:
     return "Accuracy", answer, meaning
 
 
+def _metric_card(findings: Findings) -> tuple[str, str, str]:
+    """Return the card of the metric that selected the model, where that is not the accuracy."""
+    scores, metric = findings.best_scores, findings.metric
+    where = _nodes(scores.count)
+    if findings.classifier.cross_fitted_ is not None:
+        where = f"{scores.count:,} labeled nodes, cross-fitted"
+    without = "a random ranking" if metric in RANKING_METRICS else "the most frequent class alone"
+    meaning = (
+        f"95% interval {_percent_range(*scores.interval_of(metric))}, on {where}; {without} reaches "
+        f"{percent(scores.uninformed.value(metric))}."
+    )
+    name = METRIC_NAMES[metric]
+    return name[:1].upper() + name[1:], percent(scores.value(metric)), meaning
+
+
 def _cards(findings: Findings) -> list[tuple[str, str, str]]:
-    """Return the title, number and meaning of each card: accuracy, gain, and labels to review."""
+    """Return the title, number and meaning of each card: scores, gain, and labels to review."""
     confidence, counted = findings.classifier.probabilities_.max(1), findings.nodes_to_label
     review = f"{int((counted & (confidence < CONFIDENT)).sum()):,} of {int(counted.sum()):,}"
     meaning = f"nodes {_total(findings)} have a confidence below {CONFIDENT:.0%}."
     to_review = ("Labels to review", review, meaning)
-    test = findings.test
-    if not test.any():
+    if not findings.test.any():
         return [("Accuracy", "Not known", "There are no held-out nodes to measure it on."), to_review]
     cards = [_accuracy_card(findings.test_scores)]
-    if findings.baselines:
-        labels = findings.graph.labels.cpu().numpy()
-        right = {baseline.name: (baseline.predicted == labels)[test] for baseline in findings.baselines}
-        name = max(right, key=lambda name: right[name].sum())
-        difference = paired_difference((findings.predicted == labels)[test], right[name])
-        gain, low, high = (100 * value for value in difference)
-        text = f"95% interval {low:+.1f} to {high:+.1f}, over {name} ({100 * right[name].mean():.1f}%)."
-        cards.append(("Gain over the best baseline", f"{gain:+.1f} points", text))
+    if findings.metric != "accuracy":
+        cards.insert(0, _metric_card(findings))
+    if (gain := findings.gain) is not None:
+        points, low, high = gain.difference
+        over = f"over {gain.baseline.name} ({percent(gain.theirs)}), on {_nodes(findings.test_scores.count)}."
+        text = f"95% interval {low:+.1f} to {high:+.1f}, {over}"
+        cards.append(("Gain over the best baseline", f"{points:+.1f} points", text))
     return [*cards, to_review]
 
 
@@ -303,7 +331,12 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
             "Those coming later were taken out of the graph with all their edges; a model that was fitted "
             "without them labeled them when they came back."
         )
-    yield accuracy_table(groups)
+    if CROSS_FITTED in groups:
+        yield Text(
+            "Too few nodes of a rare class are held out to state how well it is ranked. Cross-fitting holds "
+            "out each labeled node in turn, and fits a model without it."
+        )
+    yield accuracy_table(groups, _metrics(findings))
     yield _class_table(groups[ALL], names)
     yield confusion("Confusion matrix (shade: share of the true class)", groups[ALL].confusion, names)
     right = findings.predicted[test] == findings.graph.labels.cpu().numpy()[test]
@@ -311,10 +344,23 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
     yield reliability(title, findings.probabilities[test].max(1), right)
 
 
-def accuracy_table(groups: Mapping[str, Scores], title: str = "group") -> Table:
-    """Return a table of the scores of groups of held-out nodes."""
-    rows = [[name, f"{scores.count:,}", *_score_columns(scores)] for name, scores in groups.items()]
-    return Table([title, "nodes", *SCORE_COLUMNS], rows)
+def accuracy_table(
+    groups: Mapping[str, Scores], metrics: Sequence[str] = DEFAULT_METRICS, title: str = "group"
+) -> Table:
+    """Return a table of the scores of groups of held-out nodes, with 95% intervals."""
+    rows = [[name, f"{scores.count:,}", *_score_columns(scores, metrics)] for name, scores in groups.items()]
+    return Table([title, "nodes", *_score_headings(metrics)], rows)
+
+
+def _metrics(findings: Findings) -> list[str]:
+    """Return the metrics to show; the ranking ones only where they matter."""
+    ranked = findings.graph.num_classes == 2 or findings.metric in RANKING_METRICS
+    return [*DEFAULT_METRICS, *(RANKING_METRICS if ranked else ())]
+
+
+def _score_headings(metrics: Sequence[str]) -> list[str]:
+    first, *others = (METRIC_NAMES[metric] for metric in metrics)
+    return [f"{first} (95% interval)", *others]
 
 
 def _class_table(scores: Scores, classes: Sequence[str]) -> Table:
@@ -323,19 +369,26 @@ def _class_table(scores: Scores, classes: Sequence[str]) -> Table:
     return Table(["class", "nodes", "recall", "precision", "F1"], rows)
 
 
-def _score_columns(scores: Scores) -> list[str]:
-    means = (scores.balanced_accuracy, scores.macro_f1)
-    return [percent(scores.accuracy), _percent_range(*scores.interval), *map(percent, means)]
+def _score_columns(scores: Scores, metrics: Sequence[str]) -> list[str]:
+    columns = []
+    for metric in metrics:
+        value, (low, high) = scores.value(metric), scores.interval_of(metric)
+        columns.append("–" if isnan(value) else f"{percent(value)} ({100 * low:.0f} to {100 * high:.0f})")
+    return columns
 
 
 def _comparison(findings: Findings) -> list[Markdown | Table | Chart | Text]:
-    scores = findings.comparison()
-    ends = [(100 * row.accuracy, 100 * row.interval[0], 100 * row.interval[1]) for row in scores.values()]
-    title = "Accuracy on held-out nodes, with 95% interval"
+    scores, metric, metrics = findings.comparison(), findings.metric, _metrics(findings)
+    ends = [
+        (100 * row.value(metric), *(100 * end for end in row.interval_of(metric))) for row in scores.values()
+    ]
+    name = METRIC_NAMES[metric]
+    title = f"{name[:1].upper()}{name[1:]} on held-out nodes, with 95% interval"
+    rows = [[name, *_score_columns(score, metrics)] for name, score in scores.items()]
     return [
         Markdown(verdict(findings)),
-        intervals(title, list(scores), ends, "accuracy (%)"),
-        Table(["method", *SCORE_COLUMNS], [[name, *_score_columns(score)] for name, score in scores.items()]),
+        intervals(title, list(scores), ends, f"{name} (%)"),
+        Table(["method", *_score_headings(metrics)], rows),
         Text(_tuning(findings)),
     ]
 
@@ -366,7 +419,8 @@ def _tuning(findings: Findings) -> str:
 
 def _ensemble(findings: Findings) -> list[Text | Table]:
     classifier, best = findings.classifier, findings.classifier.best_
-    how = f"that do best together on {findings.selection_nodes}, by {classifier.metric}"
+    metric = classifier.metric.replace("-", " ")
+    how = f"that do best together on {findings.selection_nodes}, by {metric}"
     if best.one_per_model:
         how = f"that are the best of each model, as {findings.selection_nodes} prefer none"
     members = classifier.parts_
