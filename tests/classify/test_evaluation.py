@@ -10,6 +10,7 @@ from pairnorm.classify import NodeClassifier, Scores
 from pairnorm.classify.evaluation import (
     MIN_TEMPERATURE_NODES,
     comparable_scores,
+    expected_average_precision,
     fit_temperature,
     mean_probabilities,
     metric_difference,
@@ -66,21 +67,6 @@ def test_the_difference_of_two_models_is_that_of_their_confusion_matrices(metric
     ours, theirs = (Scores.of(labels, one, 1000).value(metric) for one in models)
     assert gain == pytest.approx(ours - theirs)
     assert low < gain < high
-
-
-def test_rankings_of_several_models_do_not_depend_on_how_far_each_spreads() -> None:
-    random = np.random.default_rng(0)
-    labels, folds = random.integers(0, 2, 200), np.arange(200) % 2
-    logits = random.normal(size=200) + labels
-    spread = np.where(folds == 1, 5 * logits - 3, logits)
-    one, other = (np.stack([1 / (1 + np.exp(z)), 1 / (1 + np.exp(-z))], 1) for z in (logits, spread))
-    expected = Scores.of(labels, labels, 2, one, folds)
-    scores = Scores.of(labels, labels, 2, other, folds)
-    assert scores.auc == pytest.approx(expected.auc)
-    assert scores.average_precision == pytest.approx(expected.average_precision)
-    assert Scores.of(labels, labels, 2, other).auc < scores.auc - 0.01
-    single = Scores.of(labels, labels, 2, one, np.zeros(200, dtype=np.int64))
-    assert single.auc == Scores.of(labels, labels, 2, one).auc
 
 
 def test_numbers_counted_by_hand() -> None:
@@ -266,16 +252,39 @@ def test_of_two_classes_the_rarer_one_is_ranked() -> None:
     assert scores.average_precision < average_precision_score(labels == 1, 1 - first) - 0.1
 
 
-def test_folds_are_compared_by_their_nodes_of_other_classes() -> None:
-    """Half of the first fold is positive and a tenth of the second: its log-odds are higher on average."""
+def test_the_expected_average_precision_is_that_of_other_nodes() -> None:
+    """On samples with few positive nodes, its mean is nearer to the value on very many than the usual one."""
     random = np.random.default_rng(0)
-    folds, labels = (
-        np.arange(400) // 200,
-        (np.arange(400) % 20 < np.where(np.arange(400) < 200, 10, 2)).astype(int),
-    )
-    p = 1 / (1 + np.exp(-(random.normal(size=400) + 2 * labels)))
-    scores = comparable_scores(labels, np.stack([1 - p, p], 1), folds)
-    for fold in (0, 1):
-        others = scores[(folds == fold) & (labels == 0), 1]
-        assert others.mean() == pytest.approx(0, abs=1e-6)
-        assert others.std() == pytest.approx(1, abs=1e-6)
+
+    def draw(count: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        positive = np.arange(count) < count / 10
+        return positive, random.normal(size=count) + 1.6 * positive
+
+    def usual(positive: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
+        return float(average_precision_score(positive, scores))
+
+    positive, scores = draw(200_000)
+    expected = usual(positive, scores)
+    assert expected_average_precision(positive, scores) == pytest.approx(expected, abs=1e-3)
+    samples = [draw(120) for _ in range(500)]
+    errors = [np.mean([f(*one) for one in samples]) - expected for f in (usual, expected_average_precision)]
+    assert errors[0] > 0.03
+    assert abs(errors[1]) < 0.6 * errors[0]
+
+
+def test_of_equal_scores_the_expected_average_precision_is_the_share() -> None:
+    positive = np.arange(20) < 4
+    assert expected_average_precision(positive, np.zeros(20)) == pytest.approx(0.2)
+    assert expected_average_precision(positive, positive.astype(float)) == 1
+    assert expected_average_precision(positive, -positive.astype(float)) == pytest.approx(0.2, abs=0.1)
+
+
+def test_scores_of_models_that_spread_probabilities_differently_are_comparable() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(size=500)
+    scores = [
+        comparable_scores(np.stack([1 - p, p], 1))
+        for p in (1 / (1 + np.exp(-(shift + factor * logits))) for shift, factor in ((0, 1), (-2, 0.1)))
+    ]
+    np.testing.assert_allclose(*scores, atol=1e-6)
+    assert not comparable_scores(np.full((5, 2), 0.5)).any()

@@ -58,7 +58,7 @@ class Scores:
         predicted: Integers,
         classes: int,
         probabilities: NDArray[Any] | None = None,
-        folds: Integers | None = None,
+        cross_fitted: bool = False,
     ) -> Scores:
         """Compute the scores of some nodes.
 
@@ -67,15 +67,17 @@ class Scores:
             predicted: int64 [m].
             classes: number of classes.
             probabilities: [m, classes], where known.
-            folds: int64 [m], which model predicted each node, where there are several.
+            cross_fitted: correct the bias of the average precision; see ``expected_average_precision``.
         """
         pairs = labels * classes + predicted
         confusion = np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
         if probabilities is None:
             return cls(confusion)
-        if folds is not None:
-            probabilities = comparable_scores(labels, probabilities, folds)
-        return cls(confusion, *rankings(labels, probabilities)[:, 0].tolist())
+        auc, average_precision = rankings(labels, probabilities)[:, 0].tolist()
+        if cross_fitted and (ranked := _ranked_classes(labels, classes)):
+            values = [expected_average_precision(labels == one, probabilities[:, one]) for one in ranked]
+            average_precision = float(np.mean(values))
+        return cls(confusion, auc, average_precision)
 
     @property
     def count(self) -> int:
@@ -237,31 +239,44 @@ def rankings(labels: Integers, probabilities: NDArray[Any], weights: Floats | No
         weights: of the nodes, [samples, m]. Default: one sample in which all weigh the same.
     """
     weights = np.ones((1, len(labels))) if weights is None else weights
-    counts = np.bincount(labels, minlength=probabilities.shape[1])
-    ranked = [number for number, count in enumerate(counts) if 0 < count < len(labels)]
-    if probabilities.shape[1] == 2:
-        ranked = ranked[:1] if counts[0] < counts[1] else ranked[1:]
+    ranked = _ranked_classes(labels, probabilities.shape[1])
     if not ranked:
         return np.full((2, len(weights)), nan)
     values = [weighted_rankings(labels == number, probabilities[:, number], weights) for number in ranked]
     return np.asarray(np.mean(values, axis=0))
 
 
-def comparable_scores(labels: Integers, probabilities: NDArray[Any], folds: Integers) -> Floats:
-    """Return log-odds of every class that rank nodes of several models together, [m, classes].
+def _ranked_classes(labels: Integers, classes: int) -> list[int]:
+    """Return the rarer one of two classes, or all classes that some of the nodes have, and not all."""
+    counts = np.bincount(labels, minlength=classes)
+    ranked = [number for number, count in enumerate(counts) if 0 < count < len(labels)]
+    return ranked if classes != 2 else ranked[:1] if counts[0] < counts[1] else ranked[1:]
+
+
+def expected_average_precision(positive: Booleans, scores: NDArray[Any]) -> float:
+    r"""Estimate the average precision of other nodes like these, without the bias of few positive ones.
+
+    A positive node counts in its own precision, which is too high on average therefore. Here it is ranked
+    among the others: with $t$ of the $n_+ - 1$ other positive nodes and $f$ negative ones before it or next
+    to it, its precision is $n_+ t' / (n_+ t' + f)$ with $t' = t / (n_+ - 1)$, and 1 if $t = f = 0$.
+    """
+    count = int(positive.sum())
+    ranked, own = np.sort(-scores[positive]), -scores[positive]
+    others = count / max(count - 1, 1) * (np.searchsorted(ranked, own, side="right") - 1.0)
+    misses = np.searchsorted(np.sort(-scores[~positive]), own, side="right")
+    before = others + misses
+    return float(np.divide(others, before, out=np.ones(count), where=before > 0).mean())
+
+
+def comparable_scores(probabilities: NDArray[Any]) -> Floats:
+    """Return log-odds of every class that rank nodes of several models together, [n, classes].
 
     Models of different folds differ in how far they spread probabilities, which would mix up their rankings:
-    the log-odds are standardized by those of the nodes of other classes in the same fold.
+    the log-odds are standardized by those of all nodes.
     """
     p = probabilities.astype(np.float64).clip(1e-12, 1 - 1e-12)
     scores: Floats = np.log(p / (1 - p))
-    for fold in np.unique(folds):
-        rows = folds == fold
-        for number in range(p.shape[1]):
-            others = scores[rows & (labels != number), number]
-            if len(others):
-                scores[rows, number] = (scores[rows, number] - others.mean()) / max(others.std(), 1e-12)
-    return scores
+    return np.asarray((scores - scores.mean(0)) / scores.std(0).clip(1e-12))
 
 
 def paired_difference(ours: NDArray[Any], theirs: NDArray[Any]) -> tuple[float, float, float]:

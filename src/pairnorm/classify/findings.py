@@ -220,7 +220,7 @@ class Findings:
 
     @property
     def best_scores(self) -> Scores:
-        """The scores of most nodes: cross-fitted ones of all labeled nodes, or those of the held-out nodes."""
+        """The cross-fitted scores of all labeled nodes if there are any, else those of the held-out nodes."""
         return self.classifier.cross_fitted_ or self.test_scores
 
     @cached_property
@@ -396,9 +396,9 @@ def _rare_class_remarks(findings: Findings) -> Iterator[str]:
     if len(counts) == 2 and not isnan(scores.auc):
         rarer = int(counts[1] <= counts[0])
         yield (
-            f"It predicts class {names[rarer]!r} ({counts[rarer] / counts.sum():.0%} of the held-out nodes) from "
-            f"a probability of {findings.classifier.threshold(rarer):.2f}. It ranks nodes of that class with an "
-            f"AUC of {_value_in_words(findings, 'auc')} and an average precision of "
+            f"It predicts class {names[rarer]!r} ({counts[rarer] / counts.sum():.0%} of the held-out nodes) "
+            f"from a probability of {findings.classifier.threshold(rarer):.2f}. It ranks nodes of that class "
+            f"with an AUC of {_value_in_words(findings, 'auc')} and an average precision of "
             f"{_value_in_words(findings, 'average-precision')}; a random ranking has 50% and "
             f"{100 * findings.best_scores.uninformed.average_precision:.0f}%."
         )

@@ -42,7 +42,7 @@ from pairnorm.classify.candidates.task import (
     Task,
     Tick,
 )
-from pairnorm.classify.evaluation import Scores, apply_tilt, fit_tilt, mean_probabilities
+from pairnorm.classify.evaluation import Scores, apply_tilt, comparable_scores, fit_tilt, mean_probabilities
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.classify.search_space import resolve_time_limit
@@ -428,7 +428,7 @@ def cross_fit(classifier: NodeClassifier, graph: Graph, folds: Sequence[Tensor],
     other = clone(classifier).set_params(refit=False, model=models)
     other.set_params(time_limit=0 if isinf(limit) else limit / len(folds))
     empty = torch.zeros_like(graph.test)
-    labels, predicted, probabilities = [], [], []
+    labels, predicted, scores = [], [], []
     for number, held_out in enumerate([graph.test, *folds]):
         fitted = classifier
         if number > 0:
@@ -442,8 +442,7 @@ def cross_fit(classifier: NodeClassifier, graph: Graph, folds: Sequence[Tensor],
             tick(f"cross-fitted, fold {number} of {len(folds)}")
         mask = held_out.cpu().numpy()
         labels.append(graph.labels.cpu().numpy()[mask])
-        probabilities.append(fitted.evaluation_probabilities_[mask])
-        predicted.append(fitted.decide(probabilities[-1]))
-    numbers = np.repeat(np.arange(len(labels)), [len(part) for part in labels])
-    true, decided, p = (np.concatenate(parts) for parts in (labels, predicted, probabilities))
-    return Scores.of(true, decided, graph.num_classes, p, numbers)
+        scores.append(comparable_scores(fitted.evaluation_probabilities_)[mask])
+        predicted.append(fitted.decide(fitted.evaluation_probabilities_[mask]))
+    true, decided, ranked = (np.concatenate(parts) for parts in (labels, predicted, scores))
+    return Scores.of(true, decided, graph.num_classes, ranked, cross_fitted=True)

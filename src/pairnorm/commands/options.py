@@ -82,8 +82,8 @@ COLUMNS = {
     "--classes N|each": "Cut a numeric label into N classes of equal size, or make each value a class. "
     "Default: refuse many different numbers.",
     "--merge-classes": "Merge labels that differ by case, spaces or one letter. Default: note them.",
-    "--unknown-label WORD...": "Take this label as unknown, such as '?'. May be repeated. Default: only empty "
-    "cells.",
+    "--unknown-label WORD...": "Take this label as unknown, such as '?'. May be repeated. Default: only "
+    "empty cells.",
     "--split COLUMN": "Take train, validation or test from this column. Default: a random split.",
     "--source COLUMN": "Take the first node of an edge from this column. Default: source, else the first.",
     "--target COLUMN": "Take the second node of an edge from this column. Default: target, else the second.",

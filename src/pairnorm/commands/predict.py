@@ -47,8 +47,8 @@ OPTIONS = {
     },
     "Columns": {
         **shared("id source target weight on-unknown-node ignore"),
-        "--strict": "Refuse columns, categories and classes that differ from the fit. Default: impute or ignore "
-        "them.",
+        "--strict": "Refuse columns, categories and classes that differ from the fit. Default: impute or "
+        "ignore them.",
     },
     "Running": shared("device quiet json"),
 }

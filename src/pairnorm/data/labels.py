@@ -71,9 +71,9 @@ def read_labels(
     if new:
         count = int(((codes >= 0) & (labels == UNKNOWN)).sum())
         table.notes.append(
-            f"{count:,} {'node has' if count == 1 else 'nodes have'} a class in column {quoted(name)} that is "
-            f"unknown to the model, as {quote_names([*new], 3)}: such labels count as unknown, and the model "
-            "never predicts them"
+            f"{count:,} {'node has' if count == 1 else 'nodes have'} a class in column {quoted(name)} that "
+            f"is unknown to the model, as {quote_names([*new], 3)}: such labels count as unknown, and the "
+            "model never predicts them"
         )
     return torch.from_numpy(labels), names
 

@@ -26,7 +26,7 @@ from pairnorm.classify.findings import (
 from pairnorm.classify.persistence import PAGE, REPORT
 from pairnorm.classify.predictions import ALL, PredictionSets
 from pairnorm.classify.regression import MAX_SELECTION_ROWS
-from pairnorm.classify.search_space import BASELINE_EPOCHS, BASELINE_SEEDS
+from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_EPOCHS, BASELINE_RATES, BASELINE_SEEDS
 from pairnorm.classify.streaming import Outcome
 from pairnorm.data import Graph
 from pairnorm.report import document
@@ -379,9 +379,10 @@ def _score_columns(scores: Scores, metrics: Sequence[str]) -> list[str]:
 
 def _comparison(findings: Findings) -> list[Markdown | Table | Chart | Text]:
     scores, metric, metrics = findings.comparison(), findings.metric, _metrics(findings)
-    ends = [
-        (100 * row.value(metric), *(100 * end for end in row.interval_of(metric))) for row in scores.values()
-    ]
+    ends = []
+    for row in scores.values():
+        low, high = row.interval_of(metric)
+        ends.append((100 * row.value(metric), 100 * low, 100 * high))
     name = METRIC_NAMES[metric]
     title = f"{name[:1].upper()}{name[1:]} on held-out nodes, with 95% interval"
     rows = [[name, *_score_columns(score, metrics)] for name, score in scores.items()]
@@ -408,12 +409,18 @@ def _tuning(findings: Findings) -> str:
     if findings.classifier.task_.fold_masks:
         count = int((split.train | split.validation).sum())
         text += f" Methods without networks were then trained on all {count:,} training and validation nodes."
-    if any(baseline.best.model == "GCN" for baseline in findings.baselines):
+    for baseline in (baseline for baseline in findings.baselines if baseline.best.model == "GCN"):
         text += (
             f" The GCN trains on the {int(split.train.sum()):,} training nodes alone, for at most "
             f"{BASELINE_EPOCHS} epochs, averaged over {BASELINE_SEEDS} seeds; the validation nodes stop and "
             "select it."
         )
+        settings = len(BASELINE_RATES) * len(BASELINE_DROPOUTS)
+        if baseline.num_candidates < settings:
+            text += (
+                f" The time limit ended its search in setting {baseline.num_candidates} of {settings}: with "
+                "more time it may be better."
+            )
     return text
 
 
