@@ -282,8 +282,7 @@ class RankGroups(Groups):
 def can_fuse(norm: "PairNorm", x: Tensor) -> bool:
     """Return whether the kernels of the operation before ``norm`` can normalize its result at once."""
     alone = norm.process_group is None and not norm.track_running_stats and norm.mode != "PN-SCS"
-    small = x.device.type != "cpu" or x.numel() <= MAX_FUSED_ELEMENTS
-    return alone and small and not needs_reference(x)
+    return alone and (x.device.type != "cpu" or x.numel() <= MAX_FUSED_ELEMENTS)
 
 
 def normalize(x: Tensor, groups: Groups, scale: float, eps: float, mode: str) -> Tensor:

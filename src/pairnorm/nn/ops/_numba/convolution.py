@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pairnorm.nn.ops._numba import dropout, linear
 from pairnorm.nn.ops._numba import vectors as vec
-from pairnorm.nn.ops._numba.pair_norm import gradient_in_one_thread, has_huge_norm, normalize_in_one_thread
+from pairnorm.nn.ops._numba.pair_norm import gradient_in_one_thread, normalize_in_one_thread
 from pairnorm.nn.ops._numba.sparse_product import activation_gradients, gather
 from pairnorm.nn.ops.convolution import attention_reference, gcn_reference
 from pairnorm.nn.ops.kernels import Saved
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DTYPES, fits = linear.DTYPES, linear.fits
 ZERO = np.float32(0)
+NO_NORMS = torch.empty(0, 0), torch.empty(0, 0, dtype=torch.float64)
 
 
 def gcn_forward(
@@ -31,13 +32,14 @@ def gcn_forward(
     drops = dropout.settings(rows, rate, keys)
     x_dropped = rows if drops is dropout.NONE else vec.empty(rows.shape)
     result, end = _layer_end_memory(norm, len(bias), matrix.num_rows, bias.size(1), needs_backward)
-    _gcn_forward(
+    is_huge = _gcn_forward(
         rows.numpy(), *drops, _weights(weight), vec.array(bias), *matrix.arrays, CODES[activation],
-        vec.empty(rows.size(1), bias.size(1)).numpy(), x_dropped.numpy(), *_scale_and_eps(norm),
+        np.empty((rows.size(1), bias.size(1)), np.float32), x_dropped.numpy(), *_scale_and_eps(norm),
         *_arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
-    if has_huge_norm(norms.numpy()):
+    if is_huge:
+        norms = norms[:, :0]
         result = gcn_reference(x, weight, bias, matrix, activation, norm, rate, keys)
     return result, (x_dropped, h, norms, means)
 
@@ -55,8 +57,8 @@ def gcn_backward(
         *_layer_end_gradient(grads[0], norm, *end), _scale_and_eps(norm)[0], CODES[activation],
         *matrix.transposed.arrays, x_dropped.numpy(), *dropout.settings(x_dropped, rate, keys),
         _weights(None if weight is None else weight.transpose(1, 2)), needs_grad[0],
-        vec.empty(1, matrix.num_rows, width).numpy(), vec.empty(nodes, width).numpy(), grad_x.numpy(),
-        _weights(grad_weight), grad_bias.numpy(),
+        np.empty((1, matrix.num_rows, width), np.float32), np.empty((nodes, width), np.float32),
+        grad_x.numpy(), _weights(grad_weight), grad_bias.numpy(),
     )  # fmt: skip
     return result if needs_grad[0] else None, grad_weight, grad_bias
 
@@ -73,13 +75,14 @@ def attention_forward(
     drops = dropout.settings(weights, rate, keys)
     masked = weights if drops is dropout.NONE else vec.empty(weights.shape)
     result, end = _layer_end_memory(norm, models, matrix.num_rows, features, needs_backward)
-    _attention_forward(
+    is_huge = _attention_forward(
         pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z_by_model.numpy(), offset,
         np.float32(negative_slope), *drops, CODES[activation], weights.numpy(), masked.numpy(),
         *_scale_and_eps(norm), *_arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
-    if has_huge_norm(norms.numpy()):
+    if is_huge:
+        norms = norms[:, :0]
         result = attention_reference(scores, z, bias, matrix, activation, negative_slope, rate, keys, norm)
     return result, (att_scores, z_by_model, weights, masked, h, norms, means)
 
@@ -101,7 +104,7 @@ def attention_backward(
     _attention_backward(
         *_layer_end_gradient(grads[0], norm, *end), _scale_and_eps(norm)[0], CODES[activation],
         pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z.numpy(), weights.numpy(),
-        masked.numpy(), np.float32(negative_slope), vec.empty(1, matrix.num_rows, z.size(2)).numpy(),
+        masked.numpy(), np.float32(negative_slope), np.empty((1, matrix.num_rows, z.size(2)), np.float32),
         grad_scores.numpy(), grad_z.numpy(), grad_bias.numpy(),
     )  # fmt: skip
     return to_scores, to_z, grad_bias if needs_grad[2] else None
@@ -126,7 +129,7 @@ def _layer_end_memory(
     """Return the result, and memory for h, y, norms and means; y = PairNorm(h), or h itself without one."""
     result, y = vec.empty_by_model(models, nodes, features)
     if norm is None:
-        return result, (y, y, vec.empty(models, 0), torch.empty(models, 0, dtype=torch.float64))
+        return result, (y, y, *NO_NORMS)
     h = vec.empty(y.shape) if needs_backward else y
     norms = vec.empty(models, nodes if norm.mode == "PN-SI" else 1)
     return result, (h, y, norms, torch.empty(models, features, dtype=torch.float64))
@@ -135,17 +138,19 @@ def _layer_end_memory(
 def _layer_end_gradient(
     grad: Tensor, norm: "PairNorm | None", h: Tensor, norms: Tensor, means: Tensor
 ) -> list[Any]:
-    """Return the arrays of the gradient, h, norms and means; without norms where PairNorm is done already."""
-    if norm is not None and has_huge_norm(norms.numpy()):
+    """Return the arrays of the gradient, h, norms and means; huge norms, in float64, are done here."""
+    if norm is not None and not norms.numel():
         settings = (Groups(h.size(1)), norm.scale, norm.eps, norm.mode)
-        grad, norms = in_double(h.transpose(0, 1), settings, grad), norms[:, :0]
+        grad = in_double(h.transpose(0, 1), settings, grad)
     return _arrays((vec.by_model(grad), h, norms, means))
 
 
 @vec.kernel
-def _layer_end(h: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> None:
-    if norm.shape[1]:
-        normalize_in_one_thread(h.transpose(1, 0, 2), scale, eps, y.transpose(1, 0, 2), norm, mean)
+def _layer_end(h: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> bool:
+    """Normalize the states of a model, if there are norms; return whether one is huge."""
+    if not norm.shape[1]:
+        return False
+    return normalize_in_one_thread(h.transpose(1, 0, 2), scale, eps, y.transpose(1, 0, 2), norm, mean)
 
 
 @vec.kernel
@@ -165,7 +170,8 @@ def _gcn_forward(
     x: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any, bias: Any, crow: Any,
     column: Any, values: Any, activation: int, z: Any, x_dropped: Any, scale: float, eps: float,
     h: Any, y: Any, norms: Any, means: Any,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
+    is_huge = False
     for model in range(len(h)):
         if dropped:
             dropout.drop(x[model], positions, keys[model], dropped, factor, x_dropped[model])
@@ -174,7 +180,8 @@ def _gcn_forward(
         source = z if len(weight) else x[model]
         gather(crow, column, values, source, bias[model : model + 1], activation, h[model])
         one = slice(model, model + 1)
-        _layer_end(h[one], scale, eps, y[one], norms[one], means[one])
+        is_huge |= _layer_end(h[one], scale, eps, y[one], norms[one], means[one])
+    return is_huge
 
 
 @vec.kernel
@@ -203,14 +210,16 @@ def _attention_forward(
     crow: Any, column: Any, att_scores: Any, z: Any, bias: Any, negative_slope: Any, positions: Any,
     keys: Any, dropped: Any, factor: Any, activation: int, weights: Any, masked: Any, scale: float,
     eps: float, h: Any, y: Any, norms: Any, means: Any,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
+    is_huge = False
     for model in range(len(z)):
         _softmax(crow, column, att_scores[model], negative_slope, weights[model])
         if dropped:
             dropout.drop(weights[model], positions, keys[model], dropped, factor, masked[model])
         gather(crow, column, masked[model, 0], z[model], bias[model : model + 1], activation, h[model])
         one = slice(model, model + 1)
-        _layer_end(h[one], scale, eps, y[one], norms[one], means[one])
+        is_huge |= _layer_end(h[one], scale, eps, y[one], norms[one], means[one])
+    return is_huge
 
 
 @vec.kernel

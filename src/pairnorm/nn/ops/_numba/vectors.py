@@ -80,16 +80,15 @@ def _warn_no_cache() -> None:
     )
 
 
-def share_out(rows: int, rows_per_task: int, work: Callable[[int, int], Any]) -> None:
-    """Divide rows among torch's number of threads: each calls ``work(start, stop)``, which frees the GIL."""
+def share_out(rows: int, rows_per_task: int, work: Callable[[int, int], Any]) -> list[Any]:
+    """Call ``work(start, stop)``, which frees the GIL, in torch's number of threads; return its results."""
     starts = range(0, rows, rows_per_task)
+    stops = [min(start + rows_per_task, rows) for start in starts]
     threads = min(torch.get_num_threads(), len(starts))
     if threads <= 1:
-        for start in starts:
-            work(start, min(start + rows_per_task, rows))
-        return
+        return [*map(work, starts, stops)]
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda start: work(start, min(start + rows_per_task, rows)), starts))
+        return [*pool.map(work, starts, stops)]
 
 
 class Vector(types.Type):  # type: ignore[misc]
