@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pairnorm.train.loop import EPOCHS_PER_SYNC, Loop
+from pairnorm.train.loop import EPOCHS_PER_SYNC, Adam, Loop
 
 
 class Bowls:
@@ -220,3 +222,36 @@ def test_every_model_may_have_an_optimizer_of_its_own(rates: list[float], decays
             adam.step()
         torch.testing.assert_close(weight.view(6, 4, 5)[model], own[0], rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(bias.view(6)[model], own[1], rtol=1e-10, atol=1e-12)
+
+
+def test_adam_takes_the_steps_of_torchs_own() -> None:
+    torch.manual_seed(0)
+    ours, theirs = ([torch.ones(3, 5).requires_grad_(), torch.ones(2).requires_grad_()] for _ in range(2))
+    adam = Adam([(ours[:1], 0.1, 0.01), (ours[1:], 0.02, 0.0)])
+    reference = torch.optim.Adam(
+        [{"params": theirs[:1], "lr": 0.1, "weight_decay": 0.01}, {"params": theirs[1:], "lr": 0.02}],
+        fused=True,
+    )
+    for step in range(20):
+        for own, other in zip(ours, theirs, strict=True):
+            # At some steps a tensor has no gradient, and stays.
+            own.grad = None if step % 3 == 0 and own.dim() == 1 else torch.randn_like(own)
+            other.grad = own.grad
+        adam.step()
+        reference.step()
+    assert all(torch.equal(own, other) for own, other in zip(ours, theirs, strict=True))
+    for number, other in enumerate(theirs):
+        for name, tensor in reference.state[other].items():
+            assert torch.equal(adam.state()[f"{number}.{name}"], tensor)
+
+
+def test_training_does_not_import_the_compiler() -> None:
+    code = """
+import sys
+from pairnorm.data import csbm
+from pairnorm.train import Spec, train
+train(csbm(100), Spec("csbm", "GCN", 2, epochs=2), seeds=[0], device="cpu")
+assert "torch._dynamo" not in sys.modules
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

@@ -53,7 +53,8 @@ def effective_rank(x: Tensor) -> Tensor:
     if not bool(x.isfinite().all()):
         return x.new_tensor(torch.nan)  # the decomposition would raise; a measure of NaN is NaN
     tall = x if x.shape[0] >= x.shape[1] else x.T
-    values = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r").R)
+    triangle = torch.linalg.qr(tall, mode="r").R
+    values = torch.linalg.svdvals(triangle.cpu()).to(x.device)  # CUDA's takes seconds
     total = values.sum()
     entropy = torch.special.entr(values / total.where(total > 0, 1)).sum()
     return torch.where(total > 0, entropy.exp(), 0)

@@ -23,6 +23,7 @@ from pairnorm.classify.candidates.task import (
     Tick,
 )
 from pairnorm.nn.ops.dropout import keys_from_seeds, step_keys
+from pairnorm.train.loop import Adam
 from pairnorm.train.problem import node_losses
 
 # Depth and width of the networks, in the order of training.
@@ -118,7 +119,7 @@ class _Training:
         )
         self.model.reset_parameters(seeds)
         self.model.to(device)
-        self.adam = torch.optim.Adam(self.model.parameters(), LEARNING_RATE, fused=True)
+        self.adam = Adam([(self.model.parameters(), LEARNING_RATE, 0.0)])
         self.keys, self.generator = keys_from_seeds(seeds, device), torch.Generator(device).manual_seed(seed)
         self.epoch, self.best_epochs, self.best_losses = 0, [0] * count, [inf] * count
         self.best_state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -155,7 +156,7 @@ class _Training:
             step = torch.tensor(self.epoch, dtype=torch.int32, device=learning.device)
             keys = step_keys(self.keys, step, 2 * count).view(count, 2, -1)
             self.model.train()
-            self.adam.zero_grad()
+            self.model.zero_grad()
             self._losses(self._logits(learning & ~targets, keys), targets).sum().backward()
             self.adam.step()
             self.epoch += 1
