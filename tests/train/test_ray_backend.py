@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,13 +99,10 @@ def test_a_task_that_fails_fails_the_run_with_its_own_error(
 ) -> None:
     with raises("version-mismatch", value="0.0"):
         list(pools._train_job("0.0", graph, Job(()), False, {}))
-    pool, job = RayPool("cpu", lambda event: None), Job(((SPECS[0], 0),))
-    future = pool.submit(graph, job, {"measures": ("nothing",)})
-    end = time.monotonic() + 30
-    while not future.done() and time.monotonic() < end:
-        pool.poll()
     with raises("unknown-choice", value="nothing"):
-        pool.retry((graph, job), future.exception(0))
+        RayPool("cpu").train_all(
+            [(graph, Job(((SPECS[0], 0),)))], {"measures": ("nothing",)}, lambda event: None
+        )
 
 
 @pytest.mark.slow
@@ -127,7 +123,7 @@ def test_a_driver_that_fails_says_why(cluster: Any, tmp_path: Path) -> None:
 
 def test_a_cluster_without_gpus_says_so(raises: Any, cluster: Any) -> None:
     with raises("unknown-device", value="cuda"):
-        RayPool("cuda", lambda event: None)
+        RayPool("cuda")
 
 
 class TestWithoutCluster:
@@ -140,7 +136,7 @@ class TestWithoutCluster:
         monkeypatch.setenv("RAY_ADDRESS", address)
         monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(ConnectionError(address)))
         with raises("no-cluster", value=address):
-            RayPool("cpu", lambda event: None)
+            RayPool("cpu")
 
     def test_other_versions_are_said(self, raises: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def init(**_: Any) -> None:
@@ -148,7 +144,7 @@ class TestWithoutCluster:
 
         monkeypatch.setattr(ray, "init", init)
         with raises("version-mismatch"):
-            RayPool("cpu", lambda event: None)
+            RayPool("cpu")
 
 
 def test_places_are_checked(raises: Any, graph: Graph, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Pools that run jobs: in this process, in several processes, on CUDA streams, or on a Ray cluster."""
+"""Train jobs in this process, in several processes, on CUDA streams, or on a Ray cluster."""
 
 import multiprocessing
 import os
@@ -7,15 +7,14 @@ import signal
 import threading
 import time
 import warnings
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import islice
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,61 +22,50 @@ from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError, install, one_of
 from pairnorm.base.memory import keep_freed_memory
 from pairnorm.data import Graph
-from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, plan, train_job
+from pairnorm.train.engine import Job, Pair, plan, train_job
 from pairnorm.train.methods import add_methods
 from pairnorm.train.result import Origin, Result
 from pairnorm.version import __version__
 
+T = TypeVar("T")
 Event = int | list[Result]
 """What a running job reports: units of finished work, or results."""
 OnEvent = Callable[[Event], None]
 Task = tuple[Graph, Job]
 MAX_DEATHS = 10
 """How often the workers of a task may die before it is given up, or divided."""
+POLL_SECONDS = 0.2
 
 suppress_csr_warning()  # a worker imports this module, then receives a graph that has sparse tensors
 
 
-class Pool(AbstractContextManager["Pool"]):
-    """Runs ``workers`` jobs at once; one more may wait.
+def train_all(
+    tasks: Iterable[Task], device: torch.device, workers: int, options: dict[str, Any], on_event: OnEvent
+) -> None:
+    """Train jobs on the CPU or CUDA device of this machine.
 
-    ``submit`` and ``poll`` call ``on_event`` with their events, in the thread that writes the store.
+    On CUDA, jobs run in threads with a stream each, so that small jobs share the device. On a CPU they run in
+    processes of one thread each, or with one worker here, one after the other.
+
+    Args:
+        tasks: the jobs, each with its graph.
+        device: on which they train.
+        workers: number of jobs that run at once.
+        options: see ``work``.
+        on_event: called in this thread with the events of all jobs, now and then with no work.
     """
-
-    def __init__(self, workers: int, on_event: OnEvent) -> None:
-        self.workers, self._on_event = workers, on_event
-        self._events: Any = queue.SimpleQueue()
-
-    @abstractmethod
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        """Start a job."""
-
-    def poll(self, *, results_only: bool = False) -> None:
-        """Handle the events that jobs have sent."""
-        while not self._events.empty():
-            event = self._events.get()
-            if not results_only or isinstance(event, list):
-                self._on_event(event)
-
-    def retry(self, task: Task, error: Exception) -> list[Task]:
-        """Return the tasks to run instead of one that failed, or raise its error."""
-        raise error
-
-    @abstractmethod
-    def close(self, at_once: bool = False) -> None:
-        """End the pool: after its jobs, or at once, which keeps their finished results only."""
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self.close(at_once=kind is not None)
-
-
-def make_pool(device: torch.device, workers: int, jobs: int, on_event: OnEvent) -> Pool:
-    """Return the pool for a device, with at most as many workers as there are jobs."""
     if device.type == "cuda":
-        return _Streams(min(CUDA_STREAMS, jobs), device, on_event)
-    if device.type == "cpu" and min(workers, jobs) > 1:
-        return _Processes(min(workers, jobs), on_event)
-    return _ThisProcess(device, on_event)
+        _train_on_streams(tasks, device, workers, options, on_event)
+    elif device.type == "cpu" and workers > 1:
+        _train_in_processes(tasks, workers, options, on_event)
+    else:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            for task in tasks:
+                _send_events(*task, device, options, on_event)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def work(
@@ -102,47 +90,76 @@ def _send_events(
         send(results)
 
 
-class _ThisProcess(Pool):
-    """Runs one job after the other in this process, with one thread."""
+def _train_on_streams(
+    tasks: Iterable[Task], device: torch.device, workers: int, options: dict[str, Any], on_event: OnEvent
+) -> None:
+    events, canceled = queue.SimpleQueue[Event](), threading.Event()
 
-    def __init__(self, device: torch.device, on_event: OnEvent) -> None:
-        super().__init__(0, on_event)
-        self._device, self._threads = device, torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        _send_events(graph, job, self._device, options, self._on_event)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def close(self, at_once: bool = False) -> None:
-        torch.set_num_threads(self._threads)
-
-
-class _Streams(Pool):
-    """Runs jobs in threads with a CUDA stream each, so that small jobs share the device."""
-
-    def __init__(self, workers: int, device: torch.device, on_event: OnEvent) -> None:
-        super().__init__(workers, on_event)
-        self._device, self._is_canceled = device, False
-        # One stream per thread: two jobs on one stream would disturb each other's capture.
-        self._pool = futures.ThreadPoolExecutor(
-            workers, initializer=lambda: torch.cuda.set_stream(torch.cuda.Stream(device))
-        )
-
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        return self._pool.submit(_send_events, graph, job, self._device, options, self._send)
-
-    def close(self, at_once: bool = False) -> None:
-        self._is_canceled = at_once
-        self._pool.shutdown(cancel_futures=at_once)
-        self.poll(results_only=at_once)
-
-    def _send(self, event: Event) -> None:
-        if self._is_canceled and isinstance(event, int):
+    def send(event: Event) -> None:
+        if canceled.is_set() and isinstance(event, int):
             raise KeyboardInterrupt
-        self._events.put(event)
+        events.put(event)
+
+    def stop() -> None:
+        canceled.set()
+        pool.shutdown(cancel_futures=True)
+
+    # One stream per thread: two jobs on one stream would disturb each other's capture.
+    with futures.ThreadPoolExecutor(
+        workers, initializer=lambda: torch.cuda.set_stream(torch.cuda.Stream(device))
+    ) as pool:
+        submit = partial(pool.submit, _send_events, device=device, options=options, send=send)
+        _run(tasks, workers, lambda task: submit(*task), events, on_event, stop)
+
+
+def _train_in_processes(
+    tasks: Iterable[Task], workers: int, options: dict[str, Any], on_event: OnEvent
+) -> None:
+    events = multiprocessing.get_context("spawn").SimpleQueue()
+
+    def submit(task: Task) -> Future[None]:
+        return pool.submit(_work, *task, options)
+
+    def handle(event: Event) -> None:
+        # The executor may miss that a process ended while it was starting.
+        if event == 0 and any(process.exitcode is not None for process in pool.processes):
+            raise futures.process.BrokenProcessPool("a process has ended")
+        on_event(event)
+
+    with Workers(workers, events) as pool:
+        _run(tasks, workers, submit, events, handle)
+
+
+def _run(
+    tasks: Iterable[Task],
+    workers: int,
+    submit: Callable[[Task], Future[None]],
+    events: Any,
+    on_event: OnEvent,
+    stop: Callable[[], None] = lambda: None,
+) -> None:
+    """Submit all tasks, one more at a time than there are workers, so that no worker waits.
+
+    After an error, ``stop`` is called, and results that the queue of events has are still handled.
+    """
+    waiting, running = iter(tasks), set[Future[None]]()
+    try:
+        while True:
+            running |= {submit(task) for task in islice(waiting, workers + 1 - len(running))}
+            if not running:
+                return
+            finished, running = futures.wait(running, POLL_SECONDS, futures.FIRST_COMPLETED)
+            while not events.empty():
+                on_event(events.get())
+            on_event(0)
+            for future in finished:
+                future.result()
+    except BaseException:
+        stop()
+        while not events.empty():
+            if isinstance(event := events.get(), list):
+                on_event(event)
+        raise
 
 
 class Workers(futures.ProcessPoolExecutor):
@@ -167,46 +184,12 @@ class Workers(futures.ProcessPoolExecutor):
         """The processes that have started."""
         return list((self._processes or {}).values())
 
-    def end(self, last: Callable[[], None] = lambda: None) -> None:
-        """End all processes at once, after a last call that needs them."""
-        processes = self.processes
-        self.shutdown(wait=False, cancel_futures=True)
-        try:
-            last()
-        finally:
-            for process in processes:
-                process.terminate()
-
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         """Wait for the calls; after an error, end the processes."""
-        if kind is None:
-            self.shutdown()
-        else:
-            self.end()
-
-
-class _Processes(Pool):
-    """Runs jobs in processes with one thread each."""
-
-    def __init__(self, workers: int, on_event: OnEvent) -> None:
-        super().__init__(workers, on_event)
-        self._events = multiprocessing.get_context("spawn").SimpleQueue()
-        self._pool = Workers(workers, self._events)
-
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        return self._pool.submit(_work, graph, job, options)
-
-    def poll(self, *, results_only: bool = False) -> None:
-        """Handle events; raise an error if a process ended, which the executor may miss while it starts."""
-        super().poll(results_only=results_only)
-        if not results_only and any(process.exitcode is not None for process in self._pool.processes):
-            raise futures.process.BrokenProcessPool("a process has ended")
-
-    def close(self, at_once: bool = False) -> None:
-        if at_once:
-            self._pool.end(lambda: self.poll(results_only=True))
-        else:
-            self._pool.shutdown()
+        processes = self.processes
+        self.shutdown(wait=kind is None, cancel_futures=kind is not None)
+        for process in processes if kind is not None else ():
+            process.terminate()
 
 
 _events: Any = None
@@ -231,76 +214,83 @@ def _work(graph: Graph, job: Job, options: dict[str, Any]) -> None:
     _send_events(graph, job, torch.device("cpu"), options, _events.put)
 
 
-@dataclass(eq=False)
-class _Running:
-    """A remote generator, and what handles its events."""
-
-    stream: Any
-    handle: Callable[[Any], None]
-    future: Future[None] = field(default_factory=Future)
-
-
 class Cluster:
-    """A connection to a Ray cluster, and the tasks that run there: remote generators of events.
+    """A connection to a Ray cluster.
 
-    This process handles the events, and restarts tasks: Ray would retry forever what runs out of memory.
+    This process restarts tasks whose workers died: Ray would retry forever what runs out of memory.
     """
 
     def __init__(self) -> None:
         self.ray, self._is_own_connection = _connect()
-        self._running: list[_Running] = []
-        self._deaths: Counter[Any] = Counter()
 
-    def remote(self, generator: Callable[..., Iterator[Any]], **resources: float) -> Any:
-        """Return a generator function as a Ray task that streams what it yields."""
+    def run(
+        self,
+        generator: Callable[..., Iterator[Any]],
+        tasks: Iterable[T],
+        workers: int,
+        arguments: Callable[[T], Sequence[Any]],
+        handle: Callable[[T, Any], None],
+        retry: Callable[[T, bool], Iterable[T]],
+        poll: Callable[[], None] = lambda: None,
+        **resources: float,
+    ) -> None:
+        """Run tasks, one more at a time than there are workers, and disconnect.
+
+        Args:
+            generator: yields the events of a task from the version of this package and ``arguments(task)``.
+            tasks: hashable.
+            workers: number of tasks that the cluster runs at once.
+            arguments: of a task.
+            handle: called with a task and each of its events.
+            retry: returns what to run instead of a task whose worker died. Whether the worker had too little
+                memory, or others died of the task before, is its second argument; it may raise an error.
+            poll: called now and then.
+            resources: of a task.
+        """
         options = {"name": "pairnorm", "max_retries": 0, "num_returns": "streaming"}
-        return self.ray.remote(generator).options(**options, **resources)
+        remote = self.ray.remote(generator).options(**options, **resources)
+        waiting, again, running, deaths = iter(tasks), list[T](), dict[Any, T](), Counter[T]()
+        stream = None
+        try:
+            while True:
+                while len(running) <= workers:
+                    task = again.pop() if again else next(waiting, None)
+                    if task is None:
+                        break
+                    running[remote.remote(__version__, *arguments(task))] = task
+                if not running:
+                    return
+                self.ray.wait([*running], timeout=POLL_SECONDS)
+                poll()
+                for stream, task in list(running.items()):
+                    try:
+                        while self.ray.wait([stream], timeout=0)[0]:
+                            handle(task, self.ray.get(next(stream)))
+                    except StopIteration:
+                        del running[stream]
+                    except self.ray.exceptions.RayError as error:
+                        del running[stream]
+                        has_died = self._has_died(error)
+                        deaths[task] += 1
+                        again += retry(task, not has_died or deaths[task] >= MAX_DEATHS)
+        finally:
+            for stream in running:
+                self.ray.cancel(stream, force=True)
+            # A process that still refers to a stream when it disconnects is ended by Ray.
+            running.clear()
+            stream = None
+            if self._is_own_connection:
+                self.ray.shutdown()
 
-    def start(self, remote: Any, arguments: Sequence[Any], handle: Callable[[Any], None]) -> Future[None]:
-        """Start a task. Its future completes with the stream of its events."""
-        task = _Running(remote.remote(__version__, *arguments), handle)
-        self._running.append(task)
-        return task.future
-
-    def poll(self) -> None:
-        """Handle the events that have arrived, without waiting."""
-        for task in list(self._running):
-            error = None
-            try:
-                while self.ray.wait([task.stream], timeout=0)[0]:
-                    task.handle(self.ray.get(next(task.stream)))
-                continue
-            except StopIteration:
-                pass
-            except self.ray.exceptions.RayError as raised:
-                error = raised
-            self._remove(task)
-            if error is None:
-                task.future.set_result(None)
-            else:
-                task.future.set_exception(error)
-
-    def may_restart(self, task: Any, error: Exception) -> bool:
-        """Return whether to start a task again whose worker died; raise what the task itself raised."""
+    def _has_died(self, error: Exception) -> bool:
+        """Return whether a worker died, but not of too little memory; raise what the task itself raised."""
         errors = self.ray.exceptions
-        died = isinstance(error, errors.WorkerCrashedError | errors.NodeDiedError | errors.ObjectLostError)
-        if not died and not isinstance(error, errors.OutOfMemoryError):
+        if isinstance(error, errors.WorkerCrashedError | errors.NodeDiedError | errors.ObjectLostError):
+            return True
+        if not isinstance(error, errors.OutOfMemoryError):
             cause = getattr(error, "cause", None)
             raise cause if isinstance(cause, Exception) else error
-        self._deaths[task] += 1
-        return died and self._deaths[task] < MAX_DEATHS
-
-    def _remove(self, task: _Running) -> None:
-        self._running.remove(task)
-        task.stream = None  # a process that still refers to a stream when it disconnects is ended by Ray
-
-    def close(self) -> None:
-        """Cancel all tasks and disconnect, unless the caller had connected before."""
-        for task in list(self._running):
-            self.ray.cancel(task.stream, force=True)
-            self._remove(task)
-        if self._is_own_connection:
-            self.ray.shutdown()
+        return False
 
 
 def _connect() -> tuple[Any, bool]:
@@ -345,18 +335,17 @@ def worker_died(what: str, value: Any, hint: str, **options: Any) -> PairNormErr
     return PairNormError(problem, code="worker-died", value=value, hint=hint, **options)
 
 
-class RayPool(Pool):
-    """Jobs as Ray tasks, one at a time on each core of a cluster, or on each GPU.
+class RayPool:
+    """Trains jobs as Ray tasks, one at a time on each core of a cluster, or on each GPU.
 
     A job whose worker died starts again with the pairs that are still to be trained. A job that runs out of
     memory is divided.
 
     Args:
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA if the cluster has GPUs.
-        on_event: see ``Pool``.
     """
 
-    def __init__(self, device: str, on_event: OnEvent) -> None:
+    def __init__(self, device: str) -> None:
         self._cluster = Cluster()
         resources = self._cluster.ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
@@ -365,51 +354,43 @@ class RayPool(Pool):
             hint = "Pass {device}, or start a node with ray start --num-gpus."
             raise PairNormError(problem, code="unknown-device", value=device, hint=hint, device="cpu")
         self._uses_gpu = gpus > 0 and one_of("device", device, ("auto", "cpu", "cuda")) != "cpu"
-        super().__init__(gpus if self._uses_gpu else max(1, int(resources.get("CPU", 1))), on_event)
-        needs = {"num_cpus": 0, "num_gpus": 1} if self._uses_gpu else {"num_cpus": 1}
-        self._remote = self._cluster.remote(_train_job, **needs)
-        self._graphs: dict[int, tuple[Graph, Any]] = {}
-        self._trained: set[Pair] = set()
-        self._is_closing = False
+        self.workers = gpus if self._uses_gpu else max(1, int(resources.get("CPU", 1)))
 
-    def submit(self, graph: Graph, job: Job, options: dict[str, Any]) -> Future[None]:
-        """Start a job on any node with free resources. The graph goes to the object store once."""
-        if id(graph) not in self._graphs:
-            self._graphs[id(graph)] = graph, self._cluster.ray.put(graph)
-        arguments = self._graphs[id(graph)][1], job, self._uses_gpu, options
-        return self._cluster.start(self._remote, arguments, self._handle)
+    def train_all(self, tasks: Iterable[Task], options: dict[str, Any], on_event: OnEvent) -> None:
+        """Train jobs; arguments as in ``pairnorm.train.pools.train_all``."""
+        put = cache(self._cluster.ray.put)  # each graph goes to the object store once
+        trained: set[Pair] = set()
 
-    def _handle(self, part: tuple[list[Result], int]) -> None:
-        results, cost = part
-        self._trained.update((result.spec, result.trial.seed) for result in results)
-        self._on_event(results)
-        if not self._is_closing:
-            self._on_event(cost)
+        def handle(task: Task, part: tuple[list[Result], int]) -> None:
+            results, cost = part
+            trained.update((result.spec, result.trial.seed) for result in results)
+            on_event(results)
+            on_event(cost)
 
-    def retry(self, task: Task, error: Exception) -> list[Task]:
-        """Return the pending part of a job whose worker died, in halves if it ran out of memory."""
-        graph, job = task
-        pending = Job(tuple(pair for pair in job.pairs if pair not in self._trained))
-        may_restart = self._cluster.may_restart(pending, error)
-        if may_restart or not pending.pairs:
-            return [(graph, pending)] if pending.pairs else []
-        halves = pending.split()
-        if len(halves) == 1:
-            spec = str(pending.pairs[0][0])
-            raise worker_died(spec, spec, "Give the nodes more memory. What had finished is in the store.")
-        return [(graph, half) for half in halves]
+        def retry(task: Task, must_divide: bool) -> list[Task]:
+            graph, job = task
+            pending = tuple(pair for pair in job.pairs if pair not in trained)
+            if not must_divide or len(pending) < len(job.pairs):
+                return [(graph, Job(pending))] if pending else []
+            halves = job.split()
+            if len(halves) == 1:
+                spec = str(pending[0][0])
+                raise worker_died(
+                    spec, spec, "Give the nodes more memory. What had finished is in the store."
+                )
+            return [(graph, half) for half in halves]
 
-    def poll(self, *, results_only: bool = False) -> None:
-        """Handle the events that have arrived."""
-        self._cluster.poll()
-
-    def close(self, at_once: bool = False) -> None:
-        """Disconnect from the cluster; handle the results that have arrived and cancel what still runs."""
-        self._is_closing = True
-        try:
-            self._cluster.poll()
-        finally:
-            self._cluster.close()
+        self._cluster.run(
+            _train_job,
+            tasks,
+            self.workers,
+            lambda task: (put(task[0]), task[1], self._uses_gpu, options),
+            handle,
+            retry,
+            lambda: on_event(0),
+            num_cpus=0 if self._uses_gpu else 1,
+            num_gpus=1 if self._uses_gpu else 0,
+        )
 
 
 def _train_job(

@@ -20,9 +20,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from pairnorm.base.files import atomic_file
 from pairnorm.data.packed import PackedGraph, blocks
 from pairnorm.train.block_ops import Array, BlockOps, from_mapped, slices
 from pairnorm.train.pools import Cluster, check_version, worker_died
-from pairnorm.train.schedule import run_all
 
 IMPUTATIONS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
@@ -47,6 +46,8 @@ IMPUTATION_STEPS = 40
 MAX_STANDARDIZED = 1e12
 
 OnProgress = Callable[[str], None]
+Block = tuple["Propagation", int]
+"""A propagation and the number of one of its blocks."""
 BlockEvent = str | dict[str, Any]
 """What the propagation of a block yields: a message per step, and its stored rows at the end."""
 
@@ -347,35 +348,40 @@ class RayBlocks:
         # The cores of a node are shared by the blocks that fit into its memory.
         rooms = [(node["CPU"], node.get("memory", 0) // bytes_per_block) for node in self._nodes]
         threads = max(1, min((int(cores // room) for cores, room in rooms if room), default=1))
-        remote = self._cluster.remote(_propagate_block, num_cpus=threads, memory=bytes_per_block)
         independent = [propagation for propagation in propagations if propagation.norm != "PN-SI"]
-        pending = [(propagation, number) for propagation in independent for number in propagation.pending()]
+        tasks = [(propagation, number) for propagation in independent for number in propagation.pending()]
         reported: set[tuple[Propagation, str]] = set()
 
-        def handle(propagation: Propagation, number: int, event: BlockEvent) -> None:
+        def arguments(task: Block) -> Sequence[Any]:
+            propagation, number = task
+            # A new graph has no mapped arrays, which would travel with the task.
+            graph = PackedGraph(propagation.graph.folder.resolve(), propagation.graph.facts)
+            return replace(propagation, graph=graph, on_progress=ignore_progress), number, threads
+
+        def handle(task: Block, event: BlockEvent) -> None:
+            propagation, number = task
             if isinstance(event, str):
                 if (propagation, event) in reported:  # by a worker that died
                     return
                 reported.add((propagation, event))
             propagation.handle(number, event)
 
-        def submit(task: tuple[Propagation, int]) -> Future[None]:
-            propagation, number = task
-            # A new graph has no mapped arrays, which would travel with the task.
-            graph = PackedGraph(propagation.graph.folder.resolve(), propagation.graph.facts)
-            sent = replace(propagation, graph=graph, on_progress=ignore_progress)
-            return self._cluster.start(remote, (sent, number, threads), partial(handle, *task))
-
-        def retry(task: tuple[Propagation, int], error: Exception) -> list[tuple[Propagation, int]]:
-            if self._cluster.may_restart(task, error):
+        def retry(task: Block, must_divide: bool) -> list[Block]:
+            if not must_divide:
                 return [task]
             width, hint = task[0].width, "Allow less {memory} for narrower blocks. Finished blocks are kept."
             raise worker_died(f"a block of {width} columns", width, hint, memory=...)
 
-        try:
-            run_all(pending, self.cores, submit, self._cluster.poll, retry)
-        finally:
-            self._cluster.close()
+        self._cluster.run(
+            _propagate_block,
+            tasks,
+            self.cores,
+            arguments,
+            handle,
+            retry,
+            num_cpus=threads,
+            memory=bytes_per_block,
+        )
 
 
 def _propagate_block(

@@ -5,27 +5,24 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent import futures
-from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted, real_number, whole_number
 from pairnorm.data import Graph, datasets, load
 from pairnorm.data.graph import check_graph
-from pairnorm.train.engine import Job, Pair, check_measures, find_device, plan
+from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, check_measures, find_device, plan
 from pairnorm.train.methods import registered_methods
-from pairnorm.train.pools import Event, RayPool, Task, make_pool
+from pairnorm.train.pools import Event, RayPool, Task, train_all
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
 BACKENDS = ("here", "ray")
-POLL_SECONDS = 0.2
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ def run(
                 results.add_results(event)
                 trained, label = trained + len(event), str(event[0].spec)
 
-        cluster = RayPool(str(device), handle) if where is None and pending else None
+        cluster = RayPool(str(device)) if where is None and pending else None
         jobs = list(
             _plan_tasks(pairs, set(pending), where, root, graphs, cluster.workers if cluster else None)
         )
@@ -134,46 +131,16 @@ def run(
         if jobs:
             results.check_writable()  # rather than after the first job
             label = str(jobs[0][1].pairs[0][0])
-            pool = cluster or make_pool(
-                find_device(device), workers or os.cpu_count() or 1, len(jobs), handle
-            )
             options: dict[str, Any] = {"measures": tuple(measures), "curves": curves}
             options["methods"] = registered_methods({spec.method for spec, _ in pending})
-
-            def poll() -> None:
-                pool.poll()
-                handle(0)
-
-            with _explain_dead_workers(), pool:
-                started = takewhile(lambda _: not should_stop(), jobs)
-                run_all(started, pool.workers, lambda task: pool.submit(*task, options), poll, pool.retry)
+            started = takewhile(lambda _: not should_stop(), jobs)
+            with _explain_dead_workers():
+                if cluster is not None:
+                    cluster.train_all(started, options, handle)
+                elif where is not None:
+                    most = CUDA_STREAMS if where.type == "cuda" else workers or os.cpu_count() or 1
+                    train_all(started, where, min(most, len(jobs)), options, handle)
         return trained
-
-
-def run_all(
-    tasks: Iterable[T],
-    workers: int,
-    submit: Callable[[T], Future[None]],
-    poll: Callable[[], None],
-    retry: Callable[[T, Exception], Iterable[T]],
-) -> None:
-    """Submit all tasks, one more at a time than there are workers, so that no worker waits.
-
-    ``poll`` is called now and then; ``retry`` returns what to run instead of a task that failed, or raises.
-    """
-    waiting, again = iter(tasks), list[T]()
-    running: dict[Future[None], T] = {}
-    while True:
-        while len(running) <= workers and (task := again.pop() if again else next(waiting, None)) is not None:
-            running[submit(task)] = task
-        if not running:
-            return
-        finished = futures.wait(running, POLL_SECONDS, futures.FIRST_COMPLETED).done
-        poll()
-        for future in finished:
-            task = running.pop(future)
-            if (error := future.exception()) is not None:
-                again += retry(task, error)  # type: ignore[arg-type]
 
 
 @contextmanager
