@@ -13,7 +13,7 @@ import psutil
 
 from pairnorm.data import Graph
 from pairnorm.train import propagation as propagation_module
-from pairnorm.train.block_ops import Plan
+from pairnorm.train.block_ops import make_plan
 from pairnorm.train.propagation import Propagation
 
 
@@ -31,7 +31,7 @@ def main(graph: str, folder: str, norm: str, imputation: str) -> None:
     thread = threading.Thread(target=sample)
     thread.start()
     rows = np.arange(0, packed.facts.nodes, 100)
-    plan = Plan(packed.facts.nodes, packed.facts.features, len(rows), 2, 10**12)
+    plan = make_plan(packed.facts, len(rows), 2, 10**12)
     propagation = Propagation(packed, Path(folder), rows, (1, 2), plan.width, imputation, norm)
     propagation.run()
     propagation.logits(

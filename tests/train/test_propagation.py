@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from pairnorm.data.packed import Facts
 from pairnorm.impute import feature_propagation
 from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
 from pairnorm.train import block_ops
-from pairnorm.train.block_ops import BlockOps, CudaPlan, Plan
+from pairnorm.train.block_ops import BlockOps, make_plan
 from pairnorm.train.propagation import Propagation, label_propagation
 
 NODES, FEATURES, CLASSES = 2000, 13, 3
@@ -124,61 +125,25 @@ def test_as_in_memory(packed, tmp_path, imputation, norm, width):
 
 
 @pytest.mark.parametrize(("imputation", "norm"), [method for method in METHODS if method[1] != "PN-SI"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
-def test_as_in_memory_with_the_arithmetic_of_torch(
-    packed, tmp_path, imputation, norm, dtype, tolerance, monkeypatch
-):
+def test_as_in_memory_with_the_arithmetic_of_torch(packed, tmp_path, imputation, norm, monkeypatch):
     if DEVICE.type == "cpu":
         monkeypatch.setattr(block_ops, "find_kernels", lambda *_: None)
-    ops = BlockOps(packed, DEVICE, dtype)
-    # The scales of PN follow from states in half precision, the logits from states in float32.
-    close = 2e-5 if dtype == torch.float32 or norm == "none" else 5e-3
-    check_as_in_memory(packed, tmp_path, imputation, norm, 5, ops, tolerance, close)
+    check_as_in_memory(packed, tmp_path, imputation, norm, 5, BlockOps(packed, DEVICE), 1e-5, 2e-5)
 
 
 def test_files_of_a_cpu_are_not_those_of_a_gpu(packed, tmp_path):
+    ops = BlockOps(packed)
+    ops.is_cuda, ops.device = True, torch.device("cuda")
     rows = np.arange(9)
     Propagation(packed, tmp_path, rows, (1,), 5).run()
     assert Propagation(packed, tmp_path, rows, (1,), 5).pending() == []
-    assert Propagation(packed, tmp_path, rows, (1,), 5, ops=BlockOps(packed, DEVICE, torch.float16)).pending()
+    assert Propagation(packed, tmp_path, rows, (1,), 5, ops=ops).pending()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_deep_propagations_on_gpus_do_not_underflow(tmp_path, dtype):
+@pytest.mark.parametrize("device", {torch.device("cpu"), DEVICE}, ids=str)
+def test_deep_propagations_do_not_underflow(tmp_path, device):
     graph = packed_graph(tmp_path / "graph", nodes=60, degree=40, weighted=False)
-    propagation = Propagation(graph, tmp_path, np.arange(60), (60,), 16, ops=BlockOps(graph, DEVICE, dtype))
-    propagation.run()
-    assert np.square(propagation.state(60).astype(float)).sum(1).mean() == pytest.approx(1, rel=1e-2)
-
-
-def test_half_precision_does_not_overflow_at_a_node_without_neighbors(tmp_path):
-    """It keeps its features while those of all others decay, and are multiplied."""
-    graph = packed_graph(tmp_path / "graph", nodes=4000, features=2, degree=60, weighted=False)
-    ops = BlockOps(graph, DEVICE, torch.float16)
-    state = ops.empty(2).zero_()
-    ops.add(state, np.array([7]), np.array([0]), 60000.0)
-    assert ops.scale_up(state, 2.0**-30) == 1
-    state.mul_(2.0**-12)
-    assert ops.scale_up(state, 2.0**-30) == 2**10
-    assert state.isfinite().all()
-
-
-def test_states_on_a_gpu_are_in_half_precision_where_they_do_not_fit(raises):
-    sizes = {"nodes": 100_000_000, "features": 128, "rows": 30_000, "depths": 8, "max_width": 128}
-    large = CudaPlan(**sizes, memory=140 * 10**9, entries=3_200_000_000)
-    assert (large.width, large.bytes_per_number) == (128, 4)
-    half = CudaPlan(**sizes, memory=100 * 10**9, entries=3_200_000_000)
-    assert (half.width, half.bytes_per_number) == (128, 2)
-    assert 60 * 10**9 < half.peak(128) <= 100 * 10**9
-    narrow = CudaPlan(**sizes, memory=40 * 10**9, entries=3_200_000_000)
-    assert narrow.width == 48
-    with raises("too-large"):
-        CudaPlan(**sizes, memory=10**10, entries=3_200_000_000).width
-
-
-def test_deep_propagations_do_not_underflow(tmp_path):
-    graph = packed_graph(tmp_path / "graph", nodes=60, degree=40, weighted=False)
-    propagation = Propagation(graph, tmp_path, np.arange(60), (150,), 16)
+    propagation = Propagation(graph, tmp_path, np.arange(60), (150,), 16, ops=BlockOps(graph, device))
     propagation.run()
     state = propagation.state(150).astype(float)
     assert np.square(state).sum(1).mean() == pytest.approx(1, rel=1e-3)
@@ -222,19 +187,28 @@ def test_label_propagation_is_that_of_torch(packed, tmp_path):
     state = given
     for _ in range(10):
         state = 0.9 * (matrix @ state) + 0.1 * given
-    for ops in (BlockOps(packed), BlockOps(packed, DEVICE, torch.float16)):
+    for ops in (BlockOps(packed), BlockOps(packed, DEVICE)):
         result = label_propagation(ops, packed.labels, 0.9, 10, 2, tmp_path / "out")
         torch.testing.assert_close(torch.tensor(result), state, rtol=1e-4, atol=1e-6)
 
 
-def test_what_cannot_fit_is_refused(raises):
-    fits = Plan(10_000_000, 128, 30_000, 8, 8 * 10**9)
+def test_blocks_are_as_wide_as_memory_allows_and_what_cannot_fit_is_refused(packed, raises):
+    large = replace(packed.facts, nodes=10_000_000, known=(1,) * 128, mean=(0,) * 128, deviation=(1,) * 128)
+
+    def plan(memory, facts=large, **options):
+        return make_plan(facts, 30_000, 8, memory, **options)
+
+    fits = plan(8 * 10**9)
     assert fits.width >= 32
     assert fits.peak(fits.width) <= 8 * 10**9 < fits.peak(128)
+    assert plan(8 * 10**9, workers_memory=10**11).width == 16
     with raises("too-large", value=fits.peak(1)) as caught:
-        Plan(10_000_000, 128, 30_000, 8, 5 * 10**8).width
-    messages = caught.value.options["memory"]
-    assert Plan(10_000_000, 128, 30_000, 8, parse_memory(messages)).width >= 1
+        plan(5 * 10**8).width
+    assert plan(parse_memory(caught.value.options["memory"])).width >= 1
+    huge = replace(large, nodes=100_000_000, entries=3_200_000_000, weighted=False)
+    assert [plan(size * 10**9, huge, device="cuda").width for size in (140, 100, 40)] == [128, 96, 16]
+    with raises("too-large"):
+        plan(10**10, huge, device="cuda").width
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ from pairnorm.classify.regression import (
 from pairnorm.classify.scaling import MANY_NODES
 from pairnorm.classify.search_space import IMPUTATIONS, MAX_DEPTH, MAX_SCALE, MIN_SCALE, parse_imputation
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.train.block_ops import BlockOps, make_ops, make_plan
+from pairnorm.train.block_ops import BlockOps, make_plan
 from pairnorm.train.propagation import Propagation, RayBlocks, label_propagation
 from pairnorm.train.schedule import BACKENDS
 
@@ -297,7 +297,7 @@ class Streaming:
         self.cluster = RayBlocks() if one_of("backend", backend, BACKENDS) == "ray" else None
         self.device, self.seconds = device, dict[str, float]()
         workers_memory = None if self.cluster is None else self.cluster.memory
-        self.plan = make_plan(graph, len(stored), len(depths), memory, device, workers_memory)
+        self.plan = make_plan(graph.facts, len(stored), len(depths), memory, device, workers_memory)
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
         self.metric = one_of("metric", metric, METRICS)
         self._limits = SearchLimits(many, numbers, self.metric)
@@ -325,7 +325,7 @@ class Streaming:
         if self.cluster is not None:
             self.cluster.run(self.propagations, self.plan.peak(self.plan.width))
         with self.timed("reading the adjacency"):
-            ops = make_ops(self.graph, self.plan, self.device)
+            ops = BlockOps(self.graph, self.device)
         for propagation in self.propagations:
             on_device = propagation if propagation.norm == "PN-SI" else replace(propagation, ops=ops)
             with self.timed("propagating features"):

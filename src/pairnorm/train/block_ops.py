@@ -18,18 +18,16 @@ from torch import Tensor
 from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.memory import free_memory, size
-from pairnorm.data.packed import PackedGraph
+from pairnorm.data.packed import Facts, PackedGraph
 from pairnorm.nn.ops.kernels import find_kernels
 
-MIN_MEAN_SQUARE, MIN_MEAN_SQUARE_HALF = 2.0**-40, 2.0**-4
-# The largest number of a float16 state is not multiplied beyond this: the type ends at 65504.
-LARGEST_HALF = 2.0**14
+MIN_MEAN_SQUARE = 2.0**-40
 ROWS_PER_SLICE, ROWS_PER_ENTRY_SLICE = 2**14, 2**16
 NUMBERS_PER_SLICE, ENTRIES_PER_COPY = 2**24, 2**25
 MAX_WIDTH, MAX_CUDA_WIDTH = 64, 128
 # A cache line holds 16 float32 columns: narrower blocks waste a part of it.
 COLUMNS_PER_LINE = 16
-# Bytes of Python, torch and numba with its kernels; of CUDA and the parts of a state in float32 on a GPU.
+# Bytes of Python, torch and numba with its kernels; of CUDA.
 BASE_BYTES, CUDA_BASE_BYTES = 225 * 10**6, 2 * 10**9
 
 suppress_csr_warning()
@@ -40,49 +38,36 @@ Index = slice | NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Plan:
-    r"""The memory that a propagation takes, known before it starts. Mapped pages of files do not count.
-
-    $$\text{bytes} = 8 n (B + 1) + 16 n + 4 B r k + 32 F r + 64 C r + 32 C^2 + 2.7 \cdot 10^8$$
-
-    for n nodes, blocks of B of the F columns, r rows stored of k depths, and C classes: two states; the
-    numbers per node of imputations and PN-SI; the stored rows of a block; the data and the probabilities of
-    the regression; the confusion matrix; Python.
+    """The memory that a propagation takes, known before it starts. Mapped pages of files do not count.
 
     Args:
-        nodes: n.
-        features: F.
-        rows: r.
-        depths: k.
-        memory: bytes that it may take.
+        name: of the propagation, for messages.
+        fixed: bytes that blocks of any width take.
+        per_column: bytes that a column of a block takes in addition.
         max_width: the most columns of a block.
-        classes: C.
+        memory: bytes that it may take.
     """
 
-    nodes: int
-    features: int
-    rows: int
-    depths: int
+    name: str
+    fixed: int
+    per_column: int
+    max_width: int
     memory: int
-    max_width: int = MAX_WIDTH
-    classes: int = 0
 
     def peak(self, width: int) -> int:
         """Return the peak memory in bytes with blocks of ``width`` columns."""
-        states = 8 * self.nodes * (width + 1) + 16 * self.nodes
-        regression = 32 * self.features * self.rows + 64 * self.classes * self.rows + 32 * self.classes**2
-        return states + 4 * width * self.rows * self.depths + regression + BASE_BYTES
+        return self.fixed + self.per_column * width
 
     @cached_property
     def width(self) -> int:
         """The number of columns of the widest block that fits into memory."""
-        widest = max(1, min(self.max_width, self.features))
+        widest = self.max_width
         lines = range(widest // COLUMNS_PER_LINE * COLUMNS_PER_LINE, 0, -COLUMNS_PER_LINE)
         for width in [widest, *lines, *(narrow for narrow in (8, 4, 2, 1) if narrow < widest)]:
             if self.peak(width) <= self.memory:
                 return int(width)
         raise PairNormError(
-            f"a propagation over {self.nodes:,} nodes that stores {self.rows:,} rows of {self.depths} depths "
-            f"for {self.classes:,} classes takes {size(self.peak(1))} for a single column",
+            f"{self.name} takes {size(self.peak(1))} for a single column",
             code="too-large",
             value=self.peak(1),
             expected=f"at most {size(self.memory)}",
@@ -91,35 +76,48 @@ class Plan:
         )
 
 
-@dataclass(frozen=True)
-class CudaPlan(Plan):
-    r"""The memory of a GPU that a propagation takes.
+def make_plan(
+    facts: Facts,
+    rows: int,
+    depths: int,
+    memory: int | None = None,
+    device: str = "cpu",
+    workers_memory: int | None = None,
+) -> Plan:
+    r"""Plan a propagation of all features within some memory of a device.
 
-    $$\text{bytes} = 4 e (1 + w) + 13 n + 2 b n (B + 1) + 2 \cdot 10^9$$
+    It takes on a CPU, and on a GPU,
 
-    for e entries, w = 1 if these have weights, and states of b bytes per number: 4 if all columns fit in one
-    block, or else 2.
+    $$8 n (B + 3) + 4 B r k + 32 F r + 64 C r + 32 C^2 + 2.25 \cdot 10^8, \quad
+    4 e (1 + w) + 8 n (B + 1) + 13 n + 2 \cdot 10^9$$
+
+    bytes for n nodes, e entries (w = 1 if they have weights, else 0), blocks of B of the F columns, r rows
+    stored of k depths, and C classes: two states; the graph, on a GPU; the numbers per node of imputations
+    and PN-SI; the stored rows of a block; the regression; the confusion matrix; Python, or CUDA.
 
     Args:
-        entries: e.
-        weighted: whether entries have weights.
+        facts: of the packed graph.
+        rows: r, whose states are stored.
+        depths: k.
+        memory: bytes that it may take. Default: what is free.
+        device: of the states.
+        workers_memory: bytes that a worker of a cluster has. Blocks are then narrow, so that every worker has
+            some.
     """
-
-    entries: int = 0
-    weighted: bool = False
-
-    @cached_property
-    def bytes_per_number(self) -> int:
-        """4 for states in float32, 2 for states in float16."""
-        return 4 if self._peak(min(self.max_width, self.features), 4) <= self.memory else 2
-
-    def peak(self, width: int) -> int:
-        """Return the peak memory of the GPU in bytes with blocks of ``width`` columns."""
-        return self._peak(width, self.bytes_per_number)
-
-    def _peak(self, width: int, size: int) -> int:
-        graph = 4 * self.entries * (1 + self.weighted) + 13 * self.nodes
-        return graph + 2 * size * self.nodes * (width + 1) + CUDA_BASE_BYTES
+    nodes, classes = facts.nodes, len(facts.classes)
+    if device != "cpu":
+        fixed = 4 * facts.entries * (1 + facts.weighted) + 21 * nodes + CUDA_BASE_BYTES
+        per_column, max_width = 8 * nodes, MAX_CUDA_WIDTH
+        memory = memory or int(0.95 * torch.cuda.mem_get_info(device)[0])
+    else:
+        regression = 32 * facts.features * rows + 64 * classes * rows + 32 * classes**2
+        fixed, per_column = 24 * nodes + regression + BASE_BYTES, 8 * nodes + 4 * rows * depths
+        max_width = MAX_WIDTH if workers_memory is None else COLUMNS_PER_LINE
+        memory = memory or free_memory()
+        memory = memory if workers_memory is None else min(memory, workers_memory)
+    name = f"a propagation over {nodes:,} nodes that stores {rows:,} rows of {depths} depths"
+    name += f" for {classes:,} classes"
+    return Plan(name, fixed, per_column, max(1, min(max_width, facts.features)), memory)
 
 
 class BlockOps:
@@ -127,18 +125,13 @@ class BlockOps:
 
     Args:
         graph: the packed graph. On a CPU its arrays stay mapped from files; a GPU gets a copy.
-        device: of the states.
-        dtype: of the states of features; others are in float32.
+        device: of the states, which are in float32.
     """
 
-    def __init__(
-        self, graph: PackedGraph, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> None:
-        self.graph, self.device, self.dtype = graph, torch.device(device), dtype
+    def __init__(self, graph: PackedGraph, device: torch.device | str = "cpu") -> None:
+        self.graph, self.device = graph, torch.device(device)
         self.is_cuda = self.device.type == "cuda"
         self.threads = max(4, torch.get_num_threads()) if self.is_cuda else torch.get_num_threads()
-        is_usual = not self.is_cuda and dtype == torch.float32
-        self.name = "cpu" if is_usual else f"{self.device.type}-{dtype}"
         self.crow, self.column = self._loaded(graph.crow), self._loaded(graph.column)
         self.weight = None if graph.weight is None else self._loaded(graph.weight)
 
@@ -180,10 +173,9 @@ class BlockOps:
         rows = max(2**10, NUMBERS_PER_SLICE // max(1, width)) if self.is_cuda else ROWS_PER_SLICE
         return slices(self.graph.facts.nodes, rows)
 
-    def empty(self, width: int, exact: bool = False) -> Tensor:
-        """Return a new state without values, in float32 if ``exact``."""
-        dtype = torch.float32 if exact else self.dtype
-        return torch.empty(self.graph.facts.nodes, width, dtype=dtype, device=self.device)
+    def empty(self, width: int) -> Tensor:
+        """Return a new state without values."""
+        return torch.empty(self.graph.facts.nodes, width, device=self.device)
 
     def write(self, state: Tensor, rows: slice, values: Array, weight: Array | None = None) -> None:
         """Write the first columns of some rows: ``values``, or ``values @ weight``."""
@@ -194,12 +186,12 @@ class BlockOps:
         block = torch.from_numpy(values).pin_memory().to(self.device, non_blocking=True)
         if weight is not None:
             block = block @ torch.from_numpy(np.ascontiguousarray(weight)).to(self.device)
-        state[rows, : block.size(1)] = block.to(state.dtype)
+        state[rows, : block.size(1)] = block
 
     def read(self, state: Tensor, rows: Index) -> Array:
         """Copy rows of a state to a float32 array on the CPU."""
         index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.device)
-        result: Array = state[index].float().cpu().numpy()
+        result: Array = state[index].cpu().numpy()
         return result
 
     def propagate(self, source: Tensor, result: Tensor, symmetric: bool = False) -> None:
@@ -214,12 +206,9 @@ class BlockOps:
         if kernels is not None:
             return float(kernels.center(state)) / len(state)
         parts = [state[rows] for rows in self.slices(state.size(1))]
-        total = torch.stack([part.float().sum(0).double() for part in parts]).sum(0)
+        total = torch.stack([part.sum(0).double() for part in parts]).sum(0)
         mean = (total / len(state)).float()
-        squares = []
-        for part in parts:
-            part.copy_(part.float() - mean)
-            squares.append(part.float().square().sum().double())
+        squares = [part.sub_(mean).square().sum().double() for part in parts]
         return float(torch.stack(squares).sum()) / len(state)
 
     def add(self, state: Tensor, rows: NDArray[Any], columns: NDArray[Any], value: float) -> None:
@@ -229,7 +218,7 @@ class BlockOps:
 
     def write_known(self, state: Tensor) -> None:
         """Write 1 to the last column of nodes that have features, else 0."""
-        state[:, -1] = self._known.to(state.dtype)
+        state[:, -1] = self._known
 
     def copy_known(self, source: Tensor, result: Tensor) -> None:
         """Copy the rows of nodes that have features from ``source`` into ``result``."""
@@ -238,14 +227,9 @@ class BlockOps:
 
     def scale_up(self, state: Tensor, mean_square: float) -> float:
         """Multiply a state by a power of two, in place, if its mean square is small; return the factor."""
-        is_half = state.dtype != torch.float32
-        if not 0 < mean_square < (MIN_MEAN_SQUARE_HALF if is_half else MIN_MEAN_SQUARE):
+        if not 0 < mean_square < MIN_MEAN_SQUARE:
             return 1.0
         factor = 2.0 ** (-math.floor(math.log2(mean_square)) // 2)
-        if is_half:
-            largest = max(float(state[rows].abs().amax()) for rows in self.slices(state.size(1)))
-            factor = min(factor, LARGEST_HALF / largest)
-        factor = 2.0 ** max(0, math.floor(math.log2(factor)))
         state.mul_(factor)
         return factor
 
@@ -272,36 +256,6 @@ def reference_propagate(
         matrix = torch.sparse_csr_tensor(*indices, values, shape, check_invariants=False)
         total = state[rows] + matrix @ state
         y[rows] = total / (1 + matrix @ ones) if roots is None else total * roots[rows, None]
-
-
-def make_ops(graph: PackedGraph, plan: Plan, device: str = "cpu") -> BlockOps:
-    """Return the arithmetic for a device; on a GPU, states are in half precision if the plan says so."""
-    half = isinstance(plan, CudaPlan) and plan.bytes_per_number == 2
-    return BlockOps(graph, device, torch.float16 if half else torch.float32)
-
-
-def make_plan(
-    graph: PackedGraph,
-    rows: int,
-    depths: int,
-    memory: int | None = None,
-    device: str = "cpu",
-    workers_memory: int | None = None,
-) -> Plan:
-    """Plan a propagation within some memory of a device. Default: what is free.
-
-    Workers of a cluster have ``workers_memory``, and narrow blocks, so that every worker has some.
-    """
-    facts = graph.facts
-    sizes = facts.nodes, facts.features, rows, depths
-    classes = len(facts.classes)
-    if device != "cpu":
-        memory = memory or int(0.95 * torch.cuda.mem_get_info(device)[0])
-        return CudaPlan(*sizes, memory, MAX_CUDA_WIDTH, classes, facts.entries, facts.weighted)
-    memory = memory or free_memory()
-    if workers_memory is not None:
-        return Plan(*sizes, min(memory, workers_memory), COLUMNS_PER_LINE, classes)
-    return Plan(*sizes, memory, MAX_WIDTH, classes)
 
 
 def slices(rows: int, size: int = ROWS_PER_SLICE) -> Iterator[slice]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -108,8 +108,14 @@ def _train_on_streams(
     with futures.ThreadPoolExecutor(
         workers, initializer=lambda: torch.cuda.set_stream(torch.cuda.Stream(device))
     ) as pool:
-        submit = partial(pool.submit, _send_events, device=device, options=options, send=send)
-        _run(tasks, workers, lambda task: submit(*task), events, on_event, stop)
+        _run(
+            tasks,
+            workers,
+            lambda task: pool.submit(_send_events, *task, device, options, send),
+            events,
+            on_event,
+            stop,
+        )
 
 
 def _train_in_processes(

@@ -42,7 +42,7 @@ IMPUTATIONS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
 TINY = np.finfo(np.float32).tiny
 IMPUTATION_STEPS = 40
-# In standard deviations. It cannot exceed the root of n, except by the rounding of float16.
+# In standard deviations. It cannot exceed the root of n, except by the rounding of features in float16.
 MAX_STANDARDIZED = 1e12
 
 OnProgress = Callable[[str], None]
@@ -70,7 +70,7 @@ class Propagation:
             neighbors (``norm="none"`` only); ``"fp"``, feature propagation.
         norm: ``"none"``, ``"PN"`` or ``"PN-SI"``.
         on_progress: called with a message after every step.
-        ops: the arithmetic, see ``make_ops``. Default: that of the CPU.
+        ops: the arithmetic, see ``BlockOps``. Default: that of the CPU.
     """
 
     graph: PackedGraph
@@ -101,7 +101,7 @@ class Propagation:
         """Return the path of a file; its name depends on the graph, the rows and all settings."""
         facts, when = self.graph.folder / "graph.json", (self.graph.folder / "column").stat().st_mtime_ns
         settings = self.depths, self.width, self.imputation, self.norm, EPS, IMPUTATION_STEPS, when
-        device = "" if self._ops.name == "cpu" else self._ops.name
+        device = self._ops.device.type if self._ops.is_cuda else ""
         content = facts.read_bytes() + repr(settings).encode() + device.encode() + self.rows.tobytes()
         mark = blake2b(content, digest_size=8).hexdigest()
         return lambda name: self.folder / f"{self.imputation}-{self.norm}-{mark}-{name}"
@@ -211,7 +211,7 @@ class Propagation:
         For ``"mass"``, the last column says which nodes are known.
         """
         width = len(columns) if weight is None else weight.shape[1]
-        state = self._ops.empty(width + (self.imputation == "mass"), exact=weight is not None)
+        state = self._ops.empty(width + (self.imputation == "mass"))
 
         def load(rows: slice) -> None:
             self._ops.write(state, rows, self._standardized(rows, columns), weight)
@@ -414,7 +414,7 @@ def label_propagation(
     classes = len(ops.graph.facts.classes)
     result = _new_file(out, ops.graph.facts.nodes, classes)
     for block in blocks(classes, width):
-        state, other = (ops.empty(len(block), exact=True) for _ in range(2))
+        state, other = (ops.empty(len(block)) for _ in range(2))
         labeled = np.flatnonzero((labels >= block.start) & (labels < block.stop))
         column = labels[labeled] - block.start
         state.zero_()
