@@ -206,38 +206,14 @@ def test_replace(raises: Any) -> None:
         spec.depth = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("text", ["cora SGC depth=2 norm=PN scale=10", "mine GCN depth=8 method=GCNII"])
-def test_the_same_at_another_depth(raises: Any, text: str) -> None:
-    spec = Spec.parse(text)
-    assert spec.hash != spec.at(30).hash  # what was computed of the first is not taken over
-    assert spec.at(30) == spec.replace(depth=30)
-    assert hash(spec.at(30)) == hash(spec.replace(depth=30))
-    assert vars(spec.at(30)) == vars(Spec.parse(spec.at(30).text))
-    with raises("not-a-whole-number", value=0):
-        spec.at(0)
-
-
-def test_hashes_stay_in_their_process() -> None:
-    """Every process hashes texts in its own way."""
-    spec = Spec("cora", "GCN", 10, norm="PN-SI")
-    assert hash(spec) == vars(spec)["_hashed"]
-    for sent in (pickle.loads(pickle.dumps(spec)), copy.copy(spec)):
-        assert vars(sent).keys() == {field.name for field in fields(Spec)}
-        assert sent in {spec}
-
-
 def test_fingerprints_are_those_of_the_named_graphs() -> None:
     named = [dataset.name for dataset in datasets()]
     assert {name: load(name).fingerprint for name in named} == {name: FINGERPRINTS[name] for name in named}
 
 
-def test_a_depth_that_is_replaced_is_the_same_as_a_spec_of_that_depth() -> None:
+def test_a_skip_longer_than_the_model_is_none() -> None:
     deep = Spec("cora", "GCN", 8, skip=2)
-    assert [deep.at(depth).skip for depth in (8, 4, 3, 1)] == [2, 2, 0, 0]
-    assert all(
-        deep.at(depth) == deep.replace(depth=depth) == Spec("cora", "GCN", depth, skip=2)
-        for depth in (1, 3, 4)
-    )
+    assert [deep.replace(depth=depth).skip for depth in (8, 4, 3, 1)] == [2, 2, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -261,6 +237,6 @@ def test_a_field_that_cannot_act_at_a_depth_changes_neither_the_spec_nor_the_res
     forced = copy.copy(spec)
     vars(forced).update(idle)
     assert train(graph, forced, [0], "cpu") == train(graph, spec, [0], "cpu")
-    deep = spec.at(depth)  # where the field can act
+    deep = spec.replace(depth=depth)  # where the field can act
     assert train(graph, deep.replace(**idle), [0], "cpu") != train(graph, deep, [0], "cpu")
-    assert deep.replace(**idle).at(spec.depth) == spec
+    assert deep.replace(**idle).replace(depth=spec.depth) == spec

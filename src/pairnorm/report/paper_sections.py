@@ -240,7 +240,7 @@ def ablation_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section
         "graphs and the other choices):"
     )
     rows: list[list[str]] = []
-    by_spec = {chosen.best.spec.at(2): chosen for chosen in complete.values()}
+    by_spec = {chosen.best.spec.replace(depth=2): chosen for chosen in complete.values()}
     fields = (("adjacency", "sym", "rw"), ("order", "before", "after"), ("norm", "PN-SI", "PN"),
               ("norm", "PN-SCS", "PN"))  # fmt: skip
     for (field, value, other), model in product(fields, ("GCN", "GAT")):

@@ -45,7 +45,7 @@ def expand(settings: Settings, **common: Any) -> tuple[Spec, ...]:
         Spec(**common, depth=depths[-1], **dict(zip(values, combination, strict=True)))
         for combination in product(*values.values())
     )
-    return tuple(dict.fromkeys(spec.at(depth) for depth in depths for spec in deep))
+    return tuple(dict.fromkeys(spec.replace(depth=depth) for depth in depths for spec in deep))
 
 
 def _statistic(function: Callable[[Iterable[float]], float], values: Collection[float]) -> float:

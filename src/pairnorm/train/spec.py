@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
-from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pairnorm.base.errors import PairNormError, one_of, quoted, real_number, whole_number
@@ -162,30 +161,14 @@ class Spec:
         plain = self.method == "none" and {*map(type, others)} <= {str, int, float}
         values |= (_canonical_fields if plain else _canonical_fields.__wrapped__)(*others)
         values["depth"] = _check("depth", self.depth)
-        self._fix_idle_fields_of_depth()
-
-    def _fix_idle_fields_of_depth(self) -> None:
-        """Fix the fields that cannot act at this depth: without hidden layers those of their states too."""
-        values = vars(self)
         if self.skip > max(self.depth - 2, 0):  # no two hidden layers are that far apart
             values["skip"] = 0
-        if self.depth == 1 and self.model != "SGC":
+        if self.depth == 1 and self.model != "SGC":  # there is no hidden layer
             if "@" not in self.method and METHODS[self.method].uses_order:
                 values |= {"method": "none", "strength": 0.0}
             if self.method == "none":
                 values |= {"norm": "none", "scale": 1.0, "order": "after", "precision": "float32"}
                 values["hidden"] = HIDDEN[self.model]
-
-    def __hash__(self) -> int:
-        """Return the hash of all fields, computed once: a report looks up a million specs."""
-        return self._hashed
-
-    @cached_property
-    def _hashed(self) -> int:
-        return hash(_values(self))
-
-    def __getstate__(self) -> dict[str, Any]:  # without hashes, which differ between processes
-        return dict(zip(_HINTS, _values(self), strict=True))
 
     @property
     def mode(self) -> Mode | None:
@@ -267,26 +250,12 @@ class Spec:
             one_of("field", name, tuple(_HINTS))
         return replace(self, **changes)
 
-    def at(self, depth: int) -> Self:
-        """Return the spec with another depth, without checking the other fields again.
-
-        What this spec has lost since it is too shallow, such as ``skip``, does not come back.
-        """
-        spec = object.__new__(type(self))
-        values = vars(spec)
-        values |= vars(self) | {"depth": _check("depth", depth)}
-        for name in ("hash", "_hashed"):
-            values.pop(name, None)
-        spec._fix_idle_fields_of_depth()
-        return spec
-
 
 _HINTS: dict[str, Any] = {
     field.name: get_type_hints(Spec, include_extras=True)[field.name] for field in fields(Spec)
 }
 _FIELDS = {stored: name for name, stored in STORED_NAMES.items()}
 _OTHERS = tuple(name for name in _HINTS if name != "depth")
-_values = attrgetter(*_HINTS)
 
 
 def _check(name: str, value: Any) -> Any:

@@ -6,7 +6,6 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -200,19 +199,15 @@ class Store:
         protocols = self._rows("protocols", _PROTOCOL, [SPEC[column] for column in _PROTOCOL])
         origin_rows = self._rows("origins", ORIGIN, ORIGIN)
 
-        @cache
-        def deep(protocol: int, scale: float, missing_rate: float) -> Spec:  # deep enough for any skip
-            return Spec(depth=10**9, scale=scale, missing_rate=missing_rate, **protocols[protocol])
-
         by_hash: dict[int, list[tuple[Trial, Origin]]] = defaultdict(list)
         by_spec: dict[Spec, list[Result]] = {}
         with _explain_errors(self.path, *UNEXPECTED):
             origins = {number: Origin(**row) for number, row in origin_rows.items()}
             for number, origin, *row in trials:
                 by_hash[number].append((trial_from_row(row), origins[origin]))
-            for number, protocol, depth, *others in specs:
+            for number, protocol, depth, scale, missing_rate in specs:
                 if number in by_hash:
-                    spec = deep(protocol, *others).at(depth)
+                    spec = Spec(depth=depth, scale=scale, missing_rate=missing_rate, **protocols[protocol])
                     results = by_spec.setdefault(spec, [])  # an older store may name a spec in two ways
                     results += [Result(spec, trial, origin) for trial, origin in by_hash[number]]
         return by_spec
