@@ -9,7 +9,7 @@ from math import nan
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of, quoted
 from pairnorm.data import Graph
@@ -50,7 +50,7 @@ class Job:
     @property
     def trials(self) -> list[Pair]:
         """The (spec, seed) pairs along the trial axis; depths and variants of an SGC share a trial."""
-        return list(dict.fromkeys(map(_propagated_pair, self.pairs)))
+        return list(_by_trial(self.pairs))
 
     @property
     def depths(self) -> list[int]:
@@ -63,10 +63,10 @@ class Job:
 
         All trials have equally many variants: the last one of a trial is repeated if others have more.
         """
-        by_trial = _variants_by_trial(self.pairs).values()
-        variants = [sorted(by_variant.values(), key=_variant) for by_variant in by_trial]
-        longest = max(map(len, variants))
-        return [pairs + pairs[-1:] * (longest - len(pairs)) for pairs in variants]
+        by_trial = [{_variant(pair): pair for pair in pairs} for pairs in _by_trial(self.pairs).values()]
+        most = max(map(len, by_trial))
+        variants = ([pairs[variant] for variant in sorted(pairs)] for pairs in by_trial)
+        return [pairs + pairs[-1:] * (most - len(pairs)) for pairs in variants]
 
     @property
     def cost(self) -> int:
@@ -100,16 +100,12 @@ def plan(
         groups[_architecture(spec, cuda)].append((spec, check_seed(seed)))
     jobs = []
     for shared, group in groups.items():
-        variants_by_trial = _variants_by_trial(group) if cuda else {}
-        # On CUDA, trials of a job have equally many variants, so that none has to be repeated.
-        parts: dict[int, list[Pair]] = defaultdict(list)
-        for pair in group:
-            parts[len(variants_by_trial[_propagated_pair(pair)]) if cuda else 1].append(pair)
-        for variants, part in parts.items():
-            size = len(part) if device is None else _trials_per_job(graph, shared, device, variants)
-            if not cuda:  # no core should be idle while another has all trials
-                size = min(size, -(-len(Job(tuple(part)).trials) // (cores or os.cpu_count() or 1)))
-            jobs += _split(part, size)
+        job, size = Job(tuple(group)), len(group)
+        if device is not None:
+            size = _trials_per_job(graph, shared, device, len(job.variants[0]) if cuda else 1)
+        if not cuda:  # no core should be idle while another has all trials
+            size = min(size, -(-len(job.trials) // (cores or os.cpu_count() or 1)))
+        jobs += _split(group, size)
     return sorted(jobs, key=lambda job: -job.cost)
 
 
@@ -305,29 +301,28 @@ def _gradient_norms(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
         model.convolutions() if isinstance(model, ModelPerTrial) else graph_convolutions(model).values()
     )
     states: list[Tensor] = []
-
-    def record(module: nn.Module, inputs: tuple[Any, ...], state: Tensor) -> None:
-        state.retain_grad()
-        states.append(state)
-
-    handles = [module.register_forward_hook(record) for module in convolutions]
+    handles = [
+        module.register_forward_hook(lambda module, inputs, state: states.append(state))
+        for module in convolutions
+    ]
     # In training mode, for the norms' statistics, but without dropout; running statistics are restored.
     rates, buffers = (model.dropout, model.drop_edge), [buffer.clone() for buffer in model.buffers()]
     model.train()
     model.dropout = model.drop_edge = 0.0
     keys = problem.labels.new_zeros(model.num_keys, 2, model.num_models or 1, dtype=torch.int32)
     try:
-        problem.losses(model(problem.features, problem.adjacency, keys), "train").sum().backward()
+        loss = problem.losses(model(problem.features, problem.adjacency, keys), "train").sum()
     finally:
         model.dropout, model.drop_edge = rates
         for handle in handles:
             handle.remove()
-    model.zero_grad(set_to_none=True)
+    gradients = (
+        torch.autograd.grad(loss, states, allow_unused=True, materialize_grads=True) if states else ()
+    )
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)
     if not states:
         return torch.tensor(nan), torch.tensor(nan)
-    gradients = [torch.zeros_like(state) if state.grad is None else state.grad for state in states]
     norms = [
         torch.linalg.vector_norm(state.detach(), dim=(0, -1)) * torch.linalg.vector_norm(grad, dim=(0, -1))
         for state, grad in zip(states, gradients, strict=True)
@@ -366,12 +361,12 @@ def _trials(
         )
 
 
-def _variants_by_trial(pairs: Iterable[Pair]) -> dict[Pair, dict[tuple[float, ...], Pair]]:
-    """Group (spec, seed) pairs by trial and variant."""
-    variants: dict[Pair, dict[tuple[float, ...], Pair]] = defaultdict(dict)
-    for pair in pairs:
-        variants[_propagated_pair(pair)][_variant(pair)] = pair
-    return variants
+def _by_trial(pairs: Iterable[Pair]) -> dict[Pair, list[Pair]]:
+    """Group (spec, seed) pairs by trial: those of an SGC that differ in depth, scale and optimizer."""
+    by_trial: dict[Pair, list[Pair]] = defaultdict(list)
+    for spec, seed in pairs:
+        by_trial[_propagated_spec(spec), seed].append((spec, seed))
+    return by_trial
 
 
 @lru_cache(2**16)  # a grid asks for the same with every seed
@@ -394,10 +389,6 @@ def _architecture(spec: Spec, cuda: bool) -> Spec:
     return spec.replace(**replaced)
 
 
-def _propagated_pair(pair: Pair) -> Pair:
-    return _propagated_spec(pair[0]), pair[1]
-
-
 @lru_cache(2**16)
 def _propagated_spec(spec: Spec) -> Spec:
     if spec.model != "SGC":
@@ -413,13 +404,12 @@ def _variant(pair: Pair) -> tuple[float, ...]:
 
 def _split(pairs: Sequence[Pair], size: int) -> list[Job]:
     """Split pairs into jobs of at most ``size`` trials and about equal size."""
-    trials = Job(tuple(pairs)).trials
+    trials = list(_by_trial(pairs).values())
     count = -(-len(trials) // size)
-    number = {trial: position * count // len(trials) for position, trial in enumerate(trials)}
-    parts: dict[int, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        parts[number[_propagated_pair(pair)]].append(pair)
-    return [Job(tuple(part)) for part in parts.values()]
+    parts: list[list[Pair]] = [[] for _ in range(count)]
+    for position, group in enumerate(trials):
+        parts[position * count // len(trials)] += group
+    return [Job(tuple(part)) for part in parts]
 
 
 def _trials_per_job(graph: Graph, spec: Spec, device: torch.device, variants: int) -> int:

@@ -314,6 +314,7 @@ def register(
     version = getattr(factory, "version", "1") if version is None else version
     grid = getattr(factory, "grid", ()) if grid is None else grid
     key = f"{name}@{version}"
+    METHODS.pop(key, None)  # the version that was registered last is the one of the plain name
     METHODS[key] = Method(
         parameter if grid else "",
         tuple(map(float, grid)),
@@ -321,12 +322,12 @@ def register(
         norm=partial(_make_own_norm, factory, bool(grid)) if kind == "norm" else None,
         model=partial(_make_own_model, factory) if kind == "model" else None,
     )
-    _LATEST[name] = key
     return key
 
 
-_LATEST: dict[str, str] = {}
-"""The name with version of every registered method."""
+def _registered() -> dict[str, str]:
+    """Return the name with version of every registered method, the last one where there are several."""
+    return {key.rpartition("@")[0]: key for key in METHODS if key not in _OURS}
 
 
 def _make_own_norm(
@@ -374,11 +375,11 @@ def stored_name(what: str, name: Any) -> str:
     if isinstance(name, str):
         if name in METHODS or ("@" in name and name.isprintable()):
             return name
-        if name in _LATEST:
-            return _LATEST[name]
+        if (key := _registered().get(name)) is not None:
+            return key
         if ":" in name or name in entry_points(group=GROUP).names:
             raise _not_imported(name)
-    return one_of(what, name, [*_OURS, *_LATEST])
+    return one_of(what, name, [*_OURS, *_registered()])
 
 
 def import_method(name: str) -> str:
@@ -395,7 +396,7 @@ def import_method(name: str) -> str:
         >>> import_method("torch.nn:Identity")
         'torch.nn:Identity@1'
     """
-    if isinstance(name, str) and name not in METHODS and name not in _LATEST and "@" not in name:
+    if isinstance(name, str) and name not in {*METHODS, *_registered()} and "@" not in name:
         paths = [name] if ":" in name else [entry.value for entry in entry_points(group=GROUP, name=name)]
         if paths:
             register(name, _import_factory(paths[0]))
@@ -427,7 +428,7 @@ def find_method(name: str) -> Method:
     """Return the method of a stored name, unless this process knows no such method or version."""
     if name in METHODS:
         return METHODS[name]
-    if (known := _LATEST.get(name.rpartition("@")[0])) is not None:
+    if (known := _registered().get(name.rpartition("@")[0])) is not None:
         problem = f"method {name!r} is registered as {known!r}"
         hint = "Register the version that the trials were computed with."
         raise PairNormError(problem, code="other-version", value=name, expected=known, hint=hint)

@@ -91,20 +91,16 @@ class Problem:
         nodes = self.parts[part]
         return self._mean(node_losses(logits[nodes], self.labels[nodes]))
 
-    def accuracies(self, logits: Tensor, part: str) -> Tensor:
-        """Return the accuracy of every trial on the nodes of a part: ``[trials]``."""
-        nodes = self.parts[part]
-        return self._mean(node_hits(logits[nodes].movedim(0, -1), self.labels[nodes]).movedim(-1, 0))
-
-    def scores(self, logits: Tensor, part: str, metric: str) -> Tensor:
+    def scores(self, logits: Tensor, part: str, metric: str = "accuracy") -> Tensor:
         """Return the metric of a spec for every trial on the nodes of a part: ``[trials]``."""
+        nodes = self.parts[part]
+        logits, labels = logits[nodes].movedim(0, -1), self.labels[nodes]
         if metric == "accuracy":
-            return self.accuracies(logits, part)
+            return self._mean(node_hits(logits, labels).movedim(-1, 0))
         if self.shards is not None:
             problem = "the AUC needs all nodes in one process"
             raise PairNormError(problem, code="not-together", value=metric, expected="metric='accuracy'")
-        nodes = self.parts[part]
-        return aucs(logits[nodes].movedim(0, -1), self.labels[nodes])
+        return aucs(logits, labels)
 
     def _mean(self, values: Tensor) -> Tensor:
         return values.mean(0) if self.shards is None else self.shards.mean(values)
@@ -112,7 +108,7 @@ class Problem:
     def metrics(self, logits: Tensor) -> dict[str, Tensor]:
         """Return the loss and accuracy of every part, per trial."""
         return {f"{part}_loss": self.losses(logits, part) for part in self.parts} | {
-            f"{part}_accuracy": self.accuracies(logits, part) for part in self.parts
+            f"{part}_accuracy": self.scores(logits, part) for part in self.parts
         }
 
 

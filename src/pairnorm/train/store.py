@@ -183,39 +183,25 @@ class Store:
 
     def results_by_spec(self, **where: Any) -> dict[Spec, list[Result]]:
         """Return the results of every spec, sorted. ``where`` as in ``trials_by_spec``."""
-        where = {STORED_NAMES.get(name, name): value for name, value in where.items()}
-        condition, values = _condition(where)
-        # The order of the file needs no sorting, and without a condition nothing is joined.
-        tables = _TRIALS if where else "trials"
-        trials = self._query(
-            f"SELECT hash, origin, {_quote_names(TRIAL)} FROM {tables} WHERE {condition} ORDER BY hash, seed",
+        condition, values = _condition({STORED_NAMES.get(name, name): where[name] for name in where})
+        rows = self._query(
+            f"SELECT {_quote_names(SPEC)}, {_quote_names(TRIAL)}, {_quote_names(ORIGIN)}, hash, origin "
+            f"FROM {_TRIALS} WHERE {condition} ORDER BY {_quote_names(SPEC)}, seed",
             values,
         )
-        condition, values = _condition({name: where[name] for name in where if name in ("hash", *SPEC)})
-        varied = f"hash, protocol, {_quote_names(_VARIED)}"
-        specs = self._query(
-            f"SELECT {varied} FROM {_SPECS} WHERE {condition} ORDER BY {_quote_names(SPEC)}", values
-        )
-        protocols = self._rows("protocols", _PROTOCOL, [SPEC[column] for column in _PROTOCOL])
-        origin_rows = self._rows("origins", ORIGIN, ORIGIN)
-
-        by_hash: dict[int, list[tuple[Trial, Origin]]] = defaultdict(list)
-        by_spec: dict[Spec, list[Result]] = {}
+        specs: dict[int, Spec] = {}
+        origins: dict[int, Origin] = {}
+        by_spec: dict[Spec, list[Result]] = defaultdict(list)
+        first, last = len(SPEC), len(SPEC) + len(TRIAL)
         with _explain_errors(self.path, *UNEXPECTED):
-            origins = {number: Origin(**row) for number, row in origin_rows.items()}
-            for number, origin, *row in trials:
-                by_hash[number].append((trial_from_row(row), origins[origin]))
-            for number, protocol, depth, scale, missing_rate in specs:
-                if number in by_hash:
-                    spec = Spec(depth=depth, scale=scale, missing_rate=missing_rate, **protocols[protocol])
-                    results = by_spec.setdefault(spec, [])  # an older store may name a spec in two ways
-                    results += [Result(spec, trial, origin) for trial, origin in by_hash[number]]
-        return by_spec
-
-    def _rows(self, table: str, columns: Sequence[str], names: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """Return the values of every row by name, by the id of the row."""
-        rows = self._query(f"SELECT id, {_quote_names(columns)} FROM {table}")
-        return {number: dict(zip(names, values, strict=True)) for number, *values in rows}
+            for *row, number, origin in rows:
+                if number not in specs:
+                    specs[number] = Spec(**dict(zip(SPEC.values(), row[:first], strict=True)))
+                if origin not in origins:
+                    origins[origin] = Origin(**dict(zip(ORIGIN, row[last:], strict=True)))
+                result = Result(specs[number], trial_from_row(row[first:last]), origins[origin])
+                by_spec[result.spec].append(result)
+        return dict(by_spec)
 
     def frame(self, **where: Any) -> "pandas.DataFrame":
         """Return the trials as a data frame with a column per measure. ``where`` as in ``trials_by_spec``."""

@@ -20,7 +20,7 @@ from pairnorm.base.errors import one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.data import Graph
 from pairnorm.nn import GAT, GCN, PairNorm, sgc_iterates
-from pairnorm.nn.models import MakeNorm, glorot
+from pairnorm.nn.models import glorot
 from pairnorm.nn.norms import DegreePairNorm, GraphNormV2
 from pairnorm.nn.ops.dropout import dropout, keys_from_seeds, step_keys
 from pairnorm.train.distributed import Shards, all_rows
@@ -56,16 +56,11 @@ def build(
     return model.to(device)
 
 
-def make_norm(spec: Spec, trials: int) -> MakeNorm | None:
-    """Return a function that makes the norm of an SGC's method; None for PairNorm and no norm."""
-    method = find_method(spec.method)
-    return None if method.norm is None else partial(method.norm, 0, trials, spec.strength)
-
-
 def sgc_settings(spec: Spec, trials: int = 1) -> dict[str, Any]:
     """Return the arguments of the SGC of a spec, except its weights."""
     options = {name: getattr(spec, name) for name in ("scale", "dropout", "adjacency")}
-    return {"num_layers": spec.depth, "norm": make_norm(spec, trials) or spec.mode, **options}
+    options |= {"num_layers": spec.depth, "norm": spec.mode}
+    return options | find_method(spec.method).arguments(spec, trials)
 
 
 def bind_graph(module: nn.Module, graph: Graph) -> nn.Module:
@@ -257,14 +252,13 @@ class SGCTrainer:
     def _iterates(self) -> Iterator[Tensor]:
         """Yield the propagated features of every depth from 0, ``[nodes, 1 or trials, features]``."""
         features, spec = self.problem.features, self.spec
-        norm: Any = None
         if isinstance(features, Tensor) and features.dim() == 2:
             features = features.unsqueeze(1)
+        norm = sgc_settings(spec, len(self.seeds))["norm"]
         if spec.mode is not None:
-            scales = {spec.scale for specs in self.variants for spec in specs}
-            norm = PairNorm(scales.pop() if spec.norm == "PN-SCS" else 1.0, spec.mode)
-        if (make := make_norm(spec, len(self.seeds))) is not None:
-            norm = bind_graph(make(), self._graph)
+            norm = PairNorm(spec.scale if spec.norm == "PN-SCS" else 1.0, spec.mode)
+        elif norm is not None:
+            norm = bind_graph(norm(), self._graph)
         return sgc_iterates(features, self.problem.adjacency, norm)
 
 
