@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pairnorm.classify.candidates.boosted_trees import FACTORIES
-from pairnorm.train import METHODS, methods
+from pairnorm.train import METHODS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -29,8 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def here(name: str, *words: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *words])
-        registered = mock.patch.dict(METHODS), mock.patch.dict(methods._LATEST)
-        with warnings.catch_warnings(), torch.random.fork_rng(), registered[0], registered[1]:
+        with warnings.catch_warnings(), torch.random.fork_rng(), mock.patch.dict(METHODS):
             warnings.simplefilter("ignore")
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr().out

@@ -88,26 +88,6 @@ def test_optimizers_share_a_job_on_cuda(
     assert len(plan(graph, [(spec, 0), (spec.replace(**change), 0)], device, cores=1)) == count
 
 
-def test_every_trial_of_an_sgc_has_just_its_own_optimizers(graph: Graph, memory: list[int]) -> None:
-    def pairs_at(rate: float, rates: tuple[float, ...], seed: int) -> list[Pair]:
-        specs = [
-            Spec("csbm", "SGC", depth, norm="PN", scale=scale, missing_rate=rate, learning_rate=learning_rate)
-            for depth in (3, 5)
-            for scale in (0.1, 10)
-            for learning_rate in rates
-        ]
-        return [(spec, seed) for spec in specs]
-
-    search = [*pairs_at(0, (0.2, 0.05), 0), *pairs_at(1, (0.2, 0.05), 0)]
-    best = [*pairs_at(0, (0.2,), 1), *pairs_at(1, (0.05,), 2)]
-    jobs = plan(graph, search + best, CUDA)
-    check_covers(jobs, search + best)
-    assert {frozenset(job.pairs) for job in jobs} == {frozenset(search), frozenset(best)}
-    (job,) = (job for job in jobs if set(job.pairs) == set(best))
-    own = [[(spec.learning_rate, spec.scale, seed) for spec, seed in variants] for variants in job.variants]
-    assert own == [[(0.05, 0.1, 2), (0.05, 10, 2)], [(0.2, 0.1, 1), (0.2, 10, 1)]]
-
-
 def test_a_trial_that_wants_fewer_variants_has_its_last_repeated() -> None:
     specs = [Spec("csbm", "SGC", 2, norm="PN", scale=scale) for scale in (0.1, 10)]
     job = Job(((specs[1], 0), (specs[0].replace(depth=4), 0), (specs[0], 1)))

@@ -1,5 +1,6 @@
 import pickle
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -37,9 +38,8 @@ OURS = [(name, model) for name, method in METHODS.items() for model in method.mo
 
 
 @pytest.fixture(autouse=True)
-def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forget() -> Iterator[None]:
     """What a test registers is gone after it."""
-    monkeypatch.setattr(methods, "_LATEST", {})
     before = dict(METHODS)
     yield
     METHODS.clear()
@@ -264,7 +264,6 @@ class TestOwn:
         with Store(tmp_path / "s.sqlite") as store:
             assert run([(spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1) == 1
             METHODS.pop("Shrink@1")
-            methods._LATEST.clear()
             assert list(store.trials_by_spec()) == [spec.on(graph)]
             with raises("not-imported", value="Shrink@1"):
                 build(spec, 10, 3, [0], CPU)

@@ -189,7 +189,7 @@ def test_a_model_that_gives_nan_is_never_right(graph: Graph) -> None:
     problem = Problem.of(graph, [(Spec("csbm", "GCN", 2), 0)], CPU)
     logits = torch.full((graph.num_nodes, 2, graph.num_classes), torch.nan)
     logits[:, 1] = torch.nn.functional.one_hot(graph.labels).float()
-    assert problem.accuracies(logits, "test").tolist() == [0.0, 1.0]
+    assert problem.scores(logits, "test").tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("kind", ["rw", "sym"])

@@ -74,24 +74,33 @@ def test_workers_that_are_killed_cost_nothing_that_had_finished(
     assert_same_trials(store, expected, rel=0.01)
 
 
-def test_a_job_out_of_memory_is_halved(
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_job_whose_worker_lacks_memory_starts_again_until_it_is_given_up(
     cluster: Any,
     graph: Graph,
     store: Store,
-    expected: Store,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    assert_same_trials: Any,
+    raises: Any,
+    deaths: int,
 ) -> None:
     trained = pools._train_job
 
     def greedy(version: str, graph: Graph, job: Job, *rest: Any) -> Iterator[Any]:
-        if len(job.trials) > 1:
+        before = tmp_path / str(len(list(tmp_path.glob("death-*"))))
+        if int(before.name) < deaths:
+            before.with_name(f"death-{before.name}").touch()
             raise ray.exceptions.OutOfMemoryError("as Ray's monitor of memory says it")
         yield from trained(version, graph, job, *rest)
 
+    monkeypatch.setattr(pools, "MAX_DEATHS", 2)
     monkeypatch.setattr(pools, "_train_job", greedy)
-    assert run(PAIRS, store, device="cpu", graphs={"csbm": graph}, on="ray") == len(PAIRS)
-    assert_same_trials(store, expected, rel=0.01)
+    options = {"device": "cpu", "graphs": {"csbm": graph}, "on": "ray"}
+    if deaths == 1:
+        assert run([(SPECS[0], 0)], store, **options) == 1
+    else:
+        with raises("worker-died"):
+            run([(SPECS[0], 0)], store, **options)
 
 
 def test_a_task_that_fails_fails_the_run_with_its_own_error(

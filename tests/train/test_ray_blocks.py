@@ -81,7 +81,7 @@ def test_a_block_that_kills_its_workers_ends_in_an_error(
     monkeypatch.setattr(module, "_propagate_block", crash)
     monkeypatch.setattr(pools, "MAX_DEATHS", 2)
     propagation = Propagation(packed, tmp_path / "kept", ROWS, (1,), 7)
-    with raises("worker-died", value=7):
+    with raises("worker-died", value="block 2"):
         RayBlocks().run([propagation], NEED)
     assert propagation.pending() == [1]
 

@@ -85,7 +85,7 @@ def test_kept_weights_give_the_metrics_of_the_best_epoch(graph: Graph, model: st
     run.fit()
     curves = torch.stack(run.loop.curves)  # [epochs, 2, trials]
     hidden, logits = run.evaluate()
-    validation = run.problem.accuracies(logits, "validation")
+    validation = run.problem.scores(logits, "validation")
     for number in range(3):
         accuracies = curves[:, 1, number].tolist()
         best = int(run.loop.best_epoch[number])

@@ -316,9 +316,7 @@ def _gradient_norms(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
         model.dropout, model.drop_edge = rates
         for handle in handles:
             handle.remove()
-    gradients = (
-        torch.autograd.grad(loss, states, allow_unused=True, materialize_grads=True) if states else ()
-    )
+    gradients = torch.autograd.grad(loss, states, allow_unused=True, materialize_grads=True) if states else ()
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)
     if not states:

@@ -33,7 +33,7 @@ Event = int | list[Result]
 OnEvent = Callable[[Event], None]
 Task = tuple[Graph, Job]
 MAX_DEATHS = 10
-"""How often the workers of a task may die before it is given up, or divided."""
+"""How often the workers of a task may die before it is given up."""
 POLL_SECONDS = 0.2
 
 suppress_csr_warning()  # a worker imports this module, then receives a graph that has sparse tensors
@@ -236,7 +236,7 @@ class Cluster:
         workers: int,
         arguments: Callable[[T], Sequence[Any]],
         handle: Callable[[T, Any], None],
-        retry: Callable[[T, bool], Iterable[T]],
+        rest: Callable[[T], T | None] = lambda task: task,
         poll: Callable[[], None] = lambda: None,
         **resources: float,
     ) -> None:
@@ -248,8 +248,7 @@ class Cluster:
             workers: number of tasks that the cluster runs at once.
             arguments: of a task.
             handle: called with a task and each of its events.
-            retry: returns what to run instead of a task whose worker died. Whether the worker had too little
-                memory, or others died of the task before, is its second argument; it may raise an error.
+            rest: returns what is left of a task whose worker died, which is run again; None for nothing.
             poll: called now and then.
             resources: of a task.
         """
@@ -276,9 +275,12 @@ class Cluster:
                         del running[stream]
                     except self.ray.exceptions.RayError as error:
                         del running[stream]
-                        has_died = self._has_died(error)
-                        deaths[task] += 1
-                        again += retry(task, not has_died or deaths[task] >= MAX_DEATHS)
+                        self._check_died(error)
+                        if (left := rest(task)) is not None:
+                            deaths[left] += 1
+                            if deaths[left] == MAX_DEATHS:
+                                raise _worker_died(left) from error
+                            again.append(left)
         finally:
             for stream in running:
                 self.ray.cancel(stream, force=True)
@@ -288,15 +290,18 @@ class Cluster:
             if self._is_own_connection:
                 self.ray.shutdown()
 
-    def _has_died(self, error: Exception) -> bool:
-        """Return whether a worker died, but not of too little memory; raise what the task itself raised."""
+    def _check_died(self, error: Exception) -> None:
+        """Raise the error of a task, unless its worker died."""
         errors = self.ray.exceptions
-        if isinstance(error, errors.WorkerCrashedError | errors.NodeDiedError | errors.ObjectLostError):
-            return True
-        if not isinstance(error, errors.OutOfMemoryError):
+        died = (
+            errors.WorkerCrashedError,
+            errors.NodeDiedError,
+            errors.ObjectLostError,
+            errors.OutOfMemoryError,
+        )
+        if not isinstance(error, died):
             cause = getattr(error, "cause", None)
             raise cause if isinstance(cause, Exception) else error
-        return False
 
 
 def _connect() -> tuple[Any, bool]:
@@ -335,17 +340,17 @@ def check_version(driver: str, problem: str = "") -> None:
         raise PairNormError(problem, code="version-mismatch", value=driver, hint=hint)
 
 
-def worker_died(what: str, value: Any, hint: str, **options: Any) -> PairNormError:
-    """Return the error about a task that has killed its workers."""
-    problem = f"workers of the Ray cluster die of {what}, or have too little memory"
-    return PairNormError(problem, code="worker-died", value=value, hint=hint, **options)
+def _worker_died(task: Any) -> PairNormError:
+    what = task[1].pairs[0][0] if isinstance(task[1], Job) else f"block {task[1] + 1}"
+    problem = f"workers of the Ray cluster died {MAX_DEATHS} times of {what}, or have too little memory"
+    hint = "Give the nodes more memory, or allow blocks less {memory}. What had finished is kept."
+    return PairNormError(problem, code="worker-died", value=str(what), hint=hint, memory=...)
 
 
 class RayPool:
     """Trains jobs as Ray tasks, one at a time on each core of a cluster, or on each GPU.
 
-    A job whose worker died starts again with the pairs that are still to be trained. A job that runs out of
-    memory is divided.
+    A job whose worker died starts again with the pairs that are still to be trained.
 
     Args:
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA if the cluster has GPUs.
@@ -373,18 +378,9 @@ class RayPool:
             on_event(results)
             on_event(cost)
 
-        def retry(task: Task, must_divide: bool) -> list[Task]:
-            graph, job = task
-            pending = tuple(pair for pair in job.pairs if pair not in trained)
-            if not must_divide or len(pending) < len(job.pairs):
-                return [(graph, Job(pending))] if pending else []
-            halves = job.split()
-            if len(halves) == 1:
-                spec = str(pending[0][0])
-                raise worker_died(
-                    spec, spec, "Give the nodes more memory. What had finished is in the store."
-                )
-            return [(graph, half) for half in halves]
+        def rest(task: Task) -> Task | None:
+            pending = tuple(pair for pair in task[1].pairs if pair not in trained)
+            return (task[0], Job(pending)) if pending else None
 
         self._cluster.run(
             _train_job,
@@ -392,7 +388,7 @@ class RayPool:
             self.workers,
             lambda task: (put(task[0]), task[1], self._uses_gpu, options),
             handle,
-            retry,
+            rest,
             lambda: on_event(0),
             num_cpus=0 if self._uses_gpu else 1,
             num_gpus=1 if self._uses_gpu else 0,

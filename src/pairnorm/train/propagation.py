@@ -36,7 +36,7 @@ from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.data.packed import PackedGraph, blocks
 from pairnorm.train.block_ops import Array, BlockOps, from_mapped, slices
-from pairnorm.train.pools import Cluster, check_version, worker_died
+from pairnorm.train.pools import Cluster, check_version
 
 IMPUTATIONS, NORMS = ("zero", "mass", "fp"), ("none", "PN", "PN-SI")
 EPS = 1e-6
@@ -366,21 +366,8 @@ class RayBlocks:
                 reported.add((propagation, event))
             propagation.handle(number, event)
 
-        def retry(task: Block, must_divide: bool) -> list[Block]:
-            if not must_divide:
-                return [task]
-            width, hint = task[0].width, "Allow less {memory} for narrower blocks. Finished blocks are kept."
-            raise worker_died(f"a block of {width} columns", width, hint, memory=...)
-
         self._cluster.run(
-            _propagate_block,
-            tasks,
-            self.cores,
-            arguments,
-            handle,
-            retry,
-            num_cpus=threads,
-            memory=bytes_per_block,
+            _propagate_block, tasks, self.cores, arguments, handle, num_cpus=threads, memory=bytes_per_block
         )
 
 
