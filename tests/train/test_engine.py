@@ -1,7 +1,8 @@
 import gc
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from pairnorm.train.loop import Loop
 from pairnorm.train.problem import Problem, aucs
 from pairnorm.train.trainers import GNNTrainer
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NORM = {"norm": "PN-SI", "epochs": 15}
+OPTIMIZERS = {"learning_rate": (0.005, 0.2), "weight_decay": (0.0, 5e-2)}
 METRICS = [f"{part}_{what}" for part in ("train", "validation", "test") for what in ("loss", "accuracy")]
 
 
@@ -79,74 +81,45 @@ def test_trials_come_in_the_order_of_the_seeds_which_changes_nothing_else(graph:
     assert train(graph, spec, [], "cpu") == []
 
 
-@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-@pytest.mark.parametrize("dropout", [0.0, 0.6])
-def test_a_trial_is_the_same_alone_and_beside_other_seeds_and_rates(
-    graph: Graph, model: str, dropout: float
-) -> None:
-    specs = [Spec("csbm", model, 3, dropout=dropout, missing_rate=rate, **NORM) for rate in (0, 0.5, 1)]
-    pairs = [(spec, seed) for spec in specs for seed in (2, 8)]
-    together = train_whole(graph, Job(tuple(pairs)), CPU, curves=True)
-    assert list(together) == pairs
+def check_alone(graph: Graph, pairs: Iterable[Pair], **options: Any) -> None:
+    """Check that trials that train together are what each is alone."""
+    pairs = list(pairs)
+    options = {"curves": True, "measures": ["row_diff"]} | options
+    together = train_whole(graph, Job(tuple(pairs)), CPU, **options)
+    assert set(together) == set(pairs)
     for pair in pairs:
-        alone = train_whole(graph, Job((pair,)), CPU, curves=True)[pair]
+        alone = train_whole(graph, Job((pair,)), CPU, **options)[pair]
         assert agree(together[pair], alone)
+        assert together[pair].measures == pytest.approx(dict(alone.measures), rel=1e-4)
         for name, curve in (alone.curves or {}).items():
             assert together[pair].curves[name] == pytest.approx(curve, abs=1e-5)
     assert len({trial.test_loss for trial in together.values()}) == len(pairs)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "varied"),
     [
-        {"model": "SGC", "norm": "PN", "dropout": 0.6},
-        {"model": "SGC", "norm": "PN", "dropout": 0.0},
-        {"model": "SGC", "norm": "PN-SCS", "scale": 5.0, "dropout": 0.6},
-        {"model": "GCN", "norm": "PN-SI", "dropout": 0.6},
+        *((Spec("csbm", model, 3, dropout=rate, **NORM), {"missing_rate": (0, 0.5, 1)})
+          for model in ("SGC", "GCN", "GAT") for rate in (0.0, 0.6)),
+        *((Spec("csbm", "GCN", 2, missing_kind=kind, missing_rate=0.5, **NORM), {"missing_rate": (0.7, 0.2)})
+          for kind in ("nodes", "entries")),
+        *((Spec("csbm", model, 2, missing_rate=0.5, imputation=name, epochs=8), {"missing_rate": (0.5, 0.8)})
+          for model in ("SGC", "GCN") for name in ("mask", "fp")),
+        *((Spec("csbm", "SGC", 1, norm=norm, scale=5, dropout=rate, epochs=9), OPTIMIZERS | {"depth": (1, 3)})
+          for norm, rate in (("PN", 0.6), ("PN", 0.0), ("PN-SCS", 0.6))),
+        (Spec("csbm", "SGC", 1, norm="PN", epochs=5), {"depth": (1, 3), "scale": (0.1, 1, 10)}),
+        (Spec("csbm", "GCN", 3, **NORM), OPTIMIZERS),
     ],
     ids=str,
-)
-def test_a_trial_is_the_same_alone_and_beside_other_optimizers(
-    graph: Graph, settings: dict[str, Any]
+)  # fmt: skip
+def test_a_trial_is_the_same_alone_as_with_others(
+    graph: Graph, settings: Spec, varied: dict[str, Any]
 ) -> None:
-    """Of the last trial, one optimizer is not wanted, and at one depth one more."""
     specs = [
-        Spec(
-            "csbm",
-            depth=depth,
-            missing_rate=missing,
-            learning_rate=rate,
-            weight_decay=decay,
-            epochs=40,
-            **own,
-        )
-        for missing in (0.5, 1)
-        for depth in ((1, 3) if settings["model"] == "SGC" else (3,))
-        for own in (
-            [{**settings, "scale": scale} for scale in (1, 10)] if settings["norm"] == "PN" else [settings]
-        )
-        for rate in (0.005, 0.2)
-        for decay in (0.0, 5e-2)
+        settings.replace(**dict(zip(varied, values, strict=True))) for values in product(*varied.values())
     ]
-    pairs = [(spec, 4) for spec in specs]
-    pairs = [*pairs[:-4], *pairs[-3:]]
-    together = train_whole(graph, Job(tuple(pairs)), CPU, curves=True, measures=["row_diff"])
-    assert set(together) == set(pairs)
-    assert len({trial.test_loss for trial in together.values()}) == len(pairs)
-    for pair in pairs:
-        alone = train_whole(graph, Job((pair,)), CPU, curves=True, measures=["row_diff"])[pair]
-        assert agree(together[pair], alone, tolerance=1e-5)
-        assert together[pair].measures == pytest.approx(dict(alone.measures), rel=1e-5)
-        for name, curve in (alone.curves or {}).items():
-            assert together[pair].curves[name] == pytest.approx(curve, abs=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["nodes", "entries"])
-def test_other_kinds_of_missing_train_alone_as_beside_others(graph: Graph, kind: str) -> None:
-    spec = Spec("csbm", "GCN", 2, missing_kind=kind, missing_rate=0.7, **NORM)
-    pairs = ((spec, 1), (spec.replace(missing_rate=0.2), 1))
-    together = train_whole(graph, Job(pairs), CPU)
-    assert all(agree(together[pair], train_whole(graph, Job((pair,)), CPU)[pair]) for pair in pairs)
+    pairs = [(spec, seed) for spec in specs for seed in (2, 8)]
+    check_alone(graph, [*pairs[:-3], *pairs[-2:]])  # one pair of the grid is not requested
 
 
 def test_the_best_epoch_is_the_first_of_the_best_and_counts_from_one(graph: Graph) -> None:
@@ -177,20 +150,16 @@ def test_measures_are_of_the_last_hidden_representation_of_the_kept_model(graph:
 
 
 @pytest.mark.parametrize("rates", [(0.0, 0.0), (0.0, 0.5), (1.0, 1.0)])
-def test_every_trial_of_an_sgc_has_the_measures_of_what_it_sees(
+def test_every_trial_of_an_sgc_has_the_measures_of_its_features(
     graph: Graph, rates: tuple[float, float]
 ) -> None:
-    names = list(engine.MEASURES)
+    spec = Spec("csbm", "SGC", 2, norm="PN", epochs=1)
     pairs = [
-        (Spec("csbm", "SGC", 2, norm="PN", scale=scale, missing_rate=rate, epochs=1), seed)
+        (spec.replace(scale=scale, missing_rate=rate), seed)
         for seed, rate in enumerate(rates)
         for scale in (0.1, 10.0)
     ]
-    together = train_whole(graph, Job(tuple(pairs)), CPU, measures=names)
-    for pair in pairs:
-        alone = train_whole(graph, Job((pair,)), CPU, measures=names)[pair]
-        assert set(alone.measures) == set(names)
-        assert together[pair].measures == pytest.approx(dict(alone.measures), rel=1e-4)
+    check_alone(graph, pairs, measures=list(engine.MEASURES))
 
 
 def mean_distance(rows: Tensor) -> float:
@@ -317,19 +286,6 @@ def test_ticks_add_up_to_the_cost_of_a_job(graph: Graph, epochs: int) -> None:
         assert min(ticks) >= 0
 
 
-def test_only_the_pairs_that_are_asked_for_come_back(graph: Graph) -> None:
-    """Of the grid of depths and scales that an SGC's job spans, some may be in the store already."""
-    pairs = (
-        (Spec("csbm", "SGC", 1, norm="PN", scale=10, epochs=5), 0),
-        (Spec("csbm", "SGC", 3, norm="PN", scale=1, epochs=5), 0),
-        (Spec("csbm", "SGC", 3, norm="PN", scale=1, epochs=5), 1),
-    )
-    found = train_whole(graph, Job(pairs), CPU)
-    assert set(found) == set(pairs)
-    for pair in pairs:
-        assert agree(found[pair], train_whole(graph, Job((pair,)), CPU)[pair])
-
-
 @pytest.mark.parametrize(
     "spec", [Spec("csbm", "SGC", 4, norm="PN", scale=10, epochs=30), Spec("csbm", "GAT", 2, **NORM)]
 )
@@ -381,57 +337,63 @@ def test_names_are_checked(raises: Any, graph: Graph) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("dropout", [0.0, 0.6])
-@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_cuda_trains_as_the_cpu_does(graph: Graph, model: str, dropout: float) -> None:
-    spec = Spec("csbm", model, 3, missing_rate=0.5, dropout=dropout, **NORM | {"epochs": 30})
-    here = train(graph, spec, range(4), "cpu", curves=True)
-    there = train(graph, spec, range(4), "cuda", curves=True)
-    assert train(graph, spec, range(4), "cuda", curves=True) == there
-    alike = 0
-    for ours, theirs in zip(here, there, strict=True):
-        losses = torch.tensor([ours.curves["train_loss"], theirs.curves["train_loss"]])
-        assert (losses[0] - losses[1]).abs().max() < 0.1
-        alike += bool((losses[0] - losses[1]).abs().max() < 1e-4)
-    assert alike >= 2
+class TestCuda:
+    @pytest.mark.parametrize("dropout", [0.0, 0.6])
+    @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+    def test_cuda_trains_as_the_cpu_does(self, graph: Graph, model: str, dropout: float) -> None:
+        spec = Spec("csbm", model, 3, missing_rate=0.5, dropout=dropout, **NORM | {"epochs": 30})
+        here = train(graph, spec, range(4), "cpu", curves=True)
+        there = train(graph, spec, range(4), "cuda", curves=True)
+        assert train(graph, spec, range(4), "cuda", curves=True) == there
+        alike = 0
+        for ours, theirs in zip(here, there, strict=True):
+            losses = torch.tensor([ours.curves["train_loss"], theirs.curves["train_loss"]])
+            assert (losses[0] - losses[1]).abs().max() < 0.1
+            alike += bool((losses[0] - losses[1]).abs().max() < 1e-4)
+        assert alike >= 2
 
+    @pytest.mark.parametrize("epochs", [3, 30])
+    def test_replays_at_other_depths_are_runs_of_their_own(self, graph: Graph, epochs: int) -> None:
+        specs = [
+            Spec("csbm", "SGC", depth, norm="PN", missing_rate=0.5, epochs=epochs) for depth in (1, 2, 6)
+        ]
+        pairs = [(spec, seed) for spec in specs for seed in range(2)]
+        together = train_whole(graph, Job(tuple(pairs)), CUDA, curves=True)
+        for spec in specs:
+            alone = train_whole(graph, Job(((spec, 0), (spec, 1))), CUDA, curves=True)
+            assert alone == {pair: together[pair] for pair in alone}
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("epochs", [3, 30])
-def test_replays_at_other_depths_are_runs_of_their_own(graph: Graph, epochs: int) -> None:
-    specs = [Spec("csbm", "SGC", depth, norm="PN", missing_rate=0.5, epochs=epochs) for depth in (1, 2, 6)]
-    pairs = [(spec, seed) for spec in specs for seed in range(2)]
-    together = train_whole(graph, Job(tuple(pairs)), torch.device("cuda"), curves=True)
-    for spec in specs:
-        alone = train_whole(graph, Job(((spec, 0), (spec, 1))), torch.device("cuda"), curves=True)
-        assert alone == {pair: together[pair] for pair in alone}
+    @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
+    def test_optimizers_share_captured_epochs(self, graph: Graph, model: str) -> None:
+        specs = [
+            Spec(
+                "csbm",
+                model,
+                depth,
+                norm="PN",
+                dropout=0.6,
+                learning_rate=rate,
+                weight_decay=decay,
+                epochs=40,
+            )
+            for depth in ((1, 4) if model == "SGC" else (2,))
+            for rate in (0.005, 0.05)
+            for decay in (0.0, 5e-2)
+        ]
+        pairs = [(spec, seed) for spec in specs for seed in range(2)]
+        (job,) = plan(graph, pairs, CUDA)
+        together = train_whole(graph, job, CUDA, curves=True)
+        for pair in pairs:
+            alone = train_whole(graph, Job((pair,)), CUDA, curves=True)[pair]
+            assert together[pair].curves["train_loss"] == pytest.approx(alone.curves["train_loss"], abs=1e-3)
 
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_optimizers_share_captured_epochs(graph: Graph, model: str) -> None:
-    specs = [
-        Spec("csbm", model, depth, norm="PN", dropout=0.6, learning_rate=rate, weight_decay=decay, epochs=40)
-        for depth in ((1, 4) if model == "SGC" else (2,))
-        for rate in (0.005, 0.05)
-        for decay in (0.0, 5e-2)
-    ]
-    pairs = [(spec, seed) for spec in specs for seed in range(2)]
-    (job,) = plan(graph, pairs, torch.device("cuda"))
-    together = train_whole(graph, job, torch.device("cuda"), curves=True)
-    for pair in pairs:
-        alone = train_whole(graph, Job((pair,)), torch.device("cuda"), curves=True)[pair]
-        assert together[pair].curves["train_loss"] == pytest.approx(alone.curves["train_loss"], abs=1e-3)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("epochs", [1, 3, 4, 60])
-def test_captured_epochs_are_told_and_counted(graph: Graph, epochs: int) -> None:
-    job = Job(tuple((Spec("csbm", "GCN", 2, epochs=epochs), seed) for seed in range(3)))
-    ticks: list[int] = []
-    found = train_whole(graph, job, torch.device("cuda"), curves=True, tick=ticks.append)
-    assert sum(ticks) == job.cost
-    assert all(len(trial.curves["train_loss"]) == epochs for trial in found.values())
+    @pytest.mark.parametrize("epochs", [1, 3, 4, 60])
+    def test_captured_epochs_are_told_and_counted(self, graph: Graph, epochs: int) -> None:
+        job = Job(tuple((Spec("csbm", "GCN", 2, epochs=epochs), seed) for seed in range(3)))
+        ticks: list[int] = []
+        found = train_whole(graph, job, CUDA, curves=True, tick=ticks.append)
+        assert sum(ticks) == job.cost
+        assert all(len(trial.curves["train_loss"]) == epochs for trial in found.values())
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])

@@ -150,13 +150,12 @@ def test_build_follows_the_spec(raises) -> None:
         build(Spec("cora", "SGC", 4), 12, 4, [0], CPU)
 
 
-CPU_sgc = torch.device("cpu")
 DEPTHS, SCALES, SEEDS = (1, 2, 6), (0.1, 1.0, 10.0), (4, 9)
 
 
 def fit(graph: Graph, spec: Spec, scales: tuple[float, ...] = SCALES) -> dict[int, Fitted]:
     variants = [[(spec.replace(scale=scale), seed) for scale in scales] for seed in SEEDS]
-    run = SGCTrainer(graph, variants, DEPTHS, CPU_sgc, curves=True)
+    run = SGCTrainer(graph, variants, DEPTHS, CPU, curves=True)
     # One loop supports all depths: it is copied as each leaves it.
     return {fitted.depth: replace(fitted, loop=deepcopy(fitted.loop)) for fitted in run.fit()}
 
@@ -277,7 +276,7 @@ def test_training_equals_a_plain_pyg_loop_that_propagates_every_epoch(
 
 def test_pn_scs_does_not_commute_with_its_scale_and_is_propagated_with_it(graph: Graph) -> None:
     spec = Spec("csbm", "SGC", 1, norm="PN-SCS", scale=5, epochs=3, dropout=0)
-    run = SGCTrainer(graph, [[(spec, 0)]], [3], CPU_sgc)
+    run = SGCTrainer(graph, [[(spec, 0)]], [3], CPU)
     [fitted] = run.fit()
     x = graph.features.to_dense()
     x = x / x.sum(1, keepdim=True)
@@ -331,14 +330,3 @@ def test_a_training_that_broke_off_goes_on_from_its_checkpoint(graph: Graph, tmp
     assert sum(told) == 60 - 50
     for one, other in zip(again.evaluate(), whole.evaluate(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("model", ["SGC", "GCN"])
-@pytest.mark.parametrize("fill", ["mask", "fp"])
-def test_filled_trials_train_side_by_side_as_each_would_alone(graph: Graph, model: str, fill: str) -> None:
-    spec = Spec("csbm", model, 2, missing_rate=0.5, imputation=fill, epochs=8, learning_rate=0.05)
-    together = train(graph, spec, [0, 1, 2], "cpu")
-    for seed, trial in enumerate(together):
-        [alone] = train(graph, spec, [seed], "cpu")
-        assert trial.best_epoch == alone.best_epoch
-        assert trial.test_loss == pytest.approx(alone.test_loss, rel=1e-4)

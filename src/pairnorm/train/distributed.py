@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -104,9 +104,7 @@ class Shards:
 
     def of_first(self, value: T) -> T:
         """Return the value of the first rank."""
-        values = [value]
-        dist.broadcast_object_list(values, dist.get_global_rank(self.process_group, 0), self.process_group)
-        return values[0]
+        return self.of_all(value)[0]
 
     def of_all(self, value: T) -> list[T]:
         """Return the values of all ranks."""
@@ -152,9 +150,7 @@ class Shards:
 
     def any(self, here: bool) -> bool:
         """Return whether the condition is true on any rank."""
-        on_gpu = dist.get_backend(self.process_group) == "nccl"
-        flag = torch.tensor(float(here), device="cuda" if on_gpu else "cpu")
-        return bool(all_sum(flag, self.process_group))
+        return any(self.of_all(here))
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Sum the gradients of all ranks in one collective; call it after ``backward``."""
@@ -313,8 +309,7 @@ class SparseRows(SparseMatrix):
 
     def to(self, device: "torch.device | str") -> "SparseRows":
         """Move to a device."""
-        pattern, values = self.pattern.to(device), self.values.to(device)
-        return SparseRows(pattern, values, self.first_entry, self.entries)
+        return replace(self, pattern=self.pattern.to(device), values=self.values.to(device))
 
 
 def blocks(count: int, ranks: int) -> list[int]:

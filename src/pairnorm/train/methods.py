@@ -236,7 +236,7 @@ def _skip_field(t: float) -> dict[str, Any]:
 
 _ANY = ("SGC", "GCN", "GAT")
 _SYMMETRIC = {"adjacency": "sym"}
-_OURS = {
+METHODS: dict[str, Method] = {
     "none": Method(models=_ANY),
     "PN": _pair_norm_method("PN"),
     "PN-SI": _pair_norm_method("PN-SI"),
@@ -263,8 +263,7 @@ _OURS = {
     "SMPNN": Method(models=("GCN",), model=SMPNN, settings=_SYMMETRIC),
     "G2": Method(models=("GCN",), model=G2, settings=_SYMMETRIC),
 }
-METHODS: dict[str, Method] = dict(_OURS)
-"""All known methods by the name under which their trials are stored."""
+"""All known methods by the name under which their trials are stored; a user's have a version in it."""
 
 
 def register(
@@ -303,7 +302,7 @@ def register(
         >>> register("Dropped", nn.Identity, version="2")
         'Dropped@2'
     """
-    if name in _OURS:
+    if name in METHODS and "@" not in name:
         problem = f"there is a method {name!r} already"
         raise PairNormError(problem, code="name-taken", value=name, expected="another name")
     if not name or not name.isprintable() or "@" in name:
@@ -327,7 +326,7 @@ def register(
 
 def _registered() -> dict[str, str]:
     """Return the name with version of every registered method, the last one where there are several."""
-    return {key.rpartition("@")[0]: key for key in METHODS if key not in _OURS}
+    return {key.rpartition("@")[0]: key for key in METHODS if "@" in key}
 
 
 def _make_own_norm(
@@ -379,7 +378,7 @@ def stored_name(what: str, name: Any) -> str:
             return key
         if ":" in name or name in entry_points(group=GROUP).names:
             raise _not_imported(name)
-    return one_of(what, name, [*_OURS, *_registered()])
+    return one_of(what, name, [*(key for key in METHODS if "@" not in key), *_registered()])
 
 
 def import_method(name: str) -> str:
@@ -398,8 +397,15 @@ def import_method(name: str) -> str:
     """
     if isinstance(name, str) and name not in {*METHODS, *_registered()} and "@" not in name:
         paths = [name] if ":" in name else [entry.value for entry in entry_points(group=GROUP, name=name)]
-        if paths:
-            register(name, _import_factory(paths[0]))
+        for path in paths[:1]:
+            module, _, attribute = path.partition(":")
+            try:
+                factory = attrgetter(attribute)(import_module(module))
+            except (ImportError, AttributeError, ValueError) as error:
+                problem = f"method {path} cannot be imported ({error})"
+                expected = "package.module:attribute of a factory of norms or models"
+                raise PairNormError(problem, code="not-importable", value=path, expected=expected) from error
+            register(name, factory)
     return stored_name("method", name)
 
 
@@ -413,17 +419,6 @@ def _not_imported(name: str) -> PairNormError:
     )
 
 
-def _import_factory(path: str) -> Callable[..., nn.Module]:
-    module, _, attribute = path.partition(":")
-    try:
-        factory: Callable[..., nn.Module] = attrgetter(attribute)(import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        problem = f"method {path} cannot be imported ({error})"
-        expected = "package.module:attribute of a factory of norms or models"
-        raise PairNormError(problem, code="not-importable", value=path, expected=expected) from error
-    return factory
-
-
 def find_method(name: str) -> Method:
     """Return the method of a stored name, unless this process knows no such method or version."""
     if name in METHODS:
@@ -433,13 +428,3 @@ def find_method(name: str) -> Method:
         hint = "Register the version that the trials were computed with."
         raise PairNormError(problem, code="other-version", value=name, expected=known, hint=hint)
     raise _not_imported(name)
-
-
-def registered_methods(names: Iterable[str]) -> dict[str, Method]:
-    """Return the user's methods among some names, for worker processes to ``add_methods``."""
-    return {name: METHODS[name] for name in names if name in METHODS and name not in _OURS}
-
-
-def add_methods(methods: Mapping[str, Method]) -> None:
-    """Add the methods that another process has registered."""
-    METHODS.update(methods)

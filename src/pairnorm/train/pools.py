@@ -23,7 +23,7 @@ from pairnorm.base.errors import PairNormError, install, one_of
 from pairnorm.base.memory import keep_freed_memory
 from pairnorm.data import Graph
 from pairnorm.train.engine import Job, Pair, plan, train_job
-from pairnorm.train.methods import add_methods
+from pairnorm.train.methods import METHODS
 from pairnorm.train.result import Origin, Result
 from pairnorm.version import __version__
 
@@ -74,7 +74,7 @@ def work(
     """Train a job in this process, which is the origin of its results; yield them as they finish."""
     start = time.perf_counter()
     options = dict(options)
-    add_methods(options.pop("methods", {}))
+    METHODS.update(options.pop("methods", {}))
     for trials in train_job(graph, job, device, tick=tick, **options):
         now = time.perf_counter()
         origin = Origin.here(seconds=now - start, shared_by=len(trials), device=device)

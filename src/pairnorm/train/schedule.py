@@ -17,7 +17,7 @@ from pairnorm.base.errors import PairNormError, is_out_of_memory, one_of, quoted
 from pairnorm.data import Graph, datasets, load
 from pairnorm.data.graph import check_graph
 from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, check_measures, find_device, plan
-from pairnorm.train.methods import registered_methods
+from pairnorm.train.methods import METHODS
 from pairnorm.train.pools import Event, RayPool, Task, train_all
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
@@ -132,7 +132,9 @@ def run(
             results.check_writable()  # rather than after the first job
             label = str(jobs[0][1].pairs[0][0])
             options: dict[str, Any] = {"measures": tuple(measures), "curves": curves}
-            options["methods"] = registered_methods({spec.method for spec, _ in pending})
+            # A worker does not know what was registered here.
+            names = {spec.method for spec, _ in pending if "@" in spec.method}
+            options["methods"] = {name: METHODS[name] for name in names & METHODS.keys()}
             started = takewhile(lambda _: not should_stop(), jobs)
             with _explain_dead_workers():
                 if cluster is not None:

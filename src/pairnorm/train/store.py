@@ -43,8 +43,10 @@ BUSY_SECONDS = 60
 
 _VARIED = ("depth", "scale", "missing_rate")
 _PROTOCOL = tuple(name for name in SPEC if name not in _VARIED)
-_SPECS = "specs JOIN protocols ON protocols.id = specs.protocol"
-_TRIALS = f"trials JOIN ({_SPECS}) USING (hash) JOIN origins ON origins.id = trials.origin"
+_TRIALS = (
+    "trials JOIN (specs JOIN protocols ON protocols.id = specs.protocol) USING (hash) "
+    "JOIN origins ON origins.id = trials.origin"
+)
 _RECORD = ("collection", "key", "value")
 _CREATE_RECORDS = (
     "CREATE TABLE IF NOT EXISTS records (collection TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, "
