@@ -225,8 +225,7 @@ def test_out_of_memory_halves_the_job_and_goes_on(
     spec = Spec("csbm", model, 2, **NORM)
     job = Job(tuple((spec, seed) for seed in range(5)))
     whole = train_whole(graph, job, CPU)
-    name = "_train_sgc" if model == "SGC" else "_train_gnn"
-    original, sizes = getattr(engine, name), []
+    original, sizes = engine._train, []
 
     def tight(graph: Graph, job: Job, *rest: Any) -> Any:
         sizes.append(len(job.trials))
@@ -234,7 +233,7 @@ def test_out_of_memory_halves_the_job_and_goes_on(
             raise torch.cuda.OutOfMemoryError("pretended")
         return original(graph, job, *rest)
 
-    monkeypatch.setattr(engine, name, tight)
+    monkeypatch.setattr(engine, "_train", tight)
     ticks: list[int] = []
     parts = train_whole(graph, job, CPU, tick=ticks.append)
     assert sorted(sizes) == [1, 2, 2, 3, 5]
@@ -248,7 +247,7 @@ def test_out_of_memory_halfway_trains_only_the_rest_again(
 ) -> None:
     specs = [Spec("csbm", "SGC", depth, epochs=5) for depth in (1, 2, 3)]
     job = Job(tuple((spec, seed) for spec in specs for seed in range(2)))
-    whole, original = train_whole(graph, job, CPU), engine._train_sgc
+    whole, original = train_whole(graph, job, CPU), engine._train
 
     def tight(graph: Graph, job: Job, *rest: Any) -> Any:
         parts = original(graph, job, *rest)
@@ -257,7 +256,7 @@ def test_out_of_memory_halfway_trains_only_the_rest_again(
             raise torch.cuda.OutOfMemoryError("pretended")
         yield from parts
 
-    monkeypatch.setattr(engine, "_train_sgc", tight)
+    monkeypatch.setattr(engine, "_train", tight)
     parts = list(train_job(graph, job, CPU))
     found = {pair: trial for part in parts for pair, trial in part.items()}
     assert sum(map(len, parts)) == len(found) == len(whole)
@@ -268,7 +267,7 @@ def test_out_of_memory_with_a_single_trial_is_an_error(graph: Graph, monkeypatch
     def full(*_: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("pretended")
 
-    monkeypatch.setattr(engine, "_train_gnn", full)
+    monkeypatch.setattr(engine, "_train", full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         train_whole(graph, Job(((Spec("csbm", "GCN", 2), 0),)), CPU)
 

@@ -157,7 +157,7 @@ def fit(graph: Graph, spec: Spec, scales: tuple[float, ...] = SCALES) -> dict[in
     variants = [[(spec.replace(scale=scale), seed) for scale in scales] for seed in SEEDS]
     run = SGCTrainer(graph, variants, DEPTHS, CPU, curves=True)
     # One loop supports all depths: it is copied as each leaves it.
-    return {fitted.depth: replace(fitted, loop=deepcopy(fitted.loop)) for fitted in run.fit()}
+    return {fitted.depth: replace(fitted, loop=deepcopy(fitted.loop)) for fitted in run.fit_depths()}
 
 
 def curves_of(fitted: Fitted, trial: int, scale: int) -> Tensor:
@@ -277,7 +277,7 @@ def test_training_equals_a_plain_pyg_loop_that_propagates_every_epoch(
 def test_pn_scs_does_not_commute_with_its_scale_and_is_propagated_with_it(graph: Graph) -> None:
     spec = Spec("csbm", "SGC", 1, norm="PN-SCS", scale=5, epochs=3, dropout=0)
     run = SGCTrainer(graph, [[(spec, 0)]], [3], CPU)
-    [fitted] = run.fit()
+    [fitted] = run.fit_depths()
     x = graph.features.to_dense()
     x = x / x.sum(1, keepdim=True)
     looped = graph.adjacency.to_dense() + torch.eye(graph.num_nodes)
@@ -285,7 +285,7 @@ def test_pn_scs_does_not_commute_with_its_scale_and_is_propagated_with_it(graph:
     for _ in range(3):
         h = pair_norm(looped @ h / looped.sum(1, keepdim=True), 5.0, "PN-SCS")
     torch.testing.assert_close(fitted.state[:, 0], h, rtol=1e-4, atol=1e-5)
-    assert run.factors == [[1.0]]
+    assert fitted.factors.tolist() == [[1.0]]
 
 
 def test_the_propagation_is_done_once(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

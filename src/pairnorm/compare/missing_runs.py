@@ -293,7 +293,7 @@ def _train_logits(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> 
     """Train a candidate, and return the logits of all nodes: ``[nodes, pairs, classes]``."""
     spec, _ = pairs[0]
     if spec.model == "SGC":
-        (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], device).fit()
+        (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], device).fit_depths()
         return fitted.logits[:, :, 0]
     trainer = GNNTrainer(graph, pairs, device)
     trainer.fit()

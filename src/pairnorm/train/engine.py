@@ -166,7 +166,7 @@ def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.devi
             trainer = GNNTrainer(graph, pairs, where)
             trainer.fit()
             return trainer.model
-        (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], where).fit()
+        (fitted,) = SGCTrainer(graph, [[pair] for pair in pairs], [spec.depth], where).fit_depths()
         weight, bias = (best.squeeze(1) for best in fitted.loop.best_parameters)  # there is one variant
         model = SGC.from_weights(weight, bias, **sgc_settings(spec, len(pairs)))
         bind_graph(model, graph)
@@ -229,9 +229,8 @@ def train_job(
     check_measures(measures)
     pending = dict.fromkeys(job.pairs)
     try:
-        train_pairs = _train_sgc if job.pairs[0][0].model == "SGC" else _train_gnn
         with on_device(device):
-            for trials in train_pairs(graph, job, device, measures, curves, tick):
+            for trials in _train(graph, job, device, measures, curves, tick):
                 for pair in trials:
                     del pending[pair]
                 yield trials
@@ -245,54 +244,40 @@ def train_job(
         yield from train_job(graph, half, device, measures=measures, curves=curves, tick=tick)
 
 
-def _train_gnn(
+def _train(
     graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
 ) -> Iterator[dict[Pair, Trial]]:
-    trainer = GNNTrainer(graph, job.pairs, device, curves)
-    layers = len(job.pairs) * job.pairs[0][0].depth
+    spec, requested = job.pairs[0][0], set(job.pairs)
     values: dict[str, Tensor] = {}
-    if {"gradient_first", "gradient_last"} & {*measures}:
-        with CAPTURE:
-            norms = _gradient_norms(trainer.model, trainer.problem)
+    trainer: GNNTrainer | SGCTrainer
+    if spec.model == "SGC":
+        trainer = SGCTrainer(graph, job.variants, job.depths, device, curves)
+        measures = [name for name in measures if name in MEASURES]
+    else:
+        trainer = GNNTrainer(graph, job.pairs, device, curves)
+        values["parameters"] = torch.tensor(float(sum(p[0].numel() for p in trainer.model.parameters())))
+        if {"gradient_first", "gradient_last"} & {*measures}:
+            with CAPTURE:
+                norms = _gradient_norms(trainer.model, trainer.problem)
             values["gradient_first"], values["gradient_last"] = norms
-    trainer.fit(lambda epochs: tick(epochs * layers))
-    hidden, logits = trainer.evaluate()
-    with CAPTURE:  # decompositions and their allocations would end the capture of another thread
-        for name in measures:
-            if name in MEASURES:
-                values[name] = MEASURES[name].function(hidden)
-            elif name == "relative_energy":
-                values[name] = dirichlet_energy(hidden, graph.adjacency, "rw", relative=True)
-            elif name == "parameters":
-                count = sum(parameter[0].numel() for parameter in trainer.model.parameters())
-                values[name] = torch.tensor(float(count))
-    values = {name: values[name] for name in measures} | _aucs(trainer.problem, logits, job.pairs[0][0])
-    trials = _trials(job.pairs, trainer.loop, trainer.problem.metrics(logits), values)
-    yield dict(zip(job.pairs, trials, strict=True))
-
-
-def _train_sgc(
-    graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
-) -> Iterator[dict[Pair, Trial]]:
-    variants, requested = job.variants, set(job.pairs)
-    trainer = SGCTrainer(graph, variants, job.depths, device, curves)
-    factors = torch.tensor(trainer.factors, device=device)
-    measures = [name for name in measures if name in MEASURES]
-    for fitted in trainer.fit(lambda epochs: tick(epochs * len(variants))):
-        values = {
-            name: MEASURES[name].function(fitted.state).unsqueeze(-1) * factors ** MEASURES[name].degree
-            for name in measures
-        }
-        values |= _aucs(trainer.problem, fitted.logits, trainer.spec)
-        pairs = [(spec.replace(depth=fitted.depth), seed) for row in variants for spec, seed in row]
-        trained = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), values)
+    cost = job.cost // (spec.epochs * len(job.depths))
+    for fitted in trainer.fit_depths(lambda epochs: tick(epochs * cost)):
+        with CAPTURE:  # decompositions and their allocations would end the capture of another thread
+            for name in {*measures} & MEASURES.keys():
+                value, factors = MEASURES[name].function(fitted.state), fitted.factors
+                value = value.view(-1, *[1] * (factors.dim() - 1))
+                values[name] = value * factors ** MEASURES[name].degree
+            if "relative_energy" in measures:
+                values["relative_energy"] = dirichlet_energy(
+                    fitted.state, graph.adjacency, "rw", relative=True
+                )
+        measured = {name: values[name] for name in measures}
+        if spec.metric == "auc":
+            for part in ("validation", "test"):
+                measured[f"{part}_auc"] = trainer.problem.scores(fitted.logits, part, spec.metric)
+        pairs = [(spec.replace(depth=fitted.depth), seed) for spec, seed in trainer.pairs]
+        trained = _trials(pairs, fitted.loop, trainer.problem.metrics(fitted.logits), measured)
         yield {pair: trial for pair, trial in zip(pairs, trained, strict=True) if pair in requested}
-
-
-def _aucs(problem: Problem, logits: Tensor, spec: Spec) -> dict[str, Tensor]:
-    """Return the measures of a spec whose metric is the AUC."""
-    parts = ("validation", "test") if spec.metric == "auc" else ()
-    return {f"{part}_auc": problem.scores(logits, part, spec.metric) for part in parts}
 
 
 def _gradient_norms(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:

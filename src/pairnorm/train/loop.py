@@ -94,38 +94,35 @@ class Loop:
 
     def train(self, epochs: int, tick: Callable[[int], None] = lambda epochs: None) -> None:
         """Train; ``tick`` is called now and then with the number of epochs since its last call."""
-        if self.cuda:
-            with on_device(self._device):
-                self._train_captured(epochs, tick)
-            return
-        with _flush_denormals():
-            for epoch in range(1, epochs + 1):
-                self._epoch()
-                self._record()
-                if epoch % EPOCHS_PER_SYNC == 0:
-                    tick(EPOCHS_PER_SYNC)
-        tick(epochs % EPOCHS_PER_SYNC)
-
-    def _train_captured(self, epochs: int, tick: Callable[[int], None]) -> None:
-        here, default = torch.cuda.current_stream(self._device), torch.cuda.default_stream(self._device)
-        if self._stream is None:  # the default stream cannot be captured
-            self._stream = here if here != default else torch.cuda.Stream(self._device)
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            warm = 0 if self._captured else min(3, epochs)
+        warm = min(3, epochs) if self.cuda and self._captured is None else 0
+        done = 0
+        with self._on_stream() if self.cuda else _flush_denormals():
             if warm:
                 self._capture(warm, epochs > warm)
-            epochs_since_tick = warm
             for epoch in range(warm + 1, epochs + 1):
-                self._captured.replay()  # type: ignore[union-attr]
+                if self._captured is None:
+                    self._epoch()
+                else:
+                    self._captured.replay()
                 self._record()
-                epochs_since_tick += 1
                 if epoch % EPOCHS_PER_SYNC == 0:
-                    self._stream.synchronize()
-                    tick(epochs_since_tick)
-                    epochs_since_tick = 0
-            tick(epochs_since_tick)
-        here.wait_stream(self._stream)
+                    if self._stream is not None:
+                        self._stream.synchronize()
+                    tick(epoch - done)
+                    done = epoch
+        tick(epochs - done)
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Run on a stream of the loop's own: the default stream cannot be captured."""
+        with on_device(self._device):
+            here, default = torch.cuda.current_stream(), torch.cuda.default_stream()
+            if self._stream is None:
+                self._stream = here if here != default else torch.cuda.Stream()
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                yield
+            here.wait_stream(self._stream)
 
     def _capture(self, warm: int, more: bool) -> None:
         """Run the first epochs eagerly, as libraries initialize and allocate, then capture an epoch."""

@@ -71,6 +71,26 @@ def bind_graph(module: nn.Module, graph: Graph) -> nn.Module:
     return module
 
 
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """The fitted models of one depth.
+
+    Args:
+        depth: number of layers or propagation steps.
+        loop: of the training; shared by all depths of SGC, so read it before the next depth.
+        state: the last hidden representation, ``[nodes, trials, features]``; for SGC the propagated
+            features with scale 1, ``[nodes, 1 or trials, features]``.
+        logits: ``[nodes, trials, classes]``; for SGC ``[nodes, trials, variants, classes]``.
+        factors: of the state in each model, ``[trials]`` or ``[trials, variants]``.
+    """
+
+    depth: int
+    loop: Loop
+    state: Tensor
+    logits: Tensor
+    factors: Tensor
+
+
 class GNNTrainer:
     """Trains (spec, seed) pairs of one GCN or GAT that differ in seed, optimizer and missing features.
 
@@ -86,6 +106,7 @@ class GNNTrainer:
         shards: Shards | None = None,
     ) -> None:
         spec, seeds = trials[0][0], [seed for _, seed in trials]
+        self.pairs = trials
         self.problem = problem = Problem.of(graph, trials, device, shards)
         self.model = model = build(spec, problem.num_features, graph.num_classes, seeds, device)
         bind_graph(model, graph)
@@ -148,6 +169,12 @@ class GNNTrainer:
         self.loop.restore()
         self.model.eval()
 
+    def fit_depths(self, tick: Callable[[int], None]) -> Iterator[Fitted]:
+        """Train, and yield the best models."""
+        self.fit(tick)
+        ones = torch.ones(len(self.pairs), device=self.problem.labels.device)
+        yield Fitted(self.pairs[0][0].depth, self.loop, *self.evaluate(), ones)
+
     @torch.no_grad()
     def evaluate(self) -> tuple[Tensor, Tensor]:
         """Return the last hidden representation and the logits of the best models, for all nodes."""
@@ -157,23 +184,6 @@ class GNNTrainer:
             return outputs
         hidden, logits = (all_rows(rows, shards.num_nodes, shards.process_group) for rows in outputs)
         return hidden, logits
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """The fitted regressions of one depth of SGC.
-
-    Args:
-        depth: number of propagation steps.
-        loop: of the training; shared by all depths, so read it before the next depth.
-        state: propagated features with scale 1: ``[nodes, 1 or trials, features]``.
-        logits: ``[nodes, trials, variants, classes]``.
-    """
-
-    depth: int
-    loop: Loop
-    state: Tensor
-    logits: Tensor
 
 
 class SGCTrainer:
@@ -199,19 +209,15 @@ class SGCTrainer:
         trials = [pairs[0] for pairs in variants]
         self.problem, self._graph = Problem.of(graph, trials, device), graph
         self.spec, self.seeds = trials[0][0], [seed for _, seed in trials]
-        self.variants = [[spec for spec, _ in pairs] for pairs in variants]
-        self.depths, self._curves = sorted(set(depths)), curves
+        self.pairs = [pair for row in variants for pair in row]
+        factors = [[1.0 if self.spec.norm == "PN-SCS" else spec.scale for spec, _ in row] for row in variants]
+        self._factors = torch.tensor(factors, device=device)
+        self._depths, self._curves = sorted(set(depths)), curves
 
-    @property
-    def factors(self) -> list[list[float]]:
-        """For every trial, the factor of its states in each variant."""
-        is_scaled_by_norm = self.spec.norm == "PN-SCS"
-        return [[1.0 if is_scaled_by_norm else spec.scale for spec in specs] for specs in self.variants]
-
-    def fit(self, tick: Callable[[int], None] = lambda epochs: None) -> Iterator[Fitted]:
+    def fit_depths(self, tick: Callable[[int], None] = lambda epochs: None) -> Iterator[Fitted]:
         """Propagate, and train a regression at every requested depth."""
         iterates = self._iterates()
-        problem, spec, specs = self.problem, self.spec, [spec for row in self.variants for spec in row]
+        problem, spec, specs = self.problem, self.spec, [spec for spec, _ in self.pairs]
         device, labels = problem.labels.device, problem.labels
         train, validation = problem.parts["train"], problem.parts["validation"]
         train_labels, validation_labels, score = labels[train], labels[validation], SCORES[spec.metric]
@@ -220,7 +226,7 @@ class SGCTrainer:
         # so that CUDA captures an epoch only once.
         rows = torch.zeros(len(self.seeds), len(train), width, device=device)
         columns = torch.zeros(state.size(1), width, len(validation), device=device)
-        regression = _Regression(self.seeds, self.factors, width, problem.num_classes, spec.dropout, device)
+        regression = _Regression(self.seeds, self._factors, width, problem.num_classes, spec.dropout)
         initial_weight = regression.weight.detach().clone()
         start = torch.zeros((), dtype=torch.int32, device=device)
         keys = step_keys(keys_from_seeds(self.seeds, device), start, spec.epochs)
@@ -235,8 +241,8 @@ class SGCTrainer:
             weight_decay=[spec.weight_decay for spec in specs],
             curves=self._curves,
         )
-        for depth, state in zip(range(1, self.depths[-1] + 1), iterates, strict=False):
-            if depth not in self.depths:
+        for depth, state in zip(range(1, self._depths[-1] + 1), iterates, strict=False):
+            if depth not in self._depths:
                 continue
             with torch.no_grad():
                 rows.copy_(state[train].transpose(0, 1))
@@ -247,7 +253,7 @@ class SGCTrainer:
                 loop.train(spec.epochs, tick)
                 loop.restore()
                 logits = regression.logits(state.permute(1, 2, 0))
-            yield Fitted(depth, loop, state, logits)
+            yield Fitted(depth, loop, state, logits, self._factors)
 
     def _iterates(self) -> Iterator[Tensor]:
         """Yield the propagated features of every depth from 0, ``[nodes, 1 or trials, features]``."""
@@ -271,15 +277,14 @@ class _Regression:
     def __init__(
         self,
         seeds: Sequence[int],
-        factors: Sequence[Sequence[float]],
+        factors: Tensor,
         features: int,
         classes: int,
         rate: float,
-        device: torch.device,
     ) -> None:
         drawn = [glorot((features, classes), torch.Generator().manual_seed(seed)).t() for seed in seeds]
-        self._factor = torch.tensor(factors, device=device).view(len(seeds), -1, 1, 1)
-        variants = self._factor.size(1)
+        self._factor = factors.view(*factors.shape, 1, 1)
+        variants, device = factors.size(1), factors.device
         self.weight = torch.stack(drawn).repeat(1, variants, 1).to(device).requires_grad_()
         self.bias = torch.zeros(len(seeds), variants, classes, device=device, requires_grad=True)
         self._rate = rate
