@@ -170,15 +170,9 @@ class Loop:
             return
         self.best_accuracy.copy_(torch.where(better, accuracy, self.best_accuracy))
         self.best_epoch.copy_(torch.where(better, self._epoch_number, self.best_epoch))
-        if self.cuda:
-            for best, model in zip(self.best_parameters, self._models, strict=True):
-                torch.where(
-                    better.view(*better.shape, *[1] * (best.dim() - better.dim())), model, best, out=best
-                )
-        else:  # few models improve in an epoch: copy only those
-            for index in better.nonzero().tolist():
-                for best, model in zip(self.best_parameters, self._models, strict=True):
-                    best[tuple(index)] = model[tuple(index)]
+        for best, model in zip(self.best_parameters, self._models, strict=True):
+            chosen = better.view(*better.shape, *[1] * (best.dim() - better.dim()))
+            torch.where(chosen, model, best, out=best)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of the loop for ``load_state``, as tensors by name."""
