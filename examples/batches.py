@@ -1,6 +1,6 @@
-"""Train PairNorm on batches of a graph, then calibrate it so that their size does not matter.
+"""Train PairNorm on batches of a graph, then calibrate it: predictions do not depend on the batch size.
 
-By PyG's NeighborLoader where its backend (pyg-lib or torch-sparse) is installed, else by batches made here.
+Batches come from PyG's NeighborLoader if pyg-lib or torch-sparse is installed, otherwise from a class here.
 """
 
 import sys
@@ -26,7 +26,7 @@ DEPTH = 3
 
 
 class Net(torch.nn.Module):
-    """Means over neighbors, each layer with a PairNorm of its own."""
+    """A GraphSAGE whose layers each have a PairNorm."""
 
     def __init__(self, hidden: int = 32) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Net(torch.nn.Module):
 
 
 class Batches:
-    """Some nodes after others, which come first in a batch; with them comes all that is within reach."""
+    """Batches of ``size`` nodes, which come first, followed by all nodes that their logits depend on."""
 
     def __init__(self, nodes: torch.Tensor, size: int) -> None:
         self.nodes, self.size = nodes, size
@@ -53,28 +53,28 @@ class Batches:
         for seeds in self.nodes[torch.randperm(len(self.nodes))].split(self.size):
             near = k_hop_subgraph(seeds, DEPTH, data.edge_index)[0]
             nodes = torch.cat([seeds, near[~torch.isin(near, seeds)]])
-            place = torch.full((cora.num_nodes,), -1)
-            place[nodes] = torch.arange(len(nodes))
-            ends = place[data.edge_index]
-            inside = (ends >= 0).all(0)
+            position = torch.full((cora.num_nodes,), -1)
+            position[nodes] = torch.arange(len(nodes))
+            edges = position[data.edge_index]
+            inside = (edges >= 0).all(0)
             yield Data(
                 x=data.x[nodes],
                 y=data.y[nodes],
-                edge_index=ends[:, inside],
+                edge_index=edges[:, inside],
                 n_id=nodes,
                 batch_size=len(seeds),
             )
 
 
 def batches(nodes: torch.Tensor, size: int) -> NeighborLoader | Batches:
-    """Whole neighborhoods: PairNorm is exact. Truncated ones would estimate its statistics."""
+    """Return batches with complete neighborhoods; with sampled ones, PairNorm's statistics are estimates."""
     if WITH_PYG_LIB or WITH_TORCH_SPARSE:
         return NeighborLoader(data, [-1] * DEPTH, nodes, batch_size=size, shuffle=True)
     return Batches(nodes, size)
 
 
 def infer(model: Net, size: int) -> torch.Tensor:
-    """Return the logits of all nodes, computed in batches of so many."""
+    """Return the logits of all nodes, computed in batches of ``size`` nodes."""
     model.eval()
     result = torch.empty(cora.num_nodes, cora.num_classes)
     with torch.no_grad():
@@ -89,7 +89,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
 for _ in range(epochs):
     model.train()
     for norm in model.norms:
-        norm.statistics.reset()  # of weights that are no more
+        norm.statistics.reset()  # forget the statistics of earlier weights
     for batch in batches(cora.train.nonzero()[:, 0], 70):
         optimizer.zero_grad()
         own = slice(batch.batch_size)
@@ -97,11 +97,11 @@ for _ in range(epochs):
         optimizer.step()
 
 calibrate(model, batches(torch.arange(cora.num_nodes), 500))
-found = {size: infer(model, size) for size in (200, 1000)}
-model.train()  # PairNorm by the statistics of what it is given: the whole graph
+logits = {size: infer(model, size) for size in (200, 1000)}
+model.train()  # PairNorm then uses the statistics of its input, the whole graph
 with torch.no_grad():
     whole = model(data.x, data.edge_index)
-difference = max(float((one - whole).abs().max()) for one in found.values())
+difference = max(float((one - whole).abs().max()) for one in logits.values())
 print(f"Largest difference from the whole graph: {difference:.1e}")
 accuracy = (whole.argmax(1) == data.y)[cora.test].float().mean()
 print(f"{accuracy:.1%} of the test papers right")

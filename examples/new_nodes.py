@@ -1,4 +1,4 @@
-"""Label customers who come later, without features, with a saved model and without training."""
+"""Label new customers without features with a saved model, without training again."""
 
 import tempfile
 
@@ -13,12 +13,12 @@ known, later = graph.num_nodes - 100, np.arange(graph.num_nodes) >= graph.num_no
 
 
 def part(nodes: int) -> Graph:
-    """Return the graph of the first customers; those who came later have no features."""
-    ends = graph.edge_index[:, (graph.edge_index < nodes).all(0)]
+    """Return the graph of the first customers; new ones have no features."""
+    edges = graph.edge_index[:, (graph.edge_index < nodes).all(0)]
     missing = torch.arange(nodes) >= known
     labels = torch.where(missing, -1, graph.labels[:nodes])
     return Graph.from_edges(
-        ends,
+        edges,
         graph.features.to_dense()[:nodes],
         labels,
         num_nodes=nodes,

@@ -10,7 +10,7 @@ from pairnorm import NodeClassifier
 
 
 def write_customers(folder: Path, count: int = 300) -> None:
-    """Write a small shop: customers in two groups, most payments within a group, 4 in 10 without history."""
+    """Write a small shop: customers in two groups, most payments within a group; 40% have no history."""
     draw = random.Random(0)
     groups = [draw.random() < 0.5 for _ in range(count)]
     with open(folder / "customers.csv", "w", newline="") as file:
@@ -30,9 +30,9 @@ def write_customers(folder: Path, count: int = 300) -> None:
         table = csv.writer(file)
         table.writerow(["source", "target"])
         for _ in range(4 * count):
-            one, other = draw.randrange(count), draw.randrange(count)
-            if groups[one] == groups[other] or draw.random() < 0.2:
-                table.writerow([f"c{one}", f"c{other}"])
+            source, target = draw.randrange(count), draw.randrange(count)
+            if groups[source] == groups[target] or draw.random() < 0.2:
+                table.writerow([f"c{source}", f"c{target}"])
 
 
 if __name__ == "__main__":
@@ -42,10 +42,8 @@ if __name__ == "__main__":
     graph = pairnorm.Graph.from_files(folder / "customers.csv", folder / "payments.csv", label="risk")
     print(graph)
 
-    classifier = NodeClassifier().fit(
-        graph
-    )  # splits, scales the columns, chooses depth and scale by validation
-    low, high = (f"{end:.0%}" for end in classifier.held_out_.interval)
+    classifier = NodeClassifier().fit(graph)  # selects a model on validation nodes
+    low, high = (f"{bound:.0%}" for bound in classifier.held_out_.interval)
     print(f"\nChosen: {classifier.best_.name}")
     print(f"Right on {classifier.score(graph):.0%} of held-out customers (95% interval {low} to {high})")
 
@@ -54,7 +52,7 @@ if __name__ == "__main__":
         print(f"{graph.node_names[node]}: {predicted[node]} ({probabilities[node].max():.0%})")
     classifier.save(folder / "model")
 
-    # Later files are read as the first were: the saved model knows every column, category and class.
+    # Read later files with the columns, categories and classes of the first ones.
     saved = NodeClassifier.load(folder / "model")
     later = pairnorm.Graph.from_files(
         folder / "customers.csv", folder / "payments.csv", encoder=saved.encoder_

@@ -1,6 +1,6 @@
-"""Compare your own method against oversmoothing, on Cora without most of its features.
+"""Compare your own method against oversmoothing on Cora, with features of the training nodes only.
 
-From this file to a figure: pairnorm compare --dataset cora --method own_method:Whiten
+To compare it with other methods: pairnorm compare --dataset cora --method own_method:Whiten
 """
 
 import sys
@@ -13,9 +13,9 @@ from pairnorm.train import Spec, Store, register, run
 
 
 class Whiten(nn.Module):
-    """Center every feature over the nodes, and divide by a root of its deviation."""
+    """Center each feature over the nodes, and divide it by a power of its standard deviation."""
 
-    version, grid = "1", (1.0, 0.5)  # another version is another method; of two strengths validation chooses
+    version, grid = "1", (1.0, 0.5)  # validation selects one of two strengths
 
     def __init__(self, features: int, strength: float) -> None:
         super().__init__()

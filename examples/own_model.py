@@ -1,6 +1,6 @@
-"""Compare your own model: GraphSAGE with a share of its first state, in plain PyG.
+"""Compare your own model: a deep GraphSAGE with initial residual connections, in plain PyG.
 
-From this file to a figure: pairnorm compare --dataset cora --method own_model:DeepSAGE
+To compare it with other methods: pairnorm compare --dataset cora --method own_model:DeepSAGE
 """
 
 import sys
@@ -15,7 +15,7 @@ from pairnorm.train import Spec, register, train
 class DeepSAGE(nn.Module):
     """Takes features [nodes, features] and edges [2, edges], returns logits."""
 
-    kind, version, grid = "model", "1", (0.1, 0.5)  # of two strengths validation chooses
+    kind, version, grid = "model", "1", (0.1, 0.5)  # validation selects one of two strengths
 
     def __init__(
         self,

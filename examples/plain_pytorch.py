@@ -11,7 +11,7 @@ import pairnorm
 
 
 class DeepGCN(nn.Module):
-    """Ten graph convolutions: the whole of PairNorm is one line after the activation."""
+    """Graph convolutions with PairNorm after the activation, in one line."""
 
     def __init__(
         self, features: int, classes: int, depth: int = 10, hidden: int = 32, norm: bool = True
@@ -22,7 +22,7 @@ class DeepGCN(nn.Module):
         self.norm = pairnorm.PairNorm(mode="PN-SI") if norm else nn.Identity()
 
     def forward(self, x, adjacency):
-        """Return logits; ``adjacency`` is what ``pairnorm.nn.normalized_adjacency`` gives."""
+        """Return logits; ``adjacency`` is from ``pairnorm.nn.normalized_adjacency``."""
         for layer in self.layers[:-1]:
             x = self.norm(torch.relu(adjacency @ layer(x)))
         return adjacency @ self.layers[-1](x)
