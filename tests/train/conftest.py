@@ -22,10 +22,6 @@ from pairnorm.data import Graph, csbm, missing_vectors
 from pairnorm.nn import GAT, GCN
 from pairnorm.train import Spec, Store, build
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
-    from torch_geometric.nn import GATConv, GCNConv
-
 
 @pytest.fixture(scope="session")
 def graph() -> Graph:
@@ -208,6 +204,10 @@ class _Plain(nn.Module):
     """GCN or GAT of PyG's convolutions, for one trial, without dropout."""
 
     def __init__(self, spec: Spec, features: int, classes: int, edges: Tensor, nodes: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
+            from torch_geometric.nn import GATConv, GCNConv
+
         super().__init__()
         self.spec, self.edges, self.weights = spec, edges, None
         self.act = torch.relu if spec.model == "GCN" else nn.functional.elu

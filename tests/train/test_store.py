@@ -123,26 +123,28 @@ def test_specs_protocols_and_origins_are_kept_once(tmp_path: Path) -> None:
             assert counts == [1, 3, origins, 9]
 
 
-@pytest.mark.parametrize(("difference", "code"), [(1, "newer-store"), (-1, "older-store")])
-def test_a_store_of_another_version_is_refused(raises: Any, path: Path, difference: int, code: str) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + difference}")
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (f"PRAGMA user_version = {SCHEMA_VERSION + 1}", "newer-store"),
+        (f"PRAGMA user_version = {SCHEMA_VERSION - 1}", "older-store"),
+        ("PRAGMA application_id = 5", "not-a-store"),
+        *((content, "not-a-store") for content in (b"x", b"dataset,model\n" * 5, bytes(5000))),
+        (b"SQLite format 3\0" + bytes(100), "not-a-store"),
+    ],
+)
+def test_what_is_no_store_of_this_version_is_refused(
+    raises: Any, path: Path, content: str | bytes, code: str
+) -> None:
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(content)
     _check_refused(raises, path, code)
 
 
-@pytest.mark.parametrize(
-    "content", [b"x", b"dataset,model\n" * 5, bytes(5000), b"SQLite format 3\0" + bytes(100)]
-)
-def test_what_is_no_database_is_refused(raises: Any, tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "results.csv"
-    path.write_bytes(content)
-    _check_refused(raises, path, "not-a-store")
-
-
-@pytest.mark.parametrize(
-    "statement",
-    ["CREATE TABLE trials (seed INTEGER)", "PRAGMA user_version = 1", "PRAGMA application_id = 5"],
-)
+@pytest.mark.parametrize("statement", ["CREATE TABLE trials (seed INTEGER)", "PRAGMA user_version = 1"])
 def test_the_database_of_another_program_is_refused(raises: Any, tmp_path: Path, statement: str) -> None:
     path = tmp_path / "places.sqlite"
     with closing(sqlite3.connect(path)) as connection:
