@@ -162,7 +162,8 @@ class Propagation:
         parts = []
         for number in range(len(self._blocks)):
             if self.norm == "PN-SI":
-                parts.append(np.load(self._path(f"{number:04d}-{depth}.npy"), allow_pickle=False))
+                stored = np.load(self._path(f"{number:04d}-{depth}.npy"), allow_pickle=False)
+                parts.append(stored * self._row_factors(depth).numpy()[self.rows, None])
             else:
                 with np.load(self._block_path(number), allow_pickle=False) as arrays:
                     factor = np.float32(arrays["units"][depth] * self._scales[depth])
@@ -292,32 +293,26 @@ class Propagation:
                 if depth == 0:
                     state = self._start(columns)
                 else:
+                    before = np.memmap(self._state_path(depth - 1, number), "<f4", "r")
                     state, scaled = (self._ops.empty(len(columns)) for _ in range(2))
-                    before = from_mapped(self._mapped(depth - 1, number))
-                    _multiply_rows(before, self._row_factors(depth - 1), scaled)
+                    _multiply_rows(from_mapped(before).view_as(state), self._row_factors(depth - 1), scaled)
                     self._ops.propagate(scaled, state)
                     del scaled
                 self._center(state)
                 for rows in slices(nodes, 2**11):  # the float64 copy of a slice stays in the cache
                     squares[rows] += state[rows].double().square_().sum(1).numpy()
-                state.numpy().tofile(self._path(f"state-{depth % 2}-{number:04d}"))
+                if depth in self.depths:
+                    np.save(self._path(f"{number:04d}-{depth}.npy"), self._ops.read(state, self.rows))
+                state.numpy().tofile(self._state_path(depth, number))
                 del state
                 self.on_progress(f"columns {columns.start + 1} to {columns.stop}, depth {depth}")
-            factors = (1 / np.sqrt(squares + EPS)).astype("<f4")
-            if depth in self.depths:
-                for number in range(len(self._blocks)):
-                    stored = self._mapped(depth, number)[self.rows] * factors[self.rows, None]
-                    np.save(self._path(f"{number:04d}-{depth}.npy"), stored)
             with atomic_file(self._path(f"rows-{depth}")) as draft:  # with this file, the depth is complete
-                factors.tofile(draft)
-        for path in (
-            self._path(f"state-{k}-{number:04d}") for k in (0, 1) for number in range(len(self._blocks))
-        ):
-            path.unlink(missing_ok=True)
+                (1 / np.sqrt(squares + EPS)).astype("<f4").tofile(draft)
+        for number in range(2 * len(self._blocks)):
+            self._state_path(number % 2, number // 2).unlink(missing_ok=True)
 
-    def _mapped(self, depth: int, number: int) -> Array:
-        shape = (self.graph.facts.nodes, len(self._blocks[number]))
-        return np.memmap(self._path(f"state-{depth % 2}-{number:04d}"), "<f4", "r", shape=shape)
+    def _state_path(self, depth: int, number: int) -> Path:
+        return self._path(f"state-{depth % 2}-{number:04d}")
 
 
 class RayBlocks:
