@@ -37,7 +37,8 @@ SGC_DEPTHS = (*range(1, 11), *range(15, 61, 5))
 GNN_DEPTHS = (2, 4, 6, 8, 10, 12, 15, 20, 25, 30)
 
 # The paper's text drops features of GCN and GAT only, its released code those of SGC too, at the same rate;
-# on Cora, all vectors missing, the latter does better with and without PairNorm. The paper names 500 epochs for SGC (Figure 1).
+# on Cora, all vectors missing, the latter does better with and without PairNorm. The paper names 500 epochs
+# for SGC (Figure 1).
 SGC = {"model": "SGC", "depth": SGC_DEPTHS, "epochs": 500}
 GCN = {"model": "GCN", "depth": GNN_DEPTHS, "epochs": 1000}
 GAT = {"model": "GAT", "depth": GNN_DEPTHS, "epochs": 1000}
