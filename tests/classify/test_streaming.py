@@ -160,16 +160,6 @@ def test_numbers_that_no_sound_graph_has(tmp_path, raises, name, code):
         search.run().write(tmp_path)
 
 
-def test_the_plan_counts_classes(tmp_path, raises):
-    packed = packed_graph(tmp_path / "graph", nodes=600)
-    search = Streaming(packed, tmp_path / "work", 10**9, depths=[1])
-    few, rows = search.plan, search.plan.rows
-    many = replace(few, classes=8000)
-    assert many.peak(1) - few.peak(1) >= 64 * rows * (8000 - few.classes)
-    with raises("too-large"):
-        replace(few, rows=16_000, classes=8000).width
-
-
 def test_predictions_are_written_in_small_batches(tmp_path, monkeypatch):
     packed = packed_graph(tmp_path / "graph", nodes=600)
     outcome = Streaming(packed, tmp_path / "work", 10**9, depths=[1], norms=["none"], scales=[1.0]).run()

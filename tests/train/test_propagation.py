@@ -205,6 +205,10 @@ def test_blocks_are_as_wide_as_memory_allows_and_what_cannot_fit_is_refused(pack
     with raises("too-large", value=fits.peak(1)) as caught:
         plan(5 * 10**8).width
     assert plan(parse_memory(caught.value.options["memory"])).width >= 1
+    classes = replace(large, classes=tuple(map(str, range(8000))))
+    assert plan(10**11, classes).peak(1) - fits.peak(1) >= 64 * 30_000 * (8000 - 3)
+    with raises("too-large"):
+        plan(8 * 10**9, classes).width
     huge = replace(large, nodes=100_000_000, entries=3_200_000_000, weighted=False)
     assert [plan(size * 10**9, huge, device="cuda").width for size in (140, 100, 40)] == [128, 96, 16]
     with raises("too-large"):
