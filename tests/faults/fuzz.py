@@ -1,4 +1,4 @@
-"""``make fuzz``: an hour of damaged files of every format and of killed commands, and what came of it.
+"""``make fuzz``: an hour of damaged files, hostile surroundings and killed commands, and what came of it.
 
 Then a test of a Ray cluster, of whose workers twenty are killed.
 """
@@ -9,20 +9,37 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from corpus import FORMATS, write_corpus
 from watchdog import Tally, campaign
 
-FILES = 0.75
-"""The share of the time that goes to damaged files."""
+FILES, SURROUNDINGS, KILLED = 0.5, 0.25, 0.25
+"""The shares of time for damaged files, hostile surroundings and commands that are killed."""
 KILLS = 20
+FAILURES = {
+    "crashed": ("crash",),
+    "hung": ("hang",),
+    "traceback": ("fault", "traceback"),
+    "lost": ("lost", "draft left"),
+    "told badly": ("password shown", "long message"),
+}
+"""Outcomes by the word for them in the summary."""
 
 
 def _summary(tally: Tally) -> str:
     return f"Files: {tally.tried:,} tried: {dict(tally.outcomes)}"
+
+
+def _run(program: str, *words: object) -> Any:
+    """Run a program next to this one, and return what it printed as JSON."""
+    words = (sys.executable, "-W", "ignore", Path(__file__).with_name(program), *words)
+    done = subprocess.run([*map(str, words)], check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
 
 
 def _tell(tally: Tally) -> None:
@@ -51,17 +68,20 @@ def main() -> int:
             tell=_tell,
         )
         print(_summary(tally), flush=True)
-        stage = [sys.executable, str(Path(__file__).with_name("stage.py")), str(corpus), f"{folder}/stage"]
-        words = [*stage, options.seed, str((1 - FILES) * seconds)]
-        killed = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        around = _run("hostile.py", corpus, f"{folder}/case", options.seed, 10**9, SURROUNDINGS * seconds)
+        print(f"Surroundings: {sum(around['outcomes'].values()):,} tried: {around['outcomes']}", flush=True)
+        killed = _run("stage.py", corpus, f"{folder}/stage", options.seed, KILLED * seconds)
     print(f"Commands: {sum(killed['killed'].values()):,} tried: {killed['killed']}")
-    for lost in killed["lost"]:
-        print(lost)
+    for failure in (*around["failures"], *killed["lost"]):
+        print(failure if isinstance(failure, str) else json.dumps(failure))
+    total = tally.outcomes + Counter(around["outcomes"]) + Counter(lost=len(killed["lost"]))
+    counts = {word: sum(total[outcome] for outcome in outcomes) for word, outcomes in FAILURES.items()}
+    print("Summary: " + ", ".join(f"{count} {word}" for word, count in counts.items()), flush=True)
     pool = str(Path(__file__).parents[1] / "train" / "test_ray_backend.py")
     words = [sys.executable, "-m", "pytest", "-n0", "-m", "", "-k", "killed", pool]  # slow ones too
     workers = subprocess.run(words, env=os.environ | {"PAIRNORM_KILLS": str(KILLS)}).returncode
     print(f"Workers of a Ray cluster: {KILLS} killed: {'something was lost' if workers else 'nothing lost'}")
-    return bool(tally.failures or killed["lost"] or workers)
+    return bool(any(counts.values()) or workers)
 
 
 if __name__ == "__main__":

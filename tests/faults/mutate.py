@@ -5,12 +5,15 @@ import gzip
 import io
 import json
 import lzma
+import re
 import sqlite3
+import tempfile
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -83,6 +86,21 @@ DAMAGE: tuple[Callable[[bytearray, Random], None], ...] = (
 )
 
 
+# As people write numbers, or the lack of one.
+WRITTEN = (
+    *("24,383", " 2,175,612 ", "$1,200", "12%", "(3.5)", "—", "n/a", "1.234,56", "1 000"),
+    *("1'000", "+5", "5-", "€5", "0x10", "1e3", "½", "٣", "1/2", "12:30", "3 kg", "1,2,3"),
+    *(".5", "5.", "-", "NaN", "1e", "00012", "١٢", "1_000"),
+)
+VALUES_OF_DUCKDB = (
+    *("'infinity'::DATE", "'-infinity'::TIMESTAMP", "'290000-01-01'::DATE", "NULL::INTEGER"),
+    *("[1, NULL]::INTEGER[]", "{'a': [1]}::STRUCT(a INTEGER[])"),
+    *("MAP {'k': 1}::MAP(TEXT, INTEGER)", "'1 year 2 days'::INTERVAL", "'101'::BIT"),
+    *("uuid()::UUID", "170141183460469231731687303715884105727::HUGEINT", "'nan'::DOUBLE"),
+    *("'-inf'::FLOAT", "12.34::DECIMAL(38, 10)", "'12:30:00+05'::TIMETZ", "'24:00:00'::TIME"),
+    *("true::BOOLEAN", "'2020-01-01 00:00:00+05'::TIMESTAMPTZ", "'1677-10-01'::TIMESTAMP_NS"),
+    *("'a'::BLOB", "255::UTINYINT"),
+)
 STRANGE: tuple[Any, ...] = (
     *(None, True, 0, -1, 1.5, 2**63, 10**30, 10**9, 1e308, 1e-320, "", "x", "\ud800", "$", "=1+1", "\x1b[0m"),
     *(b"\x00\xff", [], [1], {}, {"a": []}, "9" * 400, "x" * 5000, "nan", "-inf", "2020-13-40", "[" * 5000),
@@ -116,6 +134,8 @@ def _json(data: bytes, random: Random) -> bytes:
 
 
 def _safetensors(data: bytes, random: Random) -> bytes:
+    if random.random() < 0.5:
+        return _tensors(data, random)
     size = int.from_bytes(data[:8], "little")
     header = _json(data[8 : 8 + size], random)
     return len(header).to_bytes(8, "little") + header + data[8 + size :]
@@ -157,10 +177,52 @@ def _store_schema(connection: sqlite3.Connection, table: str, random: Random) ->
 def _cell(data: bytes, random: Random) -> bytes:
     separator = b"\t" if b"\t" in data else b","
     rows = [line.split(separator) for line in data.split(b"\n")]
+    if random.random() < 0.3:  # a whole column, as a person may write it
+        column, ways = random.randrange(len(rows[0])), random.sample(WRITTEN, random.choice((1, 3, 9)))
+        for row in rows[1:]:
+            row[column : column + 1] = [f'"{random.choice(ways)}"'.encode()] * (column < len(row))
+        return b"\n".join(separator.join(cells) for cells in rows)
     row = random.choice(rows[:3] if random.random() < 0.3 else rows)
     cell = str(random.choice(STRANGE)).encode("utf-8", "surrogatepass")
     row[random.randrange(len(row))] = random.choice((cell, *NUMBERS))
     return b"\n".join(separator.join(cells) for cells in rows)
+
+
+def _duckdb(data: bytes, random: Random) -> bytes:
+    """Give a column another type, or values that other databases do not have."""
+    import duckdb
+
+    value = random.choice(VALUES_OF_DUCKDB)
+    kind = value.rpartition("::")[2]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "base.duckdb"
+        path.write_bytes(data)
+        with duckdb.connect(path) as base, suppress(duckdb.Error):
+            table = random.choice(("nodes", "edges"))
+            column = random.choice([name for name, *_ in base.execute(f"DESCRIBE {table}").fetchall()])
+            every = random.choice(("", " WHERE rowid = 3"))
+            base.execute(f'ALTER TABLE {table} ALTER "{column}" TYPE {kind} USING NULL')
+            base.execute(f'UPDATE {table} SET "{column}" = {value}{every}')
+        return path.read_bytes()
+
+
+def _tensors(data: bytes, random: Random) -> bytes:
+    """Give a saved tensor another dtype, rank or shape, with a header that is right; or leave it out."""
+    from safetensors.numpy import load, save
+
+    tensors = load(data)
+    name = random.choice(sorted(tensors))
+    value = tensors.pop(name)
+    dtype = random.choice((np.float16, np.float64, np.int64, np.int8, np.bool_, np.uint32, np.complex64))
+    changes = [value.astype(dtype), value.reshape(-1), value[None], np.full_like(value, -1), value * 0 + 100]
+    if value.ndim:
+        changes += [value[:0], value.T, value.repeat(2, axis=0)]
+    if value.dtype.kind == "f":
+        changes += [np.full_like(value, np.nan), np.full_like(value, np.inf)]
+    if random.random() < 0.9:
+        tensors[name] = np.ascontiguousarray(random.choice(changes))
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return bytes(save(tensors, header.get("__metadata__")))
 
 
 def _parquet(data: bytes, random: Random) -> bytes:
@@ -197,13 +259,15 @@ def _structured(data: bytes) -> Callable[[bytes, Random], bytes] | None:
         return _sqlite
     if data[:4] == b"PAR1":
         return _parquet
+    if data[8:12] == b"DUCK":
+        return _duckdb
     if data[8:9] == b"{":
         return _safetensors
     return _cell if data[:300].isascii() and data[:1].isalpha() and data[:2] != b"PK" else None
 
 
-BOMB_SHARE, BOMB_BYTES = 0.01, 2**29
-"""How often a file is made to unpack to far more than it has, and to how many bytes."""
+BOMB_SHARE, BOMB_BYTES, BOMB_KEYS = 0.01, 2**29, 20_000
+"""How often a file is made to unpack to far more than it has, and to how many bytes or columns."""
 
 
 def _bomb(data: bytes, random: Random) -> bytes | None:
@@ -216,6 +280,12 @@ def _bomb(data: bytes, random: Random) -> bytes | None:
             return data + pack(block) * repeated  # streams one after the other are one
     if data[:4] == b"\x28\xb5\x2f\xfd":
         return bytes(zstandard.compress(zstandard.decompress(data, 2**24) + block * repeated))
+    if b"<graphml" in data[:300]:
+        key = '<key id="k{0}" for="node" attr.name="{0}" attr.type="int"><default>1</default></key>'
+        keys = (key.format(number) for number in range(BOMB_KEYS))
+        return data.replace(b"<key", "".join(keys).encode() + b"<key", 1)
+    if data[:2] == b"PK" and b"xl/worksheets/" in data and random.random() < 0.5:
+        return _far_cell(data, random)
     if data[:2] == b"PK":
         target = io.BytesIO()
         with (
@@ -236,6 +306,20 @@ def _bomb(data: bytes, random: Random) -> bytes | None:
                 writer.write_table(part)
         return target.getvalue()
     return data + block * 64 if data[:1] in b"{[" or data[:1].isalpha() else None
+
+
+def _far_cell(data: bytes, random: Random) -> bytes:
+    """Move the last cell of each sheet of a workbook to the last row and column that there may be."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name.startswith("xl/worksheets/"):
+                row = b'<row r="1048576"><c r="XFD1048576"><v>1</v></c></row></sheetData>'
+                content = re.sub(b'<dimension ref="[^"]*"', b'<dimension ref="A1:XFD1048576"', content)
+                content = content.replace(b"</sheetData>", row)
+            new.writestr(name, content)
+    return target.getvalue()
 
 
 def mutated(data: bytes, random: Random) -> bytes:

@@ -29,38 +29,63 @@ from pairnorm.data import Graph, PackedGraph
 from pairnorm.train import Store
 
 LONGEST = 300.0
+LATE = (
+    *("torch._dynamo", "numba", "matplotlib.pyplot", "sklearn.metrics", "sklearn.preprocessing", "pandas"),
+    *("sqlalchemy", "psycopg", "duckdb", "pyarrow.parquet", "lightgbm"),
+)
+SAME = {".csv", ".md", ".png", ".tex", ".html"}
+"""Files that a command writes with the same bytes, but for those of ``fit``, which has a check of its own."""
+RESULTS = {"", ".csv", ".parquet", ".safetensors"}
+ENDS = {signal.SIGKILL: None, signal.SIGTERM: 143, signal.SIGINT: 130}
+"""Exit codes after signals."""
 
 
 class Lost(Exception):
     """What had been written is gone, or half of it is there."""
 
 
-def forked(work: Callable[[], int], seconds: float = LONGEST, quiet: bool = True) -> int | None:
-    """Do work in a fork and return its exit code; None if it was killed after so many seconds.
+def forked(
+    work: Callable[[], int], seconds: float = LONGEST, quiet: bool = True, sent: int = signal.SIGKILL
+) -> int | None:
+    """Do work in a fork and return its exit code; None if it had to be killed.
 
     All work is done so, checks too: this process must have no threads, which a fork would wait for.
+
+    Args:
+        work: returns the exit code.
+        seconds: after which the fork is sent a signal.
+        quiet: whether to drop what it prints.
+        sent: the signal. After another than SIGKILL, the fork has some time to end by itself.
     """
     child = os.fork()
     if not child:
-        if quiet:
-            sink = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(sink, 1)
-            os.dup2(sink, 2)
-        os._exit(work())
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
+        code = 99
+        try:
+            if quiet:
+                sink = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(sink, 1)
+                os.dup2(sink, 2)
+            code = work()
+        except KeyboardInterrupt:  # as in ``pairnorm.__main__``
+            code = 130
+        finally:
+            os._exit(code)
+    for number, limit in ((sent, seconds), (signal.SIGKILL, LONGEST)):
+        end = time.monotonic() + limit
+        while time.monotonic() < end:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                ended = os.waitstatus_to_exitcode(status)
+                return None if ended == -signal.SIGKILL else ended
+            time.sleep(0.002)
+        os.kill(child, number)
     os.waitpid(child, 0)
     return None
 
 
-def run(words: list[str], seconds: float = LONGEST) -> int | None:
+def run(words: list[str], seconds: float = LONGEST, sent: int = signal.SIGKILL) -> int | None:
     """Run a command."""
-    return forked(lambda: cli.main(words), seconds)
+    return forked(lambda: cli.main(words), seconds, sent=sent)
 
 
 def examine(check: Callable[[Path, Path], None], corpus: Path, place: Path) -> None:
@@ -113,10 +138,29 @@ def predict(corpus: Path, place: Path, number: int) -> list[str]:
     return [*words, "--out", str(place / "predictions.csv")]
 
 
-def check_predict(corpus: Path, place: Path) -> None:
-    path = place / "predictions.csv"
-    if path.exists() and path.read_bytes() != (corpus / "run" / "predictions-again.csv").read_bytes():
-        raise Lost("half of the predictions")
+def content(path: Path) -> object:
+    """Return what a file holds, but for how long training took."""
+    if path.suffix != ".csv":
+        return path.read_bytes()
+    return pandas.read_csv(path, dtype=str).drop(columns="seconds_per_epoch", errors="ignore").to_csv()
+
+
+def check_whole(corpus: Path, place: Path) -> None:
+    """The same input gives the same files, bit for bit: whatever is there is whole."""
+    for path in place.rglob("*"):
+        whole = corpus / "whole" / path.relative_to(place.parent)
+        is_result = path.suffix in SAME and ".partial" not in str(path) and path.is_file()
+        if is_result and content(path) != content(whole):
+            raise Lost(f"half of {path.name}")
+
+
+def diagnose(corpus: Path, place: Path, number: int) -> list[str]:
+    return ["diagnose", *graph_of(corpus), "--out", str(place / "diagnosis.png")]
+
+
+def compare(corpus: Path, place: Path, number: int) -> list[str]:
+    settings = ["--method", "none", "--depth", "2", "--runs", "1", "--epochs", "20", "--workers", "1"]
+    return ["compare", *graph_of(corpus), "--label", "risk", *settings, "--out", str(place / "comparison")]
 
 
 SMALL = ["--dataset", "cora", "--runs", "2", "--epochs", "5", "--depth", "1,2,3", "--missing", "0,100"]
@@ -159,14 +203,6 @@ def report(corpus: Path, place: Path, number: int) -> list[str]:
     return ["report", "--store", str(corpus / "paper.sqlite"), *SMALL, "--out", str(place / "report")]
 
 
-def check_report(corpus: Path, place: Path) -> None:
-    """The same store gives the same files, bit for bit: whatever is there is whole."""
-    for path in (place / "report").rglob("*"):
-        whole = corpus / "report" / path.relative_to(place / "report")
-        if path.is_file() and ".partial" not in str(path) and path.read_bytes() != whole.read_bytes():
-            raise Lost(f"half of {path.name}")
-
-
 def pack(corpus: Path, place: Path, number: int) -> list[str]:
     return ["pack", *graph_of(corpus), "--label", "risk", "--memory", "300MB", "--out", str(place / "packed")]
 
@@ -205,11 +241,13 @@ def check_fit_packed(corpus: Path, place: Path) -> None:
 Command = Callable[[Path, Path, int], list[str]]
 COMMANDS: dict[str, tuple[Command, Callable[[Path, Path], None]]] = {
     "fit": (fit, check_fit),
-    "predict": (predict, check_predict),
+    "predict": (predict, check_whole),
     "reproduce": (reproduce, check_reproduce),
-    "report": (report, check_report),
+    "report": (report, check_whole),
     "pack": (pack, check_pack),
     "fit packed": (fit_packed, check_fit_packed),
+    "diagnose": (diagnose, check_whole),
+    "compare": (compare, check_whole),
 }
 
 
@@ -225,44 +263,59 @@ def prepare(corpus: Path, scratch: Path) -> dict[str, float]:
         code = run(words(corpus, place, 0))
         times[name] = time.monotonic() - began
         assert code == 0, (name, code)
-        if name == "predict":
-            shutil.copy(place / "predictions.csv", corpus / "run" / "predictions-again.csv")
         if name == "reproduce":
             shutil.copy(place / "store.sqlite", scratch / "paper.sqlite")
-        if name == "report":
-            shutil.copytree(place / "report", corpus / "report")
+        shutil.copytree(place, corpus / "whole" / name)
         examine(check, corpus, place)
     return times
 
 
 def campaign(corpus: Path, scratch: Path, seed: str, seconds: float) -> dict[str, Any]:
-    """Kill commands in turn until time is up; at last run each to its end, after which no draft is left."""
+    """Stop commands in turn until time is up; at last run each to its end, after which no draft is left."""
     random, tally, lost = Random(seed), Counter[str](), []
     times, number, end = prepare(corpus, scratch), 0, time.monotonic() + seconds
     while time.monotonic() < end:
         number += 1
         name = list(COMMANDS)[number % len(COMMANDS)]
         words, check = COMMANDS[name]
-        code = run(words(corpus, scratch / name, number), random.uniform(0, 1.1 * times[name]))
-        tally[f"{name} {'killed' if code is None else 'ended' if code == 0 else f'failed with {code}'}"] += 1
+        place, sent = scratch / name, random.choice(list(ENDS))
+        code = run(words(corpus, place, number), random.uniform(0.01, 1.1 * times[name]), sent)
+        result = "ended" if code == 0 else "killed" if code == ENDS[sent] else f"failed with {code}"
+        tally[f"{name} {result}"] += 1
+        if result.startswith("failed"):
+            lost.append(f"{name} {number}: after {signal.Signals(sent).name} it {result}")
+        if sent != signal.SIGKILL:
+            lost += [f"{path} is left by {name} {number}" for path in place.rglob("*.partial")]
         try:
-            examine(check, corpus, scratch / name)
+            examine(check, corpus, place)
         except Exception as error:
             lost.append(f"{name} {number}: {error!r}")
-        if name == "reproduce" and code == 0:  # all is trained: begin anew
-            shutil.rmtree(scratch / name)
-            (scratch / name).mkdir()
+        if name in ("reproduce", "compare") and code == 0:  # all is trained: begin anew
+            shutil.rmtree(place)
+            place.mkdir()
     for name, (words, check) in COMMANDS.items():
         place = scratch / name
         if (code := run(words(corpus, place, 0))) != 0:
             lost.append(f"{name} does not run any more: {code}")
         lost += [f"{path} is left" for kind in ("*.partial", "*.walk") for path in place.rglob(kind)]
+        lost += [f"{path} differs" for path in different(corpus / "whole" / name, place)]
         examine(check, corpus, place)
     return {"killed": dict(tally), "lost": lost}
 
 
+def different(whole: Path, place: Path) -> list[Path]:
+    """Return the results that are not those of a run that was never stopped, but for reports and stores."""
+    results = [path for path in whole.rglob("*") if path.is_file() and path.suffix in RESULTS]
+    return [path for path in results if content(path) != content(place / path.relative_to(whole))]
+
+
+def import_late() -> None:
+    """Import what commands import late, before anything is forked."""
+    for name in LATE:
+        importlib.import_module(name)
+
+
 if __name__ == "__main__":
-    for late in ("torch._dynamo", "numba", "matplotlib.pyplot", "sklearn.metrics", "sklearn.preprocessing"):
-        importlib.import_module(late)
+    import_late()
     where, work, seed, limit = sys.argv[1:]
     print(json.dumps(campaign(Path(where), Path(work), seed, float(limit))))

@@ -5,16 +5,62 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
+import mutate
 import pytest
 from corpus import FORMATS
 from watchdog import campaign
+
+from pairnorm.base.errors import PairNormError
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.classify.ClassifierWarning")  # few nodes to test on
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_is_read_where_nothing_is_damaged(kind: str, corpus: Path, tmp_path: Path) -> None:
     assert FORMATS[kind].read(shutil.copytree(corpus, tmp_path / "files")) is not None
+
+
+DAMAGE = (
+    *(
+        ("csv.gz", "_bomb"),
+        ("csv.zst", "_bomb"),
+        ("xlsx", "_bomb"),
+        ("xlsx", "_far_cell"),
+        ("parquet", "_bomb"),
+    ),
+    *(("graphml", "_bomb"), ("duckdb", "_duckdb"), ("model.safetensors", "_tensors"), ("csv nodes", "_cell")),
+    *(("model.json", "_json"), ("packed facts", "_json"), ("parquet", "_parquet")),
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "damage"), DAMAGE)
+def test_each_kind_of_damage_is_read_or_refused(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, damage: str
+) -> None:
+    monkeypatch.setattr(mutate, "BOMB_BYTES", 2**28)
+    monkeypatch.setattr(mutate, "BOMB_KEYS", 200)
+    outcomes = set()
+    for seed in range(1 if "bomb" in damage else 6):
+        folder = shutil.copytree(corpus, tmp_path / str(seed))
+        path = folder / str(FORMATS[kind].files)
+        path.write_bytes(getattr(mutate, damage)(path.read_bytes(), Random(seed)))
+        try:
+            FORMATS[kind].read(folder)
+            outcomes.add("read")
+        except PairNormError:
+            outcomes.add("refused")
+    assert "refused" in outcomes or kind in ("csv nodes", "graphml")
+
+
+def test_hostile_surroundings_end_in_a_message(corpus: Path, tmp_path: Path) -> None:
+    words = [Path(__file__).with_name("hostile.py"), corpus, tmp_path / "case", "tests", 16, 100]
+    found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)
+    assert found.returncode == 0, found.stderr
+    outcome = json.loads(found.stdout)
+    assert outcome["failures"] == []
+    assert set(outcome["outcomes"]) == {"read", "refused"}
 
 
 @pytest.mark.slow

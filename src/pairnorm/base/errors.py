@@ -22,9 +22,9 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]|~$#])")
 _BACKTICKS = re.compile("`+")
 # Characters that start a formula in a spreadsheet, also in full width.
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
-_URL_PASSWORD = re.compile(r"(://[^\s:/@]*:)\S*@")
+_URL_PASSWORD = re.compile(r"(://[^\s:/]*:)\S*@")
 _QUERY_PASSWORD = re.compile(
-    r"([?&;][\w-]*(?:password|passwd|pwd|secret|token|key)=)([^\s&;'\"]+)", re.IGNORECASE
+    r"([?&;=][\w-]*(?:password|passwd|pwd|secret|token|key)=)([^\s&;'\"]+)", re.IGNORECASE
 )
 # A word with "://" in it, searched from its first character only.
 _URL = re.compile(r"(?<!\S)\S*?://\S*")
@@ -247,7 +247,7 @@ def register_password(url: str) -> None:
     """Register the passwords in a text, if it is a URL, as secrets that ``redact`` removes from any text."""
     if "://" not in url:
         return
-    match = re.search(r"://[^:/@]*:(.*)@", url, re.DOTALL)
+    match = re.search(r"://[^:/]*:(.*)@", url, re.DOTALL)
     secrets = [match[1]] if match else []
     # A URL of ODBC holds its parameters in one that is encoded.
     secrets += [value for text in (url, unquote(url)) for _, value in _QUERY_PASSWORD.findall(text)]

@@ -134,17 +134,17 @@ def reserved(folder: Path) -> Iterator[None]:
     Args:
         folder: for unfinished work; after an error it stays, and the next run may resume from it.
     """
-    with writable(folder, folder):
-        mark = folder / ".reserved"  # the folder itself is locked for every file that is written in it
+    mark = folder / ".reserved"  # the folder itself is locked for every file that is written in it
+    with writable(folder):
         mark.mkdir(parents=True, exist_ok=True)
-        with _locked(mark, seconds=0):
-            try:
-                yield
-                shutil.rmtree(folder)
-            finally:
-                with suppress(OSError):  # keep unfinished work
-                    mark.rmdir()
-                    folder.rmdir()
+    with writable(folder, folder), _locked(mark, seconds=0):
+        try:
+            yield
+            shutil.rmtree(folder)
+        finally:
+            with suppress(OSError):  # keep unfinished work
+                mark.rmdir()
+                folder.rmdir()
 
 
 @contextmanager

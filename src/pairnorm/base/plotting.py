@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -90,7 +91,8 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
         with atomic_file(paths[0]) as draft:
             image.save(draft, "png", compress_level=3, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
         figure.set_layout_engine("none")  # everything has its place by now, and to find it takes long
-        with atomic_file(paths[1]) as draft:
-            named = {"CreationDate": None, "Creator": None, "Producer": None}
-            FigureCanvasPdf(figure).print_pdf(draft, metadata=named)  # type: ignore[no-untyped-call]
+        pages, named = BytesIO(), {"CreationDate": None, "Creator": None, "Producer": None}
+        FigureCanvasPdf(figure).print_pdf(pages, metadata=named)  # type: ignore[no-untyped-call]
+        with atomic_file(paths[1]) as draft:  # matplotlib's own writing fails oddly on a full disk
+            draft.write_bytes(pages.getvalue())
     return paths

@@ -88,7 +88,7 @@ def diagnose(options: Namespace) -> None:
             file.write_text(render_html(document), encoding="utf-8")
         else:
             charts = [block for block in document.sections[0].blocks if isinstance(block, Chart)]
-            save_charts(charts, file, format=form)
+            save_charts(charts, file)
     console.table(HEADINGS, smoothing_table(rows))
     console.show(f"Row-diff and col-diff: share of depth 0. Features: {safe(scaled.sentence)}.")
     if suggestion.unreachable:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, isfinite
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -318,11 +319,13 @@ def draw_charts(charts: Sequence[Chart]) -> Figure:
     return figure
 
 
-def save_charts(charts: Sequence[Chart], path: Path, **options: Any) -> None:
-    """Draw charts side by side and write them to a file."""
+def save_charts(charts: Sequence[Chart], path: Path) -> None:
+    """Draw charts side by side and write them to a file of the format that its suffix names."""
+    picture = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may have any letters
-        draw_charts(charts).savefig(path, dpi=150, **options)
+        draw_charts(charts).savefig(picture, dpi=150, format=path.suffix[1:])
+    path.write_bytes(picture.getvalue())  # matplotlib's own writing fails oddly on a full disk
 
 
 def _draw(axis: Axes, chart: Chart, titled: bool) -> None:
