@@ -9,8 +9,8 @@ import html
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor, isfinite
 from io import BytesIO
+from math import floor, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
