@@ -22,7 +22,8 @@ from pairnorm.commands.options import (
     command,
     files_of,
     interval,
-    match_name,
+    names_in,
+    numbers_in,
     read_graph,
     refuse,
     refuse_inputs,
@@ -134,11 +135,11 @@ def _classifier(options: Namespace) -> "NodeClassifier":
     from pairnorm.train.spec import NORMS
 
     classifier = NodeClassifier(
-        model=_parse_list(options.model, str, MODELS),
-        depth=_parse_list(options.depth, int),
-        norm=_parse_list(options.norm, str, NORMS),
-        scale=_parse_list(options.scale, float),
-        impute=_parse_list(options.impute, str, IMPUTATION_CHOICES),
+        model=names_in("model", options.model, MODELS, is_open=True) or "auto",
+        depth=numbers_in("depth", options.depth) or "auto",
+        norm=names_in("norm", options.norm, NORMS) or "auto",
+        scale=numbers_in("scale", options.scale, float) or "auto",
+        impute=names_in("impute", options.impute, IMPUTATION_CHOICES) or "auto",
         metric=options.metric or "loss",
         class_weight=options.class_weight,
         simple=options.simple,
@@ -159,19 +160,6 @@ def _classifier(options: Namespace) -> "NodeClassifier":
     one_of("feature-scaling", options.feature_scaling, ("auto", "rows", "columns", "none"))
     find_device(options.device)
     return classifier
-
-
-def _parse_list(text: str, kind: type, allowed: tuple[str, ...] = ()) -> Any:
-    """Return ``'auto'``, or the values of a list such as ``'2,4'``; the classifier validates them."""
-    if text.strip().lower() == "auto":
-        return "auto"
-    values = []
-    for part in text.split(","):
-        try:
-            values.append(kind(match_name(part.strip(), allowed)))
-        except ValueError:
-            values.append(part.strip())
-    return values
 
 
 def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) -> Result:

@@ -59,6 +59,7 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "FILE": Path,
     "FOLDER": Path,
     "N": int,
+    "SHARE": float,
     "N|each": lambda text: int(text) if text.isdecimal() else text,
 }
 FILES = {
@@ -322,20 +323,24 @@ def match_name(name: str, allowed: Iterable[str]) -> str:
     return next((choice for choice in allowed if key(choice) == key(name)), name)
 
 
-def names_in(option: str, text: str | None, allowed: Sequence[str] = ()) -> list[str] | None:
-    """Parse ``cora,citeseer``; returns None for None and ``all``.
+def names_in(
+    option: str, text: str | None, allowed: Sequence[str] = (), is_open: bool = False
+) -> list[str] | None:
+    """Parse ``cora,citeseer``; returns None for None, ``all`` and ``auto``.
+
+    Names that are not ``allowed`` are an error, unless ``is_open``.
 
     >>> names_in("dataset", "Cora, pubmed", ("cora", "pubmed"))
     ['cora', 'pubmed']
     """
-    if text is None or text == "all":
+    if text is None or text.strip().lower() in ("all", "auto"):
         return None
-    names = [name.strip() for name in text.split(",")]
-    return [one_of(option, match_name(name, allowed), allowed) for name in names] if allowed else names
+    names = [match_name(name.strip(), allowed) for name in text.split(",")]
+    return [one_of(option, name, allowed) for name in names] if allowed and not is_open else names
 
 
 def numbers_in(option: str, text: str | None, kind: type[Number] = int) -> list[Number] | None:  # type: ignore[assignment]
-    """Parse ``2,4,8`` or ``0%,100%``; returns None for None and ``all``.
+    """Parse ``2,4,8`` or ``0%,100%``; returns None for None, ``all`` and ``auto``.
 
     >>> numbers_in("missing", "50, 99.5%", float)
     [50.0, 99.5]

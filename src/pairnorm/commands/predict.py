@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from pairnorm.base.errors import PairNormError, quoted, real_number
 from pairnorm.commands import console
@@ -15,6 +15,7 @@ from pairnorm.commands.options import (
     files_of,
     interval,
     read_graph,
+    refuse,
     refuse_inputs,
     shared,
     table_options,
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from pairnorm.classify.predictions import Destination
     from pairnorm.data import Graph
 
-EXPLANATIONS = "explanations"
-"""The table of a database that ``--explain`` writes to."""
+PREDICTIONS, EXPLANATIONS = "predictions", "explanations"
+"""The tables of a database that ``--out`` and ``--explain`` write to."""
 OPTIONS = {
     "Model": {
         "--run FOLDER": "Use the model in this folder, which `pairnorm fit` wrote.",
@@ -39,7 +40,7 @@ OPTIONS = {
         **shared("spreadsheet-safe"),
         "--out FILE|URL=predictions.csv": "Write predictions to this file (.csv, .parquet, .json, .jsonl), "
         "to - (CSV on standard output), or to a database: sqlite:///….",
-        "--table NAME=predictions": "Replace this table of a database given by --out.",
+        "--table NAME": "Replace this table of a database given by --out. Default: predictions.",
         "--sets SHARE": "Add a prediction set per node that holds the true class this often, such as 0.9. "
         "Default: none.",
         "--explain FILE|URL": "Write the features and neighbors that contribute most to each label (.csv, "
@@ -69,7 +70,7 @@ def run(options: Namespace) -> Result:
     """
     from pairnorm.classify.predictions import Destination
 
-    outputs = [Destination.parse(options.out, options.table)]
+    outputs = [Destination.parse(options.out, options.table or PREDICTIONS)]
     if options.explain:
         outputs.append(Destination.parse(options.explain, EXPLANATIONS))
     for output in outputs:
@@ -79,32 +80,24 @@ def run(options: Namespace) -> Result:
             problem = f"table {quoted(output.table)} of the database would be replaced, and is read"
             hint = "Choose another: {table}"
             raise PairNormError(problem, code="would-overwrite", value=output.table, hint=hint, table=...)
-    places = {(output.path and output.path.resolve(), output.url, output.table) for output in outputs}
-    if len({place[:2] if place[0] else place for place in places}) < len(outputs):
+    places = {(each.path and each.path.resolve(), each.url, each.url and each.table) for each in outputs}
+    if len(places) < len(outputs):
         problem = "--out and --explain write to the same place"
         raise PairNormError(problem, code="conflicting-options", hint="Choose another: {out}", out=...)
-    coverage = None if options.sets is None else _parse_share(options.sets)
-    to_stdout = sum(output.is_stdout for output in outputs)
-    if to_stdout + options.json > 1:
-        problem = "two of --out -, --explain - and --json write to standard output"
+    uses_stdout = any(output.is_stdout for output in outputs)
+    if uses_stdout and options.json:
+        problem = "predictions or explanations and --json both write to standard output"
         raise PairNormError(problem, code="conflicting-options", hint="Pass a file to {out}.", out=...)
+    if not any(output.url for output in outputs):
+        refuse(options, ["table"], "is for a database, and --out is none", "Leave it out.")
+    if options.sets is not None:
+        real_number("sets", options.sets, least=0, below=1)
     stdout = sys.stdout
-    with console.output(options.quiet, to_stderr=options.json or to_stdout > 0):
-        return _predict(options, outputs, coverage, stdout)
+    with console.output(options.quiet, to_stderr=options.json or uses_stdout):
+        return _predict(options, outputs, stdout)
 
 
-def _parse_share(text: str) -> float:
-    """Parse a share such as ``0.9`` or ``90%``."""
-    try:
-        share: Any = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = text
-    return real_number("sets", share, least=0, below=1)
-
-
-def _predict(
-    options: Namespace, outputs: "list[Destination]", coverage: float | None, stdout: TextIO
-) -> Result:
+def _predict(options: Namespace, outputs: "list[Destination]", stdout: TextIO) -> Result:
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.predictions import open_destinations, prediction_table
 
@@ -116,7 +109,7 @@ def _predict(
             on_progress(console.Progress(f"Predicting with {classifier.best_.name}", 0, None))
             probabilities = classifier.predict_proba(graph)
             predicted = classifier.decide(probabilities)
-            frame = prediction_table(graph, probabilities, classifier, coverage)
+            frame = prediction_table(graph, probabilities, classifier, options.sets)
             for write_reasons in write_explanation:
                 on_progress(console.Progress("Explaining", 0, None))
                 explanation = classifier.explain_nodes(graph, predicted)
