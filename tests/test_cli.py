@@ -340,6 +340,21 @@ def test_sigterm_stops_as_ctrl_c_does(added: Added, capsys: pytest.CaptureFixtur
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_that_a_library_made_an_error_is_one(
+    added: Added, capsys: pytest.CaptureFixture[str], number: int, code: int
+) -> None:
+    def act(options: Namespace) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            raise RuntimeError("Query interrupted") from None
+
+    added(act)
+    assert cli.main(["act"]) == code
+    assert capsys.readouterr().err.split() == ["Stopped."]
+
+
 def test_a_password_appears_in_no_message_and_no_log(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +403,15 @@ def test_it_runs_as_a_module() -> None:
         [sys.executable, "-m", "pairnorm", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"pairnorm {__version__}\n"
+
+
+def test_no_file_takes_the_place_of_a_closed_stream() -> None:
+    program = (
+        "import os, sys; os.close(2); sys.argv = ['pairnorm', '--version']; "
+        "from pairnorm.__main__ import main; main(); "
+        "sys.exit(not os.path.samestat(os.fstat(2), os.stat(os.devnull)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("name", ["diagnose", "compare", "fit"])

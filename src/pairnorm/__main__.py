@@ -10,6 +10,10 @@ NEED_COLLECTION = {"triton", "duckdb"}
 
 def main() -> int:
     """Run a command and return its exit code; see ``pairnorm.cli.main``."""
+    # If a standard stream is closed, the next file would take its place, and messages would go into it.
+    while (opened := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(opened)
     # Set before torch is imported: large tensors on huge pages are faster to touch first.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:

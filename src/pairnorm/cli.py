@@ -60,14 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     received: list[int] = []
     try:
-        with warnings.catch_warnings(), _sigterm_interrupts(received):
+        with warnings.catch_warnings(), _signals_interrupt(received):
             warnings.showwarning = console.show_warning
             code = _run([word for word in words if word != "--debug"])
         console.flush()
     except KeyboardInterrupt as stopped:
-        if not isinstance(stopped, console.Stopped):
-            console.show("\nStopped.", error=True)
-        return TERMINATED if received else INTERRUPTED
+        return _stop(received, stopped)
     except console.OutputClosed as closed:
         # Whatever the interpreter still writes at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,26 +76,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             console.complain("".join(traceback.format_exception(error)))
+        # A library may turn the interruption into an error of its own, as DuckDB does.
+        if received and ("interrupted" in str(error) or not isinstance(error, PairNormError)):
+            return _stop(received, error)
         return _explain(error)
     return code
 
 
+def _stop(received: list[int], why: BaseException) -> int:
+    """Say that a signal ended the command, and return the exit code."""
+    if not isinstance(why, console.Stopped):
+        console.show("\nStopped.", error=True)
+    return TERMINATED if signal.SIGTERM in received else INTERRUPTED
+
+
 @contextmanager
-def _sigterm_interrupts(received: list[int]) -> Iterator[None]:
-    """Clean up after SIGTERM as after Ctrl-C, and note in ``received`` that it came."""
+def _signals_interrupt(received: list[int]) -> Iterator[None]:
+    """Clean up after SIGTERM as after Ctrl-C, and note in ``received`` which of them came."""
+    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+        numbers = []
 
     def interrupt(number: int, frame: object) -> NoReturn:
         received.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def build_parser() -> tuple[Parser, dict[str, CommandParser]]:

@@ -283,14 +283,15 @@ def attempt(kind: str, corpus: Path, folder: Path, seed: object) -> dict[str, An
         for stream in (1, 2):
             os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), stream)
         sys.stdout, sys.stderr = (os.fdopen(stream, "w", encoding="utf-8") for stream in (1, 2))
+        spare = os.dup(2)  # a case may close the streams
         case = contextmanager(STRATEGIES[kind])(corpus, folder, Random(f"{kind} {seed}"))
         try:
             with case as words:
-                os.write(2, f"{words!r}\n".replace(MARKER, "…").encode())
+                os.write(spare, f"{words!r}\n".replace(MARKER, "…").encode())
                 sys.argv = ["pairnorm", *words]
                 return cli.main(words)
         except BaseException:
-            os.write(2, traceback.format_exc().encode("utf-8", "backslashreplace"))
+            os.write(spare, traceback.format_exc().encode("utf-8", "backslashreplace"))
             return 99
 
     began = time.monotonic()
