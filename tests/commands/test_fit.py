@@ -224,7 +224,7 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
     "no such file": (lambda f: f.edges.unlink(), {}, "there is no such file"),
     "no edges": (lambda f: None, {"--edges": None}, "Pass --edges …"),
     "bad model": (lambda f: None, {"--model": "GNN"}, "model is 'GNN'"),
-    "bad depth": (lambda f: None, {"--depth": "2,x"}, "depth is 'x'"),
+    "bad depth": (lambda f: None, {"--depth": "2,x"}, "depth is '2,x'"),
     "bad budget": (lambda f: None, {"--time-limit": "later"}, "time-limit is 'later'"),
     "bad device": (lambda f: None, {"--device": "gpu7"}, "device is 'gpu7'"),
     "bad direction": (lambda f: None, {"--directed": "true"}, "directed is 'true'"),

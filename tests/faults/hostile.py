@@ -29,7 +29,7 @@ from pairnorm import cli
 from pairnorm.base import databases, files
 
 MARKER = "MARKER77"
-LONGEST = 150.0
+LONGEST = 300.0
 FIGURES = (".png", ".pdf", ".svg", ".html")
 EXPECTED = {0, 1, 2, 130, 141, 143}
 

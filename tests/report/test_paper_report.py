@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from synthetic import fill, narrowed
 
-from pairnorm.base import plotting
 from pairnorm.paper.claims import CLAIMS
 from pairnorm.paper.experiments import TABLE1, Selection
 from pairnorm.report import paper_report as report
@@ -101,7 +100,7 @@ def test_the_committed_store_gives_the_committed_tables_and_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Figures and the page are left out: their bits may differ where another library draws them."""
-    monkeypatch.setattr(plotting, "_write", lambda figure, paths: None)
+    monkeypatch.setattr(report, "save", lambda figure, folder, name: [folder / f"{name}.png"])
     monkeypatch.setattr(report, "can_render_html", lambda: False)
     (tmp_path / "notes.md").write_bytes((RESULTS / "notes.md").read_bytes())
     write_report(RESULTS / "store.sqlite", tmp_path)
@@ -125,7 +124,7 @@ def test_notes_have_the_numbers_of_the_report() -> None:
 def test_an_export_gives_the_same_tables(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plotting, "_write", lambda figure, paths: None)
+    monkeypatch.setattr(report, "save", lambda figure, folder, name: [folder / f"{name}.png"])
     monkeypatch.setattr(report, "can_render_html", lambda: False)
     with Store(store, read_only=True) as opened:
         opened.export(tmp_path / "paper.csv")

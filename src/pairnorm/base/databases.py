@@ -20,14 +20,14 @@ def open_engine(url: Any, **settings: Any) -> Any:
     """
     import sqlalchemy
 
-    backend, is_psycopg = url.get_backend_name(), url.drivername == "postgresql+psycopg"
+    backend = url.get_backend_name()
     limits = {"connect_timeout": CONNECT_SECONDS} if backend in SERVERS else {}
-    if limits and (is_psycopg or backend != "postgresql"):
+    if limits and (url.get_driver_name() == "psycopg" or backend != "postgresql"):
         limits["read_timeout"] = SILENCE_SECONDS
     limits = {name: seconds for name, seconds in limits.items() if name not in url.query}
     settings["connect_args"] = limits | settings.get("connect_args", {})
     engine = sqlalchemy.create_engine(url, **settings)
-    if is_psycopg:
+    if engine.dialect.driver == "psycopg":
         sqlalchemy.event.listen(engine, "do_connect", _connect)
     return engine
 

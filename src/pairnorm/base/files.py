@@ -188,7 +188,7 @@ def _new_drafts(target: Path, stack: ExitStack) -> Path:
         if where.is_dir() and os.access(where, os.R_OK | os.W_OK):
             with _locked(where):  # nobody is between creating drafts and locking them
                 for old in drafts_in(where, target):
-                    if not _is_held(old):
+                    with suppress(OSError, PairNormError), _locked(old, seconds=0):
                         shutil.rmtree(old, ignore_errors=True)
     drafts = nearest / f".{target.name[:40]}.{uuid4().hex[:8]}.partial"
     with _locked(nearest):
@@ -266,13 +266,3 @@ def _locked(folder: Path, seconds: float | None = None) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _is_held(folder: Path) -> bool:
-    try:
-        with _locked(folder, seconds=0):
-            return False
-    except FileNotFoundError:
-        return False
-    except (OSError, PairNormError):
-        return True
