@@ -180,7 +180,7 @@ def passwords(corpus: Path, folder: Path, random: Random) -> Iterator[list[str]]
         (MARKER, f"x@{MARKER}", f"{MARKER}/y", f"a b {MARKER}", f"%2F{MARKER}", f"'{MARKER}")
     )
     more = random.choice(
-        ("", "?connect_timeout=1", f"?password={MARKER}", f"?sslkey={MARKER}", "?nosuch=1", "?\udcff=1")
+        ("", "?connect_timeout=1", f"?password={MARKER}", f"?sslkey={MARKER}", "?read_timeout=x", "?\udcff=1")
     )
     databases.CONNECT_SECONDS = 2
     url = random.choice(

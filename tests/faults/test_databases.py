@@ -42,6 +42,8 @@ def test_the_url_may_allow_more_time(raises) -> None:
         database = f"postgresql://ann@127.0.0.1:{port}/bank?read_timeout=1&connect_timeout=3"
         open_tables("nodes", "people", database=database)
     assert "sent nothing for 1 s" in str(caught.value)
+    with raises("not-a-time", value="soon"):
+        open_tables("nodes", "people", database="postgresql://ann@127.0.0.1:1/bank?read_timeout=soon")
 
 
 QUERY = "SELECT i AS id, repeat('x', 50) AS text FROM generate_series(1, 20000) i"

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
+from pairnorm.base.errors import parse_duration
+
 CONNECT_SECONDS = 10
 """Time limit for connecting to a database server."""
 SILENCE_SECONDS = 600
@@ -36,7 +38,7 @@ def _connect(dialect: Any, record: Any, arguments: list[Any], settings: dict[str
     """Connect to PostgreSQL, whose library has no time limit for answers."""
     import psycopg
 
-    limit = float(settings.pop("read_timeout"))
+    limit = parse_duration("read_timeout", settings.pop("read_timeout"))
 
     class Connection(psycopg.Connection[Any]):
         def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
