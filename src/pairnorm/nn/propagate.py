@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, one_of
-from pairnorm.nn.ops.dropout import keep_entries
+from pairnorm.nn.ops.dropout import keep_mask
 from pairnorm.nn.ops.kernels import disable_dynamo
 from pairnorm.nn.ops.pair_norm import to_accumulation_dtype
 from pairnorm.nn.ops.sparse_product import Pattern, out_of_range, row_starts
@@ -255,7 +255,7 @@ def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatr
     count = pattern.num_entries
     if "loops" not in pattern.derived:
         pattern.derived["loops"] = pattern.row == pattern.column
-    mask = keep_entries(keys, 0, count, count, rate).masked_fill_(pattern.derived["loops"], 1)
+    mask = keep_mask(keys, 1, count, rate)[0].masked_fill_(pattern.derived["loops"], 1)
     kept = SparseMatrix(pattern, mask.to(adjacency.values.dtype) * adjacency.values)
     ones = kept.values.new_ones(pattern.shape[1], len(keys), 1)
     sums = (kept @ ones).squeeze(-1).t()  # the product, whose sums have an order, where index_add has none

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from pairnorm.base.errors import PairNormError, whole_number
 from pairnorm.nn.models import GAT, GCN, SGC, DeepModel
 from pairnorm.nn.ops.convolution import attend
-from pairnorm.nn.ops.dropout import factor, keep_entries
+from pairnorm.nn.ops.dropout import factor, keep_mask
 from pairnorm.nn.ops.pair_norm import all_sum, check_group
 from pairnorm.nn.ops.sparse_product import Pattern, activate
 from pairnorm.nn.pair_norm import PairNorm
@@ -304,8 +304,9 @@ class SparseRows(SparseMatrix):
 
     def drop_entries(self, rate: float, keys: Tensor) -> SparseMatrix:
         """Drop the same entries as dropout of the larger matrix."""
-        mask = keep_entries(keys, self.first_entry, self.pattern.num_entries, self.entries, rate)
-        return SparseMatrix(self.pattern, mask.mul_(factor(rate)).to(self.values.dtype) * self.values)
+        last = self.first_entry + self.pattern.num_entries
+        mask = keep_mask(keys, 1, self.entries, rate)[0, :, self.first_entry : last]
+        return SparseMatrix(self.pattern, (mask * factor(rate)).to(self.values.dtype) * self.values)
 
     def to(self, device: "torch.device | str") -> "SparseRows":
         """Move to a device."""

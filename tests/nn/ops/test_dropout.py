@@ -9,7 +9,6 @@ from pairnorm.nn.ops.dropout import (
     draw_keys,
     dropout,
     dropped_levels,
-    keep_entries,
     keep_mask,
     keys_from_seeds,
     position_hash,
@@ -181,11 +180,3 @@ def test_some_nodes_of_a_graph_are_dropped_as_in_the_whole(dtype, features, firs
     y.sum().backward()
     found.sum().backward()
     assert torch.equal(part.grad, whole.grad[first:last])
-
-
-@pytest.mark.parametrize("entries", [10, 11])
-@pytest.mark.parametrize(("first", "last"), [(0, 10), (2, 9), (6, 10), (3, 3)])
-def test_some_entries_of_a_matrix_are_dropped_as_in_the_whole(entries, first, last):
-    keys = draw_keys(3)
-    mask = keep_mask(keys, 1, entries, 0.5)[0]
-    assert torch.equal(keep_entries(keys, first, last - first, entries, 0.5), mask[:, first:last])

@@ -99,21 +99,7 @@ def keep_mask(keys: Tensor, nodes: int, features: int, rate: float, first: int =
     positions = position_hash((first + nodes) * words, keys.device)[first * words :].view(nodes, 1, words)
     bits = last_rounds((positions ^ keys.view(1, -1, 1)).mul_(FIRST))
     halves = torch.cat([bits & 0xFFFF, shift(bits, 16)], -1)[..., :features]
-    return _threshold(halves, rate)
-
-
-def keep_entries(keys: Tensor, first: int, count: int, entries: int, rate: float) -> Tensor:
-    """Return the mask of a range of the entries of a single node, ``[models, count]``."""
-    words = (entries + 1) // 2
-    entry = torch.arange(first, first + count, device=keys.device)
-    positions = position_hash(words, keys.device)[entry % words] if words else entry.int()
-    bits = last_rounds((positions ^ keys.view(-1, 1)).mul_(FIRST))
-    return _threshold(torch.where(entry < words, bits & 0xFFFF, shift(bits, 16)), rate)
-
-
-def _threshold(halves: Tensor, rate: float) -> Tensor:
-    """Turn 16-bit random numbers, in place, into a mask: 0 where dropped, 1 where kept."""
-    # Not a comparison: torch's CPU kernels handle booleans an order of magnitude slower than clamp.
+    # 0 where dropped, 1 where kept. No comparison: torch's CPU kernels handle booleans far slower than clamp.
     last = dropped_levels(rate) - 1
     return halves.clamp_(last, last + 1).float().sub_(last)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.nn.ops.dropout import dropout
-from pairnorm.nn.ops.kernels import KernelFunction, find_kernels, in_transform_or_compile
+from pairnorm.nn.ops.kernels import KernelFunction, find_kernels
 
 
 def stacked_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:
@@ -15,11 +15,7 @@ def stacked_linear(x: Tensor, weight: Tensor, rate: float = 0.0, keys: Tensor | 
     kernels = find_kernels("linear", x, weight)
     if kernels is not None:
         return _run(kernels, x, weight, None, rate, keys)[0]
-    if in_transform_or_compile():
-        return _reference(x, weight, None, rate, keys)[0]
-    wide = x.to(torch.promote_types(x.dtype, weight.dtype))
-    wide = wide if keys is None else dropout(wide, rate, keys)
-    return _StackedLinear.apply(wide, weight.to(wide.dtype)).to(x.dtype)
+    return _reference(x, weight, None, rate, keys)[0]
 
 
 def stacked_linear_with_scores(
@@ -44,31 +40,6 @@ def _reference(
     x: Tensor, weight: Tensor, att_vectors: Tensor | None, rate: float, keys: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     wide = x.to(torch.promote_types(x.dtype, weight.dtype))
-    z = torch.einsum("nti,tio->nto", wide if keys is None else dropout(wide, rate, keys), weight)
+    wide = wide if keys is None else dropout(wide, rate, keys)
+    z = torch.einsum("nti,tio->nto", wide, weight.to(wide.dtype))
     return z.to(x.dtype), None if att_vectors is None else torch.einsum("nto,toe->nte", z, att_vectors)
-
-
-class _StackedLinear(torch.autograd.Function):
-    """Batched products that read and write ``[nodes, models, features]`` as it lies, without a copy."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            differentiable = torch.is_grad_enabled()
-            grad_x = (stacked_linear if differentiable else _product)(grad, weight.transpose(1, 2))
-        if ctx.needs_input_grad[1]:
-            grad_weight = torch.bmm(x.permute(1, 2, 0), grad.transpose(0, 1))
-        return grad_x, grad_weight
-
-
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    result = x.new_empty(x.size(0), weight.size(0), weight.size(2))
-    torch.bmm(x.transpose(0, 1), weight, out=result.transpose(0, 1))
-    return result

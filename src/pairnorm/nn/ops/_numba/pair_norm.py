@@ -195,7 +195,7 @@ def _normalize(
                 vec.store(result, row, start, centered(rows, row, start, high, low) * factor)
         if norm[model, 0] > largest:
             largest = norm[model, 0]
-    return largest >= MAX_NORM
+    return bool(largest >= MAX_NORM)
 
 
 @njit(inline="always")
