@@ -1,4 +1,4 @@
-"""A small graph, a plain PyG training loop of one model that the engine is held against, a Ray cluster."""
+"""A small graph, what a trial sees of it, stores to compare, processes that end, and a Ray cluster."""
 
 import multiprocessing
 import os
@@ -10,17 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
 import pairnorm
 from pairnorm.data import Graph, csbm, missing_vectors
-from pairnorm.nn import GAT, GCN
-from pairnorm.train import Spec, Store, build
+from pairnorm.train import Spec, Store
 
 
 @pytest.fixture(scope="session")
@@ -145,48 +142,6 @@ def kill_workers(cluster: Any) -> Callable[[int], Any]:
     return killing
 
 
-class Fit(NamedTuple):
-    """What the plain loop saw: training loss and validation accuracy of every epoch, the best one's model."""
-
-    losses: list[float]
-    accuracies: list[float]
-    best_epoch: int
-    hidden: Tensor
-    logits: Tensor
-
-
-@pytest.fixture(scope="session")
-def plain_fit() -> Callable[[Graph, Spec, int], Fit]:
-    """Train one trial the way one writes it with PyG, from the weights that the engine starts with."""
-    return _fit
-
-
-def _fit(graph: Graph, spec: Spec, seed: int) -> Fit:
-    x, nodes = plain_features(graph, spec, seed), graph.num_nodes
-    edges = graph.adjacency.to_dense().nonzero().t()
-    model = _Plain(spec, x.size(1), graph.num_classes, edges, nodes)
-    model.load(build(spec, x.size(1), graph.num_classes, [seed], torch.device("cpu")))
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay, fused=False, foreach=False
-    )
-    losses, accuracies, best = [], [], (-1.0, 0, x, x)
-    for epoch in range(1, spec.epochs + 1):
-        model.train()
-        optimizer.zero_grad()
-        loss = cross_entropy(model(x)[1][graph.train], graph.labels[graph.train])
-        loss.backward()
-        optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            hidden, logits = model(x)
-        right = logits[graph.validation].argmax(-1) == graph.labels[graph.validation]
-        losses.append(loss.item())
-        accuracies.append(float(right.float().mean()))
-        if accuracies[-1] > best[0]:
-            best = accuracies[-1], epoch, hidden, logits
-    return Fit(losses, accuracies, *best[1:])
-
-
 @pytest.fixture(scope="session")
 def features() -> Callable[[Graph, Spec, int], Tensor]:
     """What a trial sees, dense: rows divided by their sum, then erased."""
@@ -198,61 +153,3 @@ def plain_features(graph: Graph, spec: Spec, seed: int) -> Tensor:
     x = x / x.sum(1, keepdim=True).clamp(min=1e-12)
     x[missing_vectors(graph, spec.missing_rate, seed=seed).mask[:, 0]] = 0
     return x
-
-
-class _Plain(nn.Module):
-    """GCN or GAT of PyG's convolutions, for one trial, without dropout."""
-
-    def __init__(self, spec: Spec, features: int, classes: int, edges: Tensor, nodes: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # importing PyG calls torch.jit.script
-            from torch_geometric.nn import GATConv, GCNConv
-
-        super().__init__()
-        self.spec, self.edges, self.weights = spec, edges, None
-        self.act = torch.relu if spec.model == "GCN" else nn.functional.elu
-        widths = [features, *[spec.hidden] * (spec.depth - 1), classes]
-        self.layers = nn.ModuleList()
-        for layer in range(spec.depth):
-            last = layer == spec.depth - 1
-            if spec.model == "GAT":
-                out = widths[layer + 1] // (1 if last else spec.heads)
-                convolution = GATConv(widths[layer], out, heads=spec.heads, concat=not last)
-            else:
-                convolution = GCNConv(widths[layer], widths[layer + 1], normalize=spec.adjacency == "sym")
-            self.layers.append(convolution)
-        if spec.model == "GCN" and spec.adjacency == "rw":  # which GCNConv has no option for
-            loops = torch.arange(nodes).expand(2, -1)
-            self.edges = torch.cat([edges, loops], 1)
-            self.weights = 1 / torch.bincount(self.edges[1], minlength=nodes)[self.edges[1]].float()
-
-    @torch.no_grad()
-    def load(self, model: GCN | GAT) -> None:
-        for plain, ours in zip(self.layers, model.convolutions, strict=True):
-            plain.lin.weight.copy_(ours.weight[0].t())
-            plain.bias.copy_(ours.bias[0])
-            if self.spec.model == "GAT":
-                plain.att_src.copy_(ours.source)
-                plain.att_dst.copy_(ours.target)
-
-    def norm(self, h: Tensor) -> Tensor:
-        if self.spec.norm == "none":
-            return h
-        centered = h - h.mean(0)
-        if self.spec.norm == "PN":
-            return self.spec.scale * centered / (centered.square().sum(1).mean() + 1e-6).sqrt()
-        if self.spec.norm == "PN-SI":
-            return self.spec.scale * centered / (centered.square().sum(1, keepdim=True) + 1e-6).sqrt()
-        return self.spec.scale * h / (h.square().sum(1, keepdim=True) + 1e-6).sqrt() - h.mean(0)
-
-    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        outputs: list[Tensor] = []
-        for convolution in self.layers[:-1]:
-            arguments = (h, self.edges) if self.weights is None else (h, self.edges, self.weights)
-            h = convolution(*arguments)
-            h = self.norm(self.act(h)) if self.spec.order == "after" else self.act(self.norm(h))
-            if self.spec.skip and len(outputs) >= self.spec.skip:
-                h = h + outputs[-self.spec.skip]
-            outputs.append(h)
-        arguments = (h, self.edges) if self.weights is None else (h, self.edges, self.weights)
-        return h, self.layers[-1](*arguments)
