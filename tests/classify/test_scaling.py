@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify import Scaling
-from pairnorm.classify.scaling import check_features, word_columns
+from pairnorm.classify import NodeClassifier, Scaling
+from pairnorm.classify.scaling import PreparedGraph, check_features, word_columns
 from pairnorm.data import Graph, csbm, load, row_normalize
 from pairnorm.data.encoder import Column, Encoder
+from pairnorm.nn import SparseMatrix, normalized_adjacency
 
 EDGES = [[0, 1, 2], [1, 2, 3]]
 
@@ -116,3 +117,20 @@ def test_a_graph_without_features_is_refused(raises) -> None:
     with raises("no-features") as caught:
         check_features(Graph.from_edges(EDGES, torch.zeros(4, 2)))
     assert "structure then stands in" in caught.value.hint
+
+
+def test_an_adjacency_is_normalized_once_per_graph(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    normalized = list[str]()
+
+    def count(adjacency: torch.Tensor, normalization: str) -> SparseMatrix:
+        normalized.append(normalization)
+        return normalized_adjacency(adjacency, normalization)
+
+    monkeypatch.setattr("pairnorm.classify.scaling.normalized_adjacency", count)
+    classifier = NodeClassifier("SGC", depth=2, norm="PN", scale=3.0).fit(small)
+    classifier.predict_proba(small)
+    classifier.explain(small)
+    assert sorted(normalized) == sorted(set(normalized))
+    renamed = small.replace(node_names=[f"node {number}" for number in range(small.num_nodes)])
+    other = PreparedGraph(renamed, renamed.features, torch.device("cpu"), classifier.task_.prepared)
+    assert (other.node_fingerprints != classifier.task_.prepared.node_fingerprints).all()

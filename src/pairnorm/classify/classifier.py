@@ -301,7 +301,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if graph.directed is None and any(member.directed for _, member in self.parts_):
             text = f"the model distinguishes in- from out-neighbors; graph {graph.name!r} has no directions."
             warnings.warn(text, ClassifierWarning, stacklevel=2)
-        return self._probabilities(PreparedGraph(graph, self.scaling_(graph), find_device(self.device)))
+        return self._probabilities(self._prepare(graph))
 
     def predict(self, graph: Graph) -> NDArray[Any]:
         """Return the predicted class of every node, as labels were given: texts, integers or booleans.
@@ -359,9 +359,8 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Explanation:
         """Explain the predicted class of some nodes; see ``explain``."""
         graph = self._aligned(graph)
-        prepared = PreparedGraph(graph, self.scaling_(graph), find_device(self.device))
         classes = self.classes_.astype(str).tolist()
-        return explain_predictions(self.model_, prepared, predicted, classes, nodes, top)
+        return explain_predictions(self.model_, self._prepare(graph), predicted, classes, nodes, top)
 
     def decide(self, probabilities: Floats) -> NDArray[np.int64]:
         """Return the number of the predicted class: the most probable one, after weighting by the tilt.
@@ -403,10 +402,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return self.held_out_.accuracy
         if not evaluated.any():
             count, hint = int(graph.labeled.sum()), "Label others, or put those to evaluate in the test part."
-            problem = (
-                f"graph {graph.name!r}: each of its {count} labeled nodes has the name of one that took part "
-                "in fitting"
-            )
+            problem = f"all {count} labeled nodes of graph {graph.name!r} have the names of fitted nodes"
             raise PairNormError(problem, code="nothing-to-evaluate", value=graph.name, hint=hint)
         return self.evaluate(graph, evaluated, self.predict_proba(graph)).accuracy
 
@@ -419,6 +415,10 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _aligned(self, graph: Graph) -> Graph:
         check_graph(graph)
         return remove_column(graph, self.time).aligned(self.encoder_, self.n_features_in_)
+
+    def _prepare(self, graph: Graph) -> PreparedGraph:
+        known = self.task_.prepared if "task_" in vars(self) else None
+        return PreparedGraph(graph, self.scaling_(graph), find_device(self.device), known)
 
     def _probabilities(self, prepared: PreparedGraph) -> Floats:
         logits = self.model_.logits(prepared)

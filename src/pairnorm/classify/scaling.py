@@ -212,6 +212,12 @@ def _num_bytes(value: Any) -> int:
     return sum(map(_num_bytes, value)) if isinstance(value, tuple | list) else 0
 
 
+def _same_edges(graph: Graph, other: PreparedGraph) -> bool:
+    names, others = graph.node_names, other.graph.node_names
+    same_names = names is others or np.array_equal(names, others)
+    return graph.adjacency is other.graph.adjacency and same_names
+
+
 class PreparedGraph:
     """A graph with its scaled features on a device, and a cache of what candidates compute from them.
 
@@ -222,18 +228,19 @@ class PreparedGraph:
         graph: with edges, names, and missing features.
         features: [n, d], scaled, dense or ``torch.sparse_csr``; zero where missing.
         device: where to compute.
-        same_edges: another graph with the same nodes and edges, whose cache it shares.
+        other: a graph whose cache it shares, if that has the same nodes, edges and device.
     """
 
     def __init__(
-        self, graph: Graph, features: Tensor, device: torch.device, same_edges: PreparedGraph | None = None
+        self, graph: Graph, features: Tensor, device: torch.device, other: PreparedGraph | None = None
     ) -> None:
         self.graph, self.features, self.device = graph, features, device
+        shared = other if other is not None and other.device == device and _same_edges(graph, other) else None
         # Parts of cache keys: objects, because an id could be used again.
         self._own: object = object()
-        self._edges: object = object() if same_edges is None else same_edges._edges
+        self._edges: object = object() if shared is None else shared._edges
         # Values and their sizes in bytes by key, the least recently used first.
-        self._cache: dict[Any, tuple[Any, int]] = {} if same_edges is None else same_edges._cache
+        self._cache: dict[Any, tuple[Any, int]] = {} if shared is None else shared._cache
 
     def __getstate__(self) -> dict[str, Any]:
         return {"graph": self.graph, "features": self.features, "device": self.device}
@@ -245,8 +252,10 @@ class PreparedGraph:
         return self.without_cache()  # a graph never changes, and torch cannot copy sparse tensors
 
     def without_cache(self) -> PreparedGraph:
-        """Return the same graph and features with an empty cache."""
-        return PreparedGraph(self.graph, self.features, self.device)
+        """Return the same graph and features; of the cache only what depends on the edges alone."""
+        prepared = PreparedGraph(self.graph, self.features, self.device, self)
+        prepared._cache = {key: value for key, value in self._cache.items() if key[0] is self._edges}
+        return prepared
 
     def masked(self, mask: Tensor) -> PreparedGraph:
         """Return the graph with the features in a mask, bool [n] or [n, d], missing."""
