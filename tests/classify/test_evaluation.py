@@ -77,20 +77,20 @@ def test_numbers_counted_by_hand() -> None:
     np.testing.assert_allclose(scores.recall, [3 / 4, 1 / 2, 1, np.nan])
     np.testing.assert_allclose(scores.precision, [3 / 4, 1 / 2, 1, np.nan])
     np.testing.assert_allclose(scores.f1, [3 / 4, 1 / 2, 1, np.nan])
-    assert scores.balanced_accuracy == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
-    assert scores.macro_f1 == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
+    assert scores.value("balanced-accuracy") == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
+    assert scores.value("macro-f1") == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
 
 
 def test_a_class_that_is_predicted_but_not_there_counts_against_f1_only() -> None:
     scores = Scores.of(np.array([0, 0]), np.array([0, 1]), 2)
-    assert scores.balanced_accuracy == 0.5
-    assert scores.macro_f1 == pytest.approx((2 / 3 + 0) / 2)
+    assert scores.value("balanced-accuracy") == 0.5
+    assert scores.value("macro-f1") == pytest.approx((2 / 3 + 0) / 2)
 
 
 def test_metrics_of_no_nodes_are_nan() -> None:
     scores = Scores.of(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 2)
     assert isnan(scores.accuracy)
-    assert isnan(scores.macro_f1)
+    assert isnan(scores.value("macro-f1"))
     assert scores.interval == (0.0, 1.0)
 
 

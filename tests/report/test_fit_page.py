@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify import Candidate, suggest_depth
+from pairnorm.classify import Candidate
 from pairnorm.classify import findings as module
 from pairnorm.classify.explanation import Explanation, SmoothingMeasures
 from pairnorm.classify.findings import Findings
@@ -72,7 +72,7 @@ def findings() -> Findings:
     constant = np.full(probabilities.shape, 1 / probabilities.shape[1], dtype=np.float32)
     baseline = Baseline("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64), constant)
     found = probabilities.astype(np.float32)
-    return Findings(classifier, graph, found, [baseline], {}, smoothing, suggest_depth(graph))
+    return Findings(classifier, graph, found, [baseline], {}, smoothing)
 
 
 def block(document: Document, kind: type) -> Any:

@@ -257,8 +257,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             tracker.tick("fitted to all labels")
         self.cross_fitted_ = cross_fit(self, graph, folds, tracker.tick) if folds else None
         names = unmasked.node_fingerprints
-        self._seen = names[training.cpu().numpy()]
-        self._tested = names[graph.test.cpu().numpy()]
+        self._seen, self._tested = (names[mask.cpu().numpy()] for mask in (training, graph.test))
         return self
 
     def _calibrate(self, task: Task, choice: Choice) -> None:

@@ -127,18 +127,12 @@ class Scores:
         """F1 of every class; NaN for a class that neither occurs nor is predicted."""
         return _divide_or_nan(2 * np.diagonal(self.confusion), self.confusion.sum(0) + self.confusion.sum(1))
 
-    @property
-    def balanced_accuracy(self) -> float:
-        """Mean recall of the classes that occur."""
-        return self.value("balanced-accuracy")
-
-    @property
-    def macro_f1(self) -> float:
-        """Mean F1 of the classes that occur or are predicted."""
-        return self.value("macro-f1")
-
     def value(self, metric: str) -> float:
-        """Return the value of one of ``METRICS``; NaN for the loss, which is not known here."""
+        """Return the value of one of ``METRICS``; NaN for the loss, which is not known here.
+
+        Balanced accuracy is the mean recall of the classes that occur, macro F1 the mean F1 of the classes
+        that occur or are predicted.
+        """
         if metric in RANKING_METRICS:
             return self.auc if metric == "auc" else self.average_precision
         return float(_confusion_metric(metric, self.confusion)) if self.count and metric != "loss" else nan

@@ -32,9 +32,7 @@ from pairnorm.classify.explanation import (
     MAX_DEPTH_MANY_NODES,
     Explanation,
     SmoothingMeasures,
-    Suggestion,
     smoothing,
-    suggest_depth,
 )
 from pairnorm.classify.holdout import MIN_HELD_OUT, ClassifierWarning, incomplete_nodes, remove_nodes, strata
 from pairnorm.classify.predictions import ALL, COMPLETE, INCOMPLETE, PredictionSets
@@ -100,7 +98,6 @@ class Findings:
         baselines: evaluated on the same masked nodes.
         checks: scores of nodes that are held out in other ways.
         smoothing: effect of propagation on the features; empty where they are too large to be dense.
-        suggestion: the depth that diagnosis alone suggests.
     """
 
     classifier: NodeClassifier
@@ -109,7 +106,6 @@ class Findings:
     baselines: list[Baseline]
     checks: dict[str, Scores]
     smoothing: list[SmoothingMeasures]
-    suggestion: Suggestion
 
     @classmethod
     def of(
@@ -147,7 +143,7 @@ class Findings:
             [] if large else smoothing(graph, task.features, lambda: task.allows(SMOOTHING_SHARE), tick)
         )
         probabilities = classifier.evaluation_probabilities_
-        return cls(classifier, graph, probabilities, others, checks, measures, suggest_depth(graph))
+        return cls(classifier, graph, probabilities, others, checks, measures)
 
     @property
     def selection_nodes(self) -> str:

@@ -20,7 +20,6 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
-    PlainSerializer,
     ValidationError,
 )
 from torch import Tensor
@@ -54,10 +53,6 @@ OUTPUT_FILES = {*PREDICTION_FILES, FACTS, TENSORS, *REPORT_FILES}
 """All that a run may write."""
 
 
-def _nan_to_null(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if np.isscalar(value) and value != value else value for name, value in values.items()}
-
-
 def _check_candidate(value: Any) -> Any:
     """Validate the fields of a candidate in a file; null stands for NaN."""
     if not isinstance(value, dict):
@@ -68,15 +63,12 @@ def _check_candidate(value: Any) -> Any:
         raise ValueError("depth or scale is out of range")
     if value["imputation"] not in IMPUTATIONS:
         raise ValueError(f"the imputation {quoted(value['imputation'])} is not known")
-    known = {name: part for name, part in value.items() if part is not None or name == "norm"}
+    losses = ("validation_accuracy", "validation_loss")
+    known = {name: part for name, part in value.items() if part is not None or name not in losses}
     return known | {"parts": tuple(value["parts"])}
 
 
-SavedCandidate = Annotated[
-    Candidate,
-    BeforeValidator(_check_candidate),
-    PlainSerializer(lambda candidate: _nan_to_null(asdict(candidate))),
-]
+SavedCandidate = Annotated[Candidate, BeforeValidator(_check_candidate)]
 
 
 class _Schema(BaseModel):
@@ -95,8 +87,8 @@ class SavedScores(_Schema):
     """The ``Scores`` on held-out nodes; null stands for NaN."""
 
     confusion: list[list[Annotated[int, Field(ge=0, le=2**53)]]]
-    auc: FiniteFloat | None
-    average_precision: FiniteFloat | None
+    auc: float | None
+    average_precision: float | None
 
 
 class Facts(_Schema):
@@ -190,9 +182,6 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
         name: {"tuple": list(value)} if isinstance(value, tuple) else value
         for name, value in classifier.get_params().items()
     }
-    held_out = None
-    if scores is not None:
-        held_out = _nan_to_null(asdict(scores)) | {"confusion": scores.confusion.tolist()}
     facts = Facts.model_validate(
         {
             "format": FORMAT,
@@ -207,7 +196,7 @@ def save(classifier: NodeClassifier, folder: str | PathLike[str]) -> None:
             "scaling": scaling.kind,
             "temperature": classifier.temperature_,
             "tilt": classifier.tilt_,
-            "held_out": held_out,
+            "held_out": scores and asdict(scores) | {"confusion": scores.confusion.tolist()},
         },
         strict=False,
     )

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from math import inf, nan
 from pathlib import Path
@@ -216,43 +215,34 @@ class Destination:
 @contextmanager
 def open_destinations(
     destinations: Sequence[Destination], stdout: TextIO
-) -> Iterator[list[Callable[[pandas.DataFrame, bool], object]]]:
-    """Give a function for each destination that writes a table, as CSV optionally safe for spreadsheets.
+) -> Iterator[Callable[[Sequence[pandas.DataFrame], bool], None]]:
+    """Give a function that writes a table to each destination, as CSV optionally safe for spreadsheets.
 
-    Errors of a destination are raised before the work. The tables of a database are written in the end, in
-    one transaction.
+    Errors of a destination are raised before the work. The tables of a database are written in one
+    transaction.
     """
-    tables: dict[str, dict[str, pandas.DataFrame]] = {place.url: {} for place in destinations if place.url}
-    for url in tables:
-        _check_database(url)
+    for place in destinations:
+        if place.url is not None:
+            _check_database(place.url)
     with ExitStack() as stack:
-        writers: list[Callable[[pandas.DataFrame, bool], object]] = []
-        for place in destinations:
-            if place.path is not None:
-                draft = stack.enter_context(atomic_file(place.path))
-                writers.append(partial(_write_to, draft))
-            elif place.url is not None:
-                writers.append(partial(_keep, tables[place.url], place.table))
-            else:
-                writers.append(partial(_write_to, stdout))
-        yield writers
-        for url, frames in tables.items():
-            with _connect(url) as connection:
-                for name, frame in frames.items():
-                    frame.to_sql(name, connection, if_exists="replace", index=False, chunksize=10_000)
+        files = [
+            stdout if place.path is None else stack.enter_context(atomic_file(place.path))
+            for place in destinations
+        ]
+        connections: dict[str, Any] = {}
 
+        def write(frames: Sequence[pandas.DataFrame], spreadsheet_safe: bool) -> None:
+            for place, file, frame in zip(destinations, files, frames, strict=True):
+                if place.url is None:
+                    write_table(frame, file, spreadsheet_safe)
+                    continue
+                if place.url not in connections:
+                    connections[place.url] = stack.enter_context(_connect(place.url))
+                _lists_as_text(frame).to_sql(
+                    place.table, connections[place.url], if_exists="replace", index=False, chunksize=10_000
+                )
 
-def _write_to(file: Path | TextIO, frame: pandas.DataFrame, spreadsheet_safe: bool) -> None:
-    if isinstance(file, Path):
-        write_table(frame, file, spreadsheet_safe)
-    else:
-        write_rows(frame, file, spreadsheet_safe)
-
-
-def _keep(
-    tables: dict[str, pandas.DataFrame], name: str, frame: pandas.DataFrame, spreadsheet_safe: bool
-) -> None:
-    tables[name] = _lists_as_text(frame)
+        yield write
 
 
 def _parse_url(url: str) -> Any:
@@ -320,10 +310,10 @@ def _connect(url: str) -> Iterator[Any]:
             engine.dispose()
 
 
-def write_table(frame: pandas.DataFrame, path: Path, spreadsheet_safe: bool = False) -> None:
-    """Write a table in the format of its suffix, one of ``SUFFIXES``."""
-    suffix = path.suffix.lower()
-    if suffix == ".csv":
+def write_table(frame: pandas.DataFrame, path: Path | TextIO, spreadsheet_safe: bool = False) -> None:
+    """Write a table in the format of its suffix, one of ``SUFFIXES``, or as CSV to an open file."""
+    suffix = path.suffix.lower() if isinstance(path, Path) else ".csv"
+    if not isinstance(path, Path) or suffix == ".csv":
         write_rows(frame, path, spreadsheet_safe)
     elif suffix == ".parquet":
         if not has_parquet():

@@ -103,28 +103,27 @@ def _predict(options: Namespace, outputs: "list[Destination]", stdout: TextIO) -
 
     classifier = NodeClassifier.load(options.run).set_params(device=options.device)
     classes = classifier.classes_.astype(str)
-    with open_destinations(outputs, stdout) as (write, *write_explanation):
+    with open_destinations(outputs, stdout) as write:
         graph = read_graph(options, classifier.encoder_)
         with console.progress() as on_progress:
             on_progress(console.Progress(f"Predicting with {classifier.best_.name}", 0, None))
             probabilities = classifier.predict_proba(graph)
             predicted = classifier.decide(probabilities)
-            frame = prediction_table(graph, probabilities, classifier, options.sets)
-            for write_reasons in write_explanation:
+            frames = [prediction_table(graph, probabilities, classifier, options.sets)]
+            if options.explain:
                 on_progress(console.Progress("Explaining", 0, None))
                 explanation = classifier.explain_nodes(graph, predicted)
-                reasons = explanation.table(graph.node_names, classes[predicted])
-                write_reasons(reasons, options.spreadsheet_safe)
+                frames.append(explanation.table(graph.node_names, classes[predicted]))
                 if explanation.explained < 1:
                     console.note(
                         f"{safe(options.explain)} leaves out networks, which have "
                         f"{1 - explanation.explained:.0%} of the ensemble's weight."
                     )
-        write(frame, options.spreadsheet_safe)
-    counts = frame["predicted"].value_counts()
+        write(frames, options.spreadsheet_safe)
+    counts = frames[0]["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
     notes = list(_show_accuracy(classifier, graph, predicted))
-    console.show(f"Wrote {safe(options.out)}: {len(frame):,} rows, one per node.")
+    console.show(f"Wrote {safe(options.out)}: {len(frames[0]):,} rows, one per node.")
     if (held_out := classifier.held_out_) is not None:
         console.show(
             f"At the fit, {held_out.accuracy:.1%} of {held_out.count:,} held-out nodes were right "
@@ -133,7 +132,7 @@ def _predict(options: Namespace, outputs: "list[Destination]", stdout: TextIO) -
     if (report := options.run / "report.md").exists():
         console.show(f"\nNext: [bold]{safe(report)}[/] says how far to trust these labels.")
     return {
-        "nodes": len(frame),
+        "nodes": len(frames[0]),
         "predicted": {str(name): int(count) for name, count in counts.items()},
         "accuracy_at_fit": held_out and held_out.accuracy,
         "accuracy_at_fit_interval": held_out and list(held_out.interval),

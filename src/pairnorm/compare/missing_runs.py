@@ -336,7 +336,7 @@ def _evaluations(
             *cell._replace(dataset=name),
             seed=seed,
             accuracy=round(scores.accuracy, 6),
-            macro_f1=round(scores.macro_f1, 6),
+            macro_f1=round(scores.value("macro-f1"), 6),
             auc=round(scores.auc, 6),
             seconds=round(origin.seconds / origin.shared_by, 1),
             git_commit=origin.git_commit or "",

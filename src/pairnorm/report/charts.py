@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from math import floor, isfinite
 from pathlib import Path
@@ -146,63 +146,26 @@ def _vertical(x: float, line: dict[str, Any]) -> dict[str, Any]:
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
-def _intervals(
-    ends: Sequence[tuple[float, float, float]], styles: Sequence[tuple[str, str]], size: int
-) -> dict[str, Any]:
-    """Return a trace of values with intervals, one below the other; a style is (color, symbol).
-
-    Without an interval, of a single run, the ends are infinite.
-    """
-    lengths = [(value - low, high - value) for value, low, high in ends]
-    below, above = zip(
-        *([round(value, 4) if isfinite(value) else 0 for value in both] for both in lengths), strict=True
-    )
-    colors, symbols = zip(*styles, strict=True)
-    values = [round(value, 4) for value, _, _ in ends]
-    trace = _scatter("markers", values, range(len(ends)), colors, symbols, size)
-    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": GRAY}
-    return trace | {"error_x": bars, "hovertemplate": "%{customdata}<extra></extra>"}
-
-
 def intervals(
     title: str, names: Sequence[str], values: Sequence[tuple[float, float, float]], x: str
 ) -> Chart:
     """Return a chart of values with intervals in percent; the first is on top and in color."""
-    trace = _intervals(values, [(BLUE, "circle"), *[(GRAY, "square")] * (len(names) - 1)], 10)
-    trace |= {
-        "mode": "markers+text",
-        "text": [f"{value:.1f}" for value, _, _ in values],
-        "textposition": "bottom center",
-        "customdata": [
-            f"{plain(name)}: {value:.1f}%<br>95% interval {low:.1f} to {high:.1f}%"
-            for name, (value, low, high) in zip(names, values, strict=True)
-        ],
-    }
+    styles = [(BLUE, "circle"), *[(GRAY, "square")] * (len(names) - 1)]
+    hover = [
+        f"{plain(name)}: {value:.1f}%<br>95% interval {low:.1f} to {high:.1f}%"
+        for name, (value, low, high) in zip(names, values, strict=True)
+    ]
+    height = 110 + 56 * len(names)
+    chart = _interval_chart(title, [plain(name, 30) for name in names], values, styles, x, hover, height)
+    texts = {"mode": "markers+text", "text": [f"{value:.1f}" for value, _, _ in values]}
+    chart.traces[0].update(texts | {"textposition": "bottom center"})
+    chart.layout["xaxis"]["range"] = [_axis_start(min(low for _, low, _ in values)), 101.5]
+    chart.layout["yaxis"] |= {"showticklabels": False, "range": [len(names) - 0.5, -0.7]}
     # Names above the intervals leave the full width to the plot, also on a phone.
     left = {"x": 0, "xref": "paper", "xanchor": "left", "showarrow": False}
-    layout = {
-        "xaxis": {
-            "title": {"text": x},
-            "range": [_axis_start(min(low for _, low, _ in values)), 101.5],
-            "showgrid": True,
-        },
-        "yaxis": {
-            "tickvals": trace["y"],
-            "ticktext": [plain(name, 30) for name in names],
-            "showticklabels": False,
-            "range": [len(names) - 0.5, -0.7],
-            "showgrid": False,
-            "zeroline": False,
-        },
-        "showlegend": False,
-        "annotations": [{**left, "y": row - 0.34, "text": plain(name, 45)} for row, name in enumerate(names)],
-    }
-    return Chart(title, [trace], layout, height=110 + 56 * len(names), name="comparison")
-
-
-def _axis_start(smallest: float) -> float:
-    """Return a multiple of 10 below the smallest percentage, for an axis that ends at 100."""
-    return max(0, 10 * floor(smallest / 10 - 0.5))
+    notes = [{**left, "y": row - 0.34, "text": plain(name, 45)} for row, name in enumerate(names)]
+    chart.layout["annotations"] = notes
+    return replace(chart, name="comparison")
 
 
 def differences(
@@ -214,21 +177,55 @@ def differences(
     file_name: str,
 ) -> Chart:
     """Return a chart of differences with intervals, and a line at zero; a style is (color, symbol)."""
-    trace = _intervals([(row.mean, row.low, row.high) for row in values], styles, 9)
-    trace["customdata"] = [f"{name}: {row}" for name, row in zip(names, values, strict=True)]
+    ends, hover = zip(
+        *(((row.mean, row.low, row.high), f"{name}: {row}") for name, row in zip(names, values, strict=True)),
+        strict=True,
+    )
+    chart = _interval_chart(title, names, ends, styles, x, hover, 90 + 24 * len(names))
+    chart.layout["shapes"] = [_vertical(0, {"color": GRAY, "width": 1})]
+    return replace(chart, name=file_name)
+
+
+def _interval_chart(
+    title: str,
+    names: Sequence[str],
+    ends: Sequence[tuple[float, float, float]],
+    styles: Sequence[tuple[str, str]],
+    x: str,
+    hover: Sequence[str],
+    height: int,
+) -> Chart:
+    """Return a chart of values with intervals, one below the other; a style is (color, symbol).
+
+    Without an interval, of a single run, the ends are infinite.
+    """
+    lengths = [
+        [round(length, 4) if isfinite(length) else 0 for length in (value - low, high - value)]
+        for value, low, high in ends
+    ]
+    below, above = zip(*lengths, strict=True)
+    colors, symbols = zip(*styles, strict=True)
+    rows = range(len(ends))
+    trace = _scatter("markers", [round(value, 4) for value, _, _ in ends], rows, colors, symbols, 9)
+    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": GRAY}
+    trace |= {"error_x": bars, "customdata": list(hover), "hovertemplate": "%{customdata}<extra></extra>"}
     layout = {
         "xaxis": {"title": {"text": x}, "showgrid": True},
         "yaxis": {
-            "tickvals": trace["y"],
+            "tickvals": list(rows),
             "ticktext": list(names),
             "range": [len(names) - 0.5, -0.5],
             "showgrid": False,
             "zeroline": False,
         },
-        "shapes": [_vertical(0, {"color": GRAY, "width": 1})],
         "showlegend": False,
     }
-    return Chart(title, [trace], layout, height=90 + 24 * len(names), name=file_name)
+    return Chart(title, [trace], layout, height)
+
+
+def _axis_start(smallest: float) -> float:
+    """Return a multiple of 10 below the smallest percentage, for an axis that ends at 100."""
+    return max(0, 10 * floor(smallest / 10 - 0.5))
 
 
 def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart:

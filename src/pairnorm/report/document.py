@@ -170,7 +170,7 @@ def render_markdown(document: Document, folder: Path | None = None) -> str:
     parts = [f"# {markdown(document.title)}"]
     parts += [document.lead] if document.lead else []
     rows = [[f"{question}: {answer}", meaning] for question, answer, meaning in document.cards]
-    parts += [_table(["", ""], rows)] if rows else []
+    parts += [_plain_table(["", ""], rows)] if rows else []
     for section in document.sections:
         blocks = list(_blocks(section.blocks, folder))
         parts += [f"## {markdown(section.title)}", *blocks] if blocks else []
@@ -199,7 +199,7 @@ def _block(block: Any, folder: Path | None) -> Iterator[str]:
         if block.formatted:
             yield markdown_table(block.headings, block.rows, block.left)
         else:
-            yield _table(block.headings or [""] * len(block.rows[0]), block.rows)
+            yield _plain_table(block.headings or [""] * len(block.rows[0]), block.rows)
     elif isinstance(block, Details):
         summary = markdown(block.summary)
         yield f"<details><summary>{summary}</summary>" if block.folded else f"### {summary}"
@@ -219,11 +219,10 @@ def _block(block: Any, folder: Path | None) -> Iterator[str]:
         yield from _blocks(block.choices[name], folder)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; numbers are aligned right."""
-    rule = [":--", *["--:" if len(headings) > 2 else ":--"] * (len(headings) - 1)]
-    lines = [map(markdown, headings), rule, *(map(markdown, row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table of plain texts; of more than two columns, the others hold numbers."""
+    headings, *rows = ([markdown(text) for text in row] for row in (headings, *rows))
+    return markdown_table(headings, rows, 1 if len(headings) > 2 else None)
 
 
 def can_render_html() -> bool:

@@ -29,6 +29,7 @@ from pairnorm.classify.regression import MAX_SELECTION_ROWS
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_EPOCHS, BASELINE_RATES, BASELINE_SEEDS
 from pairnorm.classify.streaming import Outcome
 from pairnorm.data import Graph
+from pairnorm.data.adjacency import reachable
 from pairnorm.report import document
 from pairnorm.report.charts import NORMS, Chart, Line, confusion, intervals, lines, reliability
 from pairnorm.report.document import (
@@ -183,7 +184,7 @@ def streamed_page(outcome: Outcome) -> Document:
         Section("Not tried", [Text(f"{what}.") for what in search.left_out]),
         Section("Data and memory", [Table([], graph.describe()), Text(memory)]),
     ]
-    return Document(f"Labels for {graph.folder.name}", [_accuracy_card(scores)], sections)
+    return Document(f"Labels for {graph.folder.name}", [_card(scores)], sections)
 
 
 def percent(value: float) -> str:
@@ -199,29 +200,18 @@ def _nodes(count: int) -> str:
     return f"{count:,} held-out {'node' if count == 1 else 'nodes'}"
 
 
-def _accuracy_card(scores: Scores) -> tuple[str, str, str]:
-    few = scores.count < MIN_MEASURED
-    answer = f"{scores.right} of {scores.count}" if few else percent(scores.accuracy)
-    meaning = (
-        f"95% interval {_percent_range(*scores.interval)}, on {_nodes(scores.count)}; "
-        f"{percent(scores.most_frequent_share)} have the most frequent class."
-    )
-    return "Accuracy", answer, meaning
-
-
-def _metric_card(findings: Findings) -> tuple[str, str, str]:
-    """Return the card of the metric that selected the model, where that is not the accuracy."""
-    scores, metric = findings.best_scores, findings.metric
-    where = _nodes(scores.count)
-    if findings.classifier.cross_fitted_ is not None:
-        where = f"{scores.count:,} labeled nodes, cross-fitted"
-    without = "a random ranking" if metric in RANKING_METRICS else "the most frequent class alone"
-    meaning = (
-        f"95% interval {_percent_range(*scores.interval_of(metric))}, on {where}; {without} reaches "
-        f"{percent(scores.uninformed.value(metric))}."
-    )
-    name = METRIC_NAMES[metric]
-    return name[:1].upper() + name[1:], percent(scores.value(metric)), meaning
+def _card(scores: Scores, metric: str = "accuracy", where: str = "") -> tuple[str, str, str]:
+    """Return the card of a metric: its name, value and interval, and the value without a model."""
+    name, low_high = METRIC_NAMES[metric], _percent_range(*scores.interval_of(metric))
+    answer = percent(scores.value(metric))
+    if metric == "accuracy" and scores.count < MIN_MEASURED:
+        answer = f"{scores.right} of {scores.count}"
+    without = f"{percent(scores.most_frequent_share)} have the most frequent class"
+    if metric != "accuracy":
+        other = "a random ranking" if metric in RANKING_METRICS else "the most frequent class alone"
+        without = f"{other} reaches {percent(scores.uninformed.value(metric))}"
+    meaning = f"95% interval {low_high}, on {where or _nodes(scores.count)}; {without}."
+    return name[:1].upper() + name[1:], answer, meaning
 
 
 def _cards(findings: Findings) -> list[tuple[str, str, str]]:
@@ -232,9 +222,12 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
     to_review = ("Labels to review", review, meaning)
     if not findings.test.any():
         return [("Accuracy", "Not known", "There are no held-out nodes to measure it on."), to_review]
-    cards = [_accuracy_card(findings.test_scores)]
+    cards = [_card(findings.test_scores)]
     if findings.metric != "accuracy":
-        cards.insert(0, _metric_card(findings))
+        scores = findings.best_scores
+        crossed = findings.classifier.cross_fitted_ is not None
+        where = f"{scores.count:,} labeled nodes, cross-fitted" if crossed else ""
+        cards.insert(0, _card(scores, findings.metric, where))
     if (gain := findings.gain) is not None:
         points, low, high = gain.difference
         over = f"over {gain.baseline.name} ({percent(gain.theirs)}), on {_nodes(findings.test_scores.count)}."
@@ -345,11 +338,18 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
 
 
 def accuracy_table(
-    groups: Mapping[str, Scores], metrics: Sequence[str] = DEFAULT_METRICS, title: str = "group"
+    scores: Mapping[str, Scores], metrics: Sequence[str] = DEFAULT_METRICS, title: str = "group"
 ) -> Table:
-    """Return a table of the scores of groups of held-out nodes, with 95% intervals."""
-    rows = [[name, f"{scores.count:,}", *_score_columns(scores, metrics)] for name, scores in groups.items()]
-    return Table([title, "nodes", *_score_headings(metrics)], rows)
+    """Return a table with a row of metrics and their 95% intervals for each of several named scores."""
+    first, *others = (METRIC_NAMES[metric] for metric in metrics)
+    rows = []
+    for name, score in scores.items():
+        cells = []
+        for metric in metrics:
+            value, (low, high) = score.value(metric), score.interval_of(metric)
+            cells.append("–" if isnan(value) else f"{percent(value)} ({100 * low:.0f} to {100 * high:.0f})")
+        rows.append([name, f"{score.count:,}", *cells])
+    return Table([title, "nodes", f"{first} (95% interval)", *others], rows)
 
 
 def _metrics(findings: Findings) -> list[str]:
@@ -358,38 +358,23 @@ def _metrics(findings: Findings) -> list[str]:
     return [*DEFAULT_METRICS, *(RANKING_METRICS if ranked else ())]
 
 
-def _score_headings(metrics: Sequence[str]) -> list[str]:
-    first, *others = (METRIC_NAMES[metric] for metric in metrics)
-    return [f"{first} (95% interval)", *others]
-
-
 def _class_table(scores: Scores, classes: Sequence[str]) -> Table:
     columns = zip(classes, scores.confusion.sum(1), scores.recall, scores.precision, scores.f1, strict=True)
     rows = [[name, f"{count:,}", *map(percent, shares)] for name, count, *shares in columns]
     return Table(["class", "nodes", "recall", "precision", "F1"], rows)
 
 
-def _score_columns(scores: Scores, metrics: Sequence[str]) -> list[str]:
-    columns = []
-    for metric in metrics:
-        value, (low, high) = scores.value(metric), scores.interval_of(metric)
-        columns.append("–" if isnan(value) else f"{percent(value)} ({100 * low:.0f} to {100 * high:.0f})")
-    return columns
-
-
 def _comparison(findings: Findings) -> list[Markdown | Table | Chart | Text]:
-    scores, metric, metrics = findings.comparison(), findings.metric, _metrics(findings)
+    scores, name = findings.comparison(), METRIC_NAMES[findings.metric]
     ends = []
     for row in scores.values():
-        low, high = row.interval_of(metric)
-        ends.append((100 * row.value(metric), 100 * low, 100 * high))
-    name = METRIC_NAMES[metric]
+        low, high = row.interval_of(findings.metric)
+        ends.append((100 * row.value(findings.metric), 100 * low, 100 * high))
     title = f"{name[:1].upper()}{name[1:]} on held-out nodes, with 95% interval"
-    rows = [[name, *_score_columns(score, metrics)] for name, score in scores.items()]
     return [
         Markdown(verdict(findings)),
         intervals(title, list(scores), ends, f"{name} (%)"),
-        Table(["method", *_score_headings(metrics)], rows),
+        accuracy_table(scores, _metrics(findings), "method"),
         Text(_tuning(findings)),
     ]
 
@@ -398,29 +383,24 @@ def _tuning(findings: Findings) -> str:
     """Describe how each method was tuned."""
     if not findings.selected_by_validation:
         return "All methods were trained on the same nodes. Without validation nodes, settings are fixed."
-    split, listed = (
-        findings.graph.split,
-        [f"{findings.classifier.best_.name}: {len(findings.classifier.search_):,}"],
-    )
+    classifier, split = findings.classifier, findings.graph.split
+    tried = [f"{classifier.best_.name}: {len(classifier.search_):,}"]
     for other in findings.baselines:
         setting = f" ({other.best.setting})" if other.best.setting else ""
-        listed += [f"{other.name}: {other.num_candidates:,}{setting}"] if other.num_candidates > 1 else []
-    text = f"Settings were selected on {findings.selection_nodes}. Settings tried: {'; '.join(listed)}."
-    if findings.classifier.task_.fold_masks:
+        tried += [f"{other.name}: {other.num_candidates:,}{setting}"] if other.num_candidates > 1 else []
+    text = f"Settings were selected on {findings.selection_nodes}. Settings tried: {'; '.join(tried)}."
+    if classifier.task_.fold_masks:
         count = int((split.train | split.validation).sum())
         text += f" Methods without networks were then trained on all {count:,} training and validation nodes."
+    settings = len(BASELINE_RATES) * len(BASELINE_DROPOUTS)
     for baseline in (baseline for baseline in findings.baselines if baseline.best.model == "GCN"):
         text += (
             f" The GCN trains on the {int(split.train.sum()):,} training nodes alone, for at most "
             f"{BASELINE_EPOCHS} epochs, averaged over {BASELINE_SEEDS} seeds; the validation nodes stop and "
             "select it."
         )
-        settings = len(BASELINE_RATES) * len(BASELINE_DROPOUTS)
-        if baseline.num_candidates < settings:
-            text += (
-                f" The time limit ended its search in setting {baseline.num_candidates} of {settings}: with "
-                "more time it may be better."
-            )
+        if (number := baseline.num_candidates) < settings:
+            text += f" The time limit ended its search in setting {number} of {settings}: it may do better."
     return text
 
 
@@ -481,12 +461,12 @@ def _depth(findings: Findings) -> list[Text | Chart]:
 
 
 def _about(findings: Findings) -> Table:
-    graph, classifier, suggestion = findings.graph, findings.classifier, findings.suggestion
+    graph, classifier = findings.graph, findings.classifier
     rows: list[Any] = [*graph.describe(), ("scaling", classifier.scaling_.sentence)]
     if classifier.time is not None:
         rows.append(("tested on", f"the latest nodes by {classifier.time}"))
-    if suggestion.unreachable:
-        text = f"{suggestion.unreachable:,} nodes without features have no path to a node with features"
+    if lost := int((~reachable(graph.adjacency, ~graph.missing_vectors)).sum()):
+        text = f"{lost:,} nodes without features have no path to a node with features"
         rows.append(("unreachable", text))
     if any(candidate.directed for candidate in classifier.search_):
         selected = "and" if any(candidate.directed for _, candidate in classifier.parts_) else "but not"
