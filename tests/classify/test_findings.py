@@ -264,9 +264,9 @@ def test_of_two_classes_ranking_and_threshold_are_told(findings: Findings) -> No
     scores = findings.classifier.held_out_
     low, high = scores.interval_of("average-precision")
     text, average = verdict(findings), 100 * scores.average_precision
-    assert f"with an AUC of {100 * scores.auc:.1f}% on the held-out nodes (95% interval" in text
+    assert f"with an AUC of {100 * scores.auc:.1f}% on 174 held-out nodes (95% interval" in text
     assert (
-        f"an average precision of {average:.1f}% on the held-out nodes (95% interval {100 * low:.1f} to"
+        f"an average precision of {average:.1f}% on 174 held-out nodes (95% interval {100 * low:.1f} to"
         in text
     )
     assert f"{100 * high:.1f}%); a random ranking has 50% and 46%." in text
@@ -279,8 +279,8 @@ def test_cross_fitted_scores_are_stated_in_place_of_few_test_nodes(findings: Fin
     classifier.metric = "average-precision"
     found = replace(findings, classifier=classifier)
     text = verdict(found)
-    assert "reaches an average precision of 40.0% cross-fitted over 200 labeled nodes (95% interval" in text
-    assert "an AUC of 70.0% cross-fitted over 200 labeled nodes" in text
+    assert "reaches an average precision of 40.0% on 200 labeled nodes, cross-fitted (95% interval" in text
+    assert "an AUC of 70.0% on 200 labeled nodes, cross-fitted" in text
     held_out = 100 * findings.classifier.held_out_.average_precision
     assert f"On the 174 held-out nodes it reaches {held_out:.1f}%" in text
     assert found.groups()[CROSS_FITTED] is found.best_scores

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from pairnorm.classify import NodeClassifier
 from pairnorm.classify import search_space as search_module
-from pairnorm.classify.evaluation import fallback_shares
 from pairnorm.classify.findings import UNMASKED, Findings, verdict
 from pairnorm.classify.holdout import mask_features
+from pairnorm.classify.predictions import fallback_shares
 from pairnorm.data import Graph
 
 NODES, LABELED, CLASSES, COLUMNS = 1500, 433, 3, 6

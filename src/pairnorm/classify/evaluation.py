@@ -1,4 +1,4 @@
-"""Evaluate predictions: metrics, intervals, differences; temperature, decision rule, unreachable nodes."""
+"""Evaluate predictions: metrics, intervals, differences; temperature, decision rule."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.data import Graph
-from pairnorm.data.adjacency import components, reachable
 from pairnorm.train.problem import part_losses
 
 NORMAL_95 = 1.959964
@@ -26,8 +24,6 @@ MAX_TEMPERATURE, NUM_TEMPERATURES = 30.0, 60
 # A temperature cannot be fitted to fewer nodes.
 MIN_TEMPERATURE_NODES = 20
 TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-# The number of unreachable nodes of a class is shrunk to the expected one by as many nodes.
-SHRINKAGE_NODES = 2
 
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
@@ -35,6 +31,11 @@ Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 Predictions = tuple[Integers, NDArray[Any]]
 """Predicted classes [m], and probabilities [m, classes]."""
+
+
+def metric_name(metric: str) -> str:
+    """Return the name of one of ``METRICS`` in reports, such as ``"macro F1"``."""
+    return {"auc": "AUC", "macro-f1": "macro F1"}.get(metric, metric.replace("-", " "))
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,64 +398,3 @@ def fit_tilt(metric: str, labels: Tensor, probabilities: Tensor, prior: Tensor) 
 def apply_tilt(probabilities: NDArray[Any], prior: NDArray[Any], tilt: float) -> NDArray[Any]:
     """Return p / prior^t, whose largest entry is predicted; see ``fit_tilt``."""
     return np.asarray(probabilities / prior**tilt, dtype=probabilities.dtype)
-
-
-def expected_shares(probabilities: Tensor, nodes: Tensor, default: Tensor) -> Tensor:
-    """Return the mean predicted probabilities of some nodes, [..., classes]; the default if there are none.
-
-    They estimate the class shares of the nodes to label from predictions alone. Shares of training labels do
-    not where classes are sampled equally often.
-
-    Args:
-        probabilities: [n, ..., classes].
-        nodes: bool [n].
-        default: [classes].
-    """
-    if not nodes.any():
-        return default
-    shares = probabilities[nodes.to(probabilities.device)].mean(0).clamp(min=1e-6)
-    return shares / shares.sum(-1, keepdim=True)
-
-
-def fallback_shares(
-    adjacency: Tensor, sources: Tensor, probabilities: Tensor, labels: Tensor, default: Tensor
-) -> Tensor:
-    r"""Return the expected class shares of nodes that no source reaches, [..., classes].
-
-    The mean prediction for the other nodes to label is weighted by the odds of each class to be unreachable,
-    since isolated nodes are often of one class:
-
-    $$p_c \propto \bar p_c \, \frac{u_c + k}{n_c r + k} \Big/ \frac{n_c - u_c + k}{n_c (1 - r) + k}$$
-
-    Without their own label and features, $u_c$ of the $n_c$ labeled nodes of a class would be unreachable,
-    and a share $r$ of all labeled nodes. With k nodes, few observations leave the odds near one.
-
-    Args:
-        adjacency: of the graph.
-        sources: bool [n]: nodes that predictions depend on, labeled nodes included.
-        probabilities: predicted for every node, [n, ..., classes].
-        labels: int64 [n], -1 where not known.
-        default: [classes], used in place of the mean prediction where there are no other nodes to label.
-    """
-    labeled, members = labels >= 0, components(adjacency)
-    sources_around = torch.bincount(members[sources], minlength=len(members))[members]
-    shares = expected_shares(probabilities, ~labeled & (sources_around > 0), default)
-    counts, alone = (
-        torch.bincount(labels[nodes], minlength=shares.shape[-1]).double()
-        for nodes in (labeled, labeled & (sources_around == 1))
-    )
-    expected = counts * alone.sum() / counts.sum().clamp(min=1)
-    odds = (alone + SHRINKAGE_NODES) / (expected + SHRINKAGE_NODES)
-    odds /= (counts - alone + SHRINKAGE_NODES) / (counts - expected + SHRINKAGE_NODES)
-    shares = shares * odds.to(shares)
-    return shares / shares.sum(-1, keepdim=True)
-
-
-def unreachable(graph: Graph, labeled: Tensor) -> Tensor:
-    """Return bool [n], on the CPU: nodes that no path connects with a known feature or a known label.
-
-    All of them get the same fallback probabilities.
-    """
-    if not graph.missing.any():
-        return torch.zeros(graph.num_nodes, dtype=torch.bool)
-    return ~reachable(graph.adjacency, ~graph.missing_vectors | labeled)

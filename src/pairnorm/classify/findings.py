@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from math import isnan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pairnorm.base.errors import PairNormError, terminal
+from pairnorm.base.errors import PairNormError
 from pairnorm.classify.candidates.task import SEARCH_SHARE, Candidate, Tick
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.evaluation import (
@@ -25,6 +23,7 @@ from pairnorm.classify.evaluation import (
     Standardized,
     mean_probabilities,
     metric_difference,
+    metric_name,
     standardize,
 )
 from pairnorm.classify.explanation import (
@@ -41,7 +40,6 @@ from pairnorm.classify.scaling import PreparedGraph, has_many_nodes, is_large
 from pairnorm.classify.search import Baseline, evaluate_baseline
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
 from pairnorm.data import Graph
-from pairnorm.data.adjacency import csr_matrix, hops
 from pairnorm.data.masks import Stream
 
 # Other ways to hold nodes out.
@@ -56,9 +54,6 @@ LARGE_LOSS = 5.0
 # Shares of the time limit, after the fit, that baselines take together at most; after which the model is not
 # fitted without the nodes that come later; and after which smoothing is measured at no deeper depth.
 BASELINE_SHARE, LATER_SHARE, SMOOTHING_SHARE = 0.2, 0.4, 0.5
-MAX_ROWS, MAX_CLASSES_PER_NODE, MAX_NAME_LENGTH = 100_000, 10, 300
-# TreeSHAP takes seconds for this many nodes, or nodes times classes.
-MAX_EXPLAINED, MAX_EXPLAINED_ENTRIES = 2000, 8000
 # Calls of ``tick`` by ``Findings.of``.
 STEPS = 3 + len(BASELINE_RATES) * len(BASELINE_DROPOUTS) + len(DEPTHS)
 
@@ -219,6 +214,13 @@ class Findings:
         """The cross-fitted scores of all labeled nodes if there are any, else those of the held-out nodes."""
         return self.classifier.cross_fitted_ or self.test_scores
 
+    @property
+    def best_nodes(self) -> str:
+        """The nodes of ``best_scores``, in words."""
+        if self.classifier.cross_fitted_ is None:
+            return f"{self.test_scores.count:,} held-out nodes"
+        return f"{self.best_scores.count:,} labeled nodes, cross-fitted"
+
     @cached_property
     def gain(self) -> Gain | None:
         """The gain over the best baseline by ``metric``; None without baselines or held-out nodes."""
@@ -310,9 +312,7 @@ def headline(findings: Findings) -> str:
         )
     if metric != "accuracy":
         article = "an" if metric[0] in "aeiou" else "a"
-        opening = (
-            f"{name} reaches {article} {metric.replace('-', ' ')} of {_value_in_words(findings, metric)}"
-        )
+        opening = f"{name} reaches {article} {metric_name(metric)} of {_value_in_words(findings, metric)}"
         if findings.best_scores is not ours:
             opening += f". On the {ours.count:,} held-out nodes it reaches {100 * gain.ours:.1f}%"
     same = (other.name for other in findings.baselines if _predicts_the_same(findings, other, metric))
@@ -339,12 +339,9 @@ def headline(findings: Findings) -> str:
 
 def _value_in_words(findings: Findings, metric: str) -> str:
     """Return the value of a metric with its interval, cross-fitted where that was done."""
-    scores, where = findings.best_scores, "on the held-out nodes"
-    if findings.classifier.cross_fitted_ is not None:
-        where = f"cross-fitted over {scores.count:,} labeled nodes"
-    low, high = scores.interval_of(metric)
-    value = 100 * scores.value(metric)
-    return f"{value:.1f}% {where} (95% interval {100 * low:.1f} to {100 * high:.1f}%)"
+    scores = findings.best_scores
+    value, low, high = (100 * part for part in (scores.value(metric), *scores.interval_of(metric)))
+    return f"{value:.1f}% on {findings.best_nodes} (95% interval {low:.1f} to {high:.1f}%)"
 
 
 def _predicts_the_same(findings: Findings, baseline: Baseline, metric: str) -> bool:
@@ -398,71 +395,3 @@ def _rare_class_remarks(findings: Findings) -> Iterator[str]:
             f"{_value_in_words(findings, 'average-precision')}; a random ranking has 50% and "
             f"{100 * findings.best_scores.uninformed.average_precision:.0f}%."
         )
-
-
-def thousandths(values: Floats) -> Integers:
-    """Return probabilities in thousandths, as integers."""
-    # Round down, so that 0.9997 is not shown as certain; but 0.9, slightly less in float32, is 900.
-    return np.floor(values.astype(np.float64) * 1000 + 1e-4).astype(np.int64)
-
-
-def node_columns(findings: Findings, sets: Sequence[PredictionSets]) -> dict[str, Any]:
-    """Return the columns of the page's node table, of at most ``MAX_ROWS`` nodes, the least confident."""
-    graph, probabilities = findings.graph, findings.classifier.probabilities_
-    order = np.argsort(probabilities.max(1), kind="stable")
-    rows = np.sort(order[:MAX_ROWS])
-    labels, train = graph.labels.cpu().numpy(), graph.train.cpu().numpy()
-    has_features = ~graph.missing_vectors.cpu().numpy()
-    pattern = csr_matrix(graph.adjacency)
-    starts, around = pattern.indptr, labels[pattern.indices]
-    known_around = ([label for label in around[starts[row] : starts[row + 1]] if label >= 0] for row in rows)
-    likeliest = np.argsort(-probabilities[rows], axis=1, kind="stable")[:, :MAX_CLASSES_PER_NODE]
-    shares = thousandths(np.take_along_axis(probabilities[rows], likeliest, 1))
-    parts = np.select([train, graph.validation.cpu().numpy(), findings.test], [1, 2, 3], 0)
-    max_explained = min(MAX_EXPLAINED, max(1, MAX_EXPLAINED_ENTRIES // graph.num_classes))
-    reason_names, reasons = _reasons(findings, np.sort(order[:max_explained]))
-    return {
-        "classes": [_shorten(name) for name in graph.class_names],
-        "id": [_shorten(str(name)) for name in graph.node_names[rows].tolist()],
-        "predicted": findings.delivered[rows].tolist(),
-        "evaluated": findings.predicted[rows].tolist(),
-        "confidence": thousandths(probabilities.max(1)[rows]).tolist(),
-        "top": [
-            _flatten(pair for pair in zip(kinds, values, strict=True) if pair[1] or pair[0] == kinds[0])
-            for kinds, values in zip(likeliest.tolist(), shares.tolist(), strict=True)
-        ],
-        "label": labels[rows].tolist(),
-        "part": parts[rows].tolist(),
-        "features": has_features[rows].astype(int).tolist(),
-        "featureHops": hops(graph.adjacency, has_features)[rows].tolist(),
-        "labelHops": hops(graph.adjacency, train)[rows].tolist(),
-        # Classes and their numbers among the neighbors, the most frequent class first.
-        "neighbors": [_flatten(Counter(map(int, sorted(known))).most_common()) for known in known_around],
-        "degree": np.diff(starts)[rows].tolist(),
-        "sets": [at_rate.sizes[rows].tolist() for at_rate in sets],
-        "reasonNames": reason_names,
-        "reasons": [reasons.get(row, []) for row in rows.tolist()],
-    }
-
-
-def _reasons(findings: Findings, nodes: Integers) -> tuple[list[tuple[str, str]], dict[int, list[int]]]:
-    """Return what contributes to the nodes' labels: names, and pairs of name number and value by node.
-
-    Names are (source, name); values are in hundredths, of log-odds or of a share.
-    """
-    names: dict[tuple[str, str], int] = {}
-    by_node: dict[int, list[int]] = {}
-    *columns, _ = findings.explain(nodes)
-    for node, source, name, value in zip(*(column.tolist() for column in columns), strict=True):
-        number = names.setdefault((source, _shorten(str(name))), len(names))
-        by_node.setdefault(node, []).extend((number, round(100 * value)))
-    return [*names], by_node
-
-
-def _flatten(pairs: Iterable[tuple[int, int]]) -> list[int]:
-    return list(chain.from_iterable(pairs))
-
-
-def _shorten(text: str) -> str:
-    text = terminal(text)
-    return text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…"

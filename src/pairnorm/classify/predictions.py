@@ -1,4 +1,4 @@
-"""Prediction sets by conformal prediction, and tables of predictions for files, pipes and databases."""
+"""Prediction sets, what unreachable nodes get, and tables of predictions for files, pipes and databases."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pairnorm.base.databases import open_engine
 from pairnorm.base.errors import PairNormError, load_library, quoted, redact, spreadsheet
 from pairnorm.base.files import atomic_file
 from pairnorm.data import Graph
+from pairnorm.data.adjacency import components, reachable
 
 if TYPE_CHECKING:
     import pandas
@@ -33,6 +36,9 @@ ERROR_RATES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 # A group of fewer held-out nodes shares the conformal threshold of all.
 MIN_GROUP = 30
 MAX_SPLITS, MAX_SPLIT_DRAWS = 100, 1_000_000
+
+# The number of unreachable nodes of a class is shrunk to the expected one by as many nodes.
+SHRINKAGE_NODES = 2
 
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
@@ -142,6 +148,67 @@ class Calibration(NamedTuple):
             sizes = self.contains(probabilities, incomplete, rate).sum(1)
             results.append(PredictionSets(rate, sizes, coverage))
         return results
+
+
+def expected_shares(probabilities: Tensor, nodes: Tensor, default: Tensor) -> Tensor:
+    """Return the mean predicted probabilities of some nodes, [..., classes]; the default if there are none.
+
+    They estimate the class shares of the nodes to label from predictions alone. Shares of training labels do
+    not where classes are sampled equally often.
+
+    Args:
+        probabilities: [n, ..., classes].
+        nodes: bool [n].
+        default: [classes].
+    """
+    if not nodes.any():
+        return default
+    shares = probabilities[nodes.to(probabilities.device)].mean(0).clamp(min=1e-6)
+    return shares / shares.sum(-1, keepdim=True)
+
+
+def fallback_shares(
+    adjacency: Tensor, sources: Tensor, probabilities: Tensor, labels: Tensor, default: Tensor
+) -> Tensor:
+    r"""Return the expected class shares of nodes that no source reaches, [..., classes].
+
+    The mean prediction for the other nodes to label is weighted by the odds of each class to be unreachable,
+    since isolated nodes are often of one class:
+
+    $$p_c \propto \bar p_c \, \frac{u_c + k}{n_c r + k} \Big/ \frac{n_c - u_c + k}{n_c (1 - r) + k}$$
+
+    Without their own label and features, $u_c$ of the $n_c$ labeled nodes of a class would be unreachable,
+    and a share $r$ of all labeled nodes. With k nodes, few observations leave the odds near one.
+
+    Args:
+        adjacency: of the graph.
+        sources: bool [n]: nodes that predictions depend on, labeled nodes included.
+        probabilities: predicted for every node, [n, ..., classes].
+        labels: int64 [n], -1 where not known.
+        default: [classes], used in place of the mean prediction where there are no other nodes to label.
+    """
+    labeled, members = labels >= 0, components(adjacency)
+    sources_around = torch.bincount(members[sources], minlength=len(members))[members]
+    shares = expected_shares(probabilities, ~labeled & (sources_around > 0), default)
+    counts, alone = (
+        torch.bincount(labels[nodes], minlength=shares.shape[-1]).double()
+        for nodes in (labeled, labeled & (sources_around == 1))
+    )
+    expected = counts * alone.sum() / counts.sum().clamp(min=1)
+    odds = (alone + SHRINKAGE_NODES) / (expected + SHRINKAGE_NODES)
+    odds /= (counts - alone + SHRINKAGE_NODES) / (counts - expected + SHRINKAGE_NODES)
+    shares = shares * odds.to(shares)
+    return shares / shares.sum(-1, keepdim=True)
+
+
+def unreachable(graph: Graph, labeled: Tensor) -> Tensor:
+    """Return bool [n], on the CPU: nodes that no path connects with a known feature or a known label.
+
+    All of them get the same fallback probabilities.
+    """
+    if not graph.missing.any():
+        return torch.zeros(graph.num_nodes, dtype=torch.bool)
+    return ~reachable(graph.adjacency, ~graph.missing_vectors | labeled)
 
 
 def prediction_table(

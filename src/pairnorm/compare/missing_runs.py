@@ -307,7 +307,7 @@ def with_fallback(graph: Graph, probabilities: Tensor) -> Tensor:
         graph: with masked features.
         probabilities: predicted for every node, [n, classes].
     """
-    from pairnorm.classify.evaluation import fallback_shares, unreachable
+    from pairnorm.classify.predictions import fallback_shares, unreachable
 
     labels = graph.labels.where(graph.train, UNKNOWN)
     sources = ~graph.missing_vectors | graph.train

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pairnorm.classify.explanation import SmoothingMeasures
+
 BLUE, VERMILLION, GREEN, PURPLE, GRAY, INK = (
     "--blue", "--vermillion", "--green", "--purple", "--gray", "--ink"
 )  # fmt: skip
@@ -294,6 +296,28 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
         "yaxis": {"title": {"text": "right (%)"}, "range": [start, 103]},
     }
     return Chart(title, [diagonal, trace], layout, height=300)
+
+
+def smoothing_charts(rows: Sequence[SmoothingMeasures], depth: int) -> list[Chart]:
+    """Return a chart per measure of oversmoothing by depth; a ``depth`` above 0 is marked."""
+    charts = []
+    for measure, title, unit in (
+        ("row_diff", "Distance between nodes (row-diff)", "% of depth 0"),
+        ("col_diff", "Distance between features (col-diff)", "% of depth 0"),
+        ("effective_rank", "Directions in use (effective rank)", "directions"),
+    ):
+        curves = []
+        for norm, name, symbol in (("none", "without", "square"), ("PN", "with PairNorm", "circle")):
+            group = [row for row in rows if row.norm == norm]
+            start = 1.0 if measure == "effective_rank" else max(getattr(group[0], measure), 1e-30) / 100
+            values = [getattr(row, measure) / start for row in group]
+            depths = [row.depth for row in group]
+            curves.append(Line(name, depths, values, NORMS[norm], norm == "none", symbol))
+        mark = (depth, f"depth {depth}") if depth else None
+        charts.append(
+            lines(title, curves, "depth", unit, vertical=mark, from_zero=True, file_name="smoothing")
+        )
+    return charts
 
 
 @plotting.style()

@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 
 from pairnorm.base.memory import size
 from pairnorm.classify.candidates.task import Candidate, best_by_depth
-from pairnorm.classify.evaluation import RANKING_METRICS, Scores, wilson
+from pairnorm.classify.evaluation import RANKING_METRICS, Scores, metric_name, wilson
 from pairnorm.classify.explanation import HEADINGS, SmoothingMeasures, Suggestion, smoothing_table
 from pairnorm.classify.findings import (
     CROSS_FITTED,
     LATER,
     Findings,
     headline,
-    node_columns,
-    thousandths,
     verdict,
 )
 from pairnorm.classify.persistence import PAGE, REPORT
@@ -31,7 +29,16 @@ from pairnorm.classify.streaming import Outcome
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.report import document
-from pairnorm.report.charts import NORMS, Chart, Line, confusion, intervals, lines, reliability
+from pairnorm.report.charts import (
+    NORMS,
+    Chart,
+    Line,
+    confusion,
+    intervals,
+    lines,
+    reliability,
+    smoothing_charts,
+)
 from pairnorm.report.document import (
     Choices,
     Details,
@@ -43,17 +50,11 @@ from pairnorm.report.document import (
     Text,
     Threshold,
 )
+from pairnorm.report.node_table import node_columns, thousandths
 
 DEFAULT_RATE, CONFIDENT = 3, 0.9
 # Percentages of fewer held-out nodes are not shown.
 MIN_MEASURED = 10
-METRIC_NAMES = {
-    "accuracy": "accuracy",
-    "balanced-accuracy": "balanced accuracy",
-    "macro-f1": "macro F1",
-    "average-precision": "average precision",
-    "auc": "AUC",
-}
 DEFAULT_METRICS = ("accuracy", "balanced-accuracy", "macro-f1")
 GLOSSARY = {
     "Held-out node": "A node with a known label that was used neither to train nor to select the model. "
@@ -103,8 +104,8 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
     if findings.smoothing:
         depth = 0 if findings.best_deep is None else findings.best_deep.depth
         sections.append(smoothing_section(findings.smoothing, depth))
-    sentences = [Text(note[:1].upper() + note[1:]) for note in notes]
-    sections.append(Section("Data and model", [_about(findings), *sentences]))
+    texts = [Text(note[:1].upper() + note[1:]) for note in notes]
+    sections.append(Section("Data and model", [_about(findings), *texts]))
     title, download = f"Labels for {findings.graph.name}", "Download the nodes to review (CSV)"
     return Document(title, _cards(findings), sections, GLOSSARY, lead=headline(findings), download=download)
 
@@ -130,29 +131,12 @@ def diagnosis_page(graph: Graph, rows: Sequence[SmoothingMeasures], suggestion: 
 
 def smoothing_section(rows: Sequence[SmoothingMeasures], depth: int) -> Section:
     """Return the section on oversmoothing of the features by depth; a ``depth`` above 0 is marked."""
-    charts = []
-    for measure, title, unit in (
-        ("row_diff", "Distance between nodes (row-diff)", "% of depth 0"),
-        ("col_diff", "Distance between features (col-diff)", "% of depth 0"),
-        ("effective_rank", "Directions in use (effective rank)", "directions"),
-    ):
-        curves = []
-        for norm, name, symbol in (("none", "without", "square"), ("PN", "with PairNorm", "circle")):
-            group = [row for row in rows if row.norm == norm]
-            start = 1.0 if measure == "effective_rank" else max(getattr(group[0], measure), 1e-30) / 100
-            values = [getattr(row, measure) / start for row in group]
-            depths = [row.depth for row in group]
-            curves.append(Line(name, depths, values, NORMS[norm], norm == "none", symbol))
-        mark = (depth, f"depth {depth}") if depth else None
-        charts.append(
-            lines(title, curves, "depth", unit, vertical=mark, from_zero=True, file_name="smoothing")
-        )
     text = Text(
         "Repeated averaging makes nodes similar, and features similar. PairNorm keeps the total squared "
         "distance between nodes constant. Measured on the scaled features, propagated without training."
     )
     numbers = Details("The numbers", [Table(HEADINGS, smoothing_table(rows))])
-    return Section("Oversmoothing", [text, *charts, numbers], wide=True)
+    return Section("Oversmoothing", [text, *smoothing_charts(rows, depth), numbers], wide=True)
 
 
 def streamed_page(outcome: Outcome) -> Document:
@@ -200,9 +184,9 @@ def _nodes(count: int) -> str:
     return f"{count:,} held-out {'node' if count == 1 else 'nodes'}"
 
 
-def _card(scores: Scores, metric: str = "accuracy", where: str = "") -> tuple[str, str, str]:
+def _card(scores: Scores, metric: str = "accuracy", nodes: str = "") -> tuple[str, str, str]:
     """Return the card of a metric: its name, value and interval, and the value without a model."""
-    name, low_high = METRIC_NAMES[metric], _percent_range(*scores.interval_of(metric))
+    name, low_high = metric_name(metric), _percent_range(*scores.interval_of(metric))
     answer = percent(scores.value(metric))
     if metric == "accuracy" and scores.count < MIN_MEASURED:
         answer = f"{scores.right} of {scores.count}"
@@ -210,7 +194,7 @@ def _card(scores: Scores, metric: str = "accuracy", where: str = "") -> tuple[st
     if metric != "accuracy":
         other = "a random ranking" if metric in RANKING_METRICS else "the most frequent class alone"
         without = f"{other} reaches {percent(scores.uninformed.value(metric))}"
-    meaning = f"95% interval {low_high}, on {where or _nodes(scores.count)}; {without}."
+    meaning = f"95% interval {low_high}, on {nodes or _nodes(scores.count)}; {without}."
     return name[:1].upper() + name[1:], answer, meaning
 
 
@@ -224,10 +208,7 @@ def _cards(findings: Findings) -> list[tuple[str, str, str]]:
         return [("Accuracy", "Not known", "There are no held-out nodes to measure it on."), to_review]
     cards = [_card(findings.test_scores)]
     if findings.metric != "accuracy":
-        scores = findings.best_scores
-        crossed = findings.classifier.cross_fitted_ is not None
-        where = f"{scores.count:,} labeled nodes, cross-fitted" if crossed else ""
-        cards.insert(0, _card(scores, findings.metric, where))
+        cards.insert(0, _card(findings.best_scores, findings.metric, findings.best_nodes))
     if (gain := findings.gain) is not None:
         points, low, high = gain.difference
         over = f"over {gain.baseline.name} ({percent(gain.theirs)}), on {_nodes(findings.test_scores.count)}."
@@ -341,7 +322,7 @@ def accuracy_table(
     scores: Mapping[str, Scores], metrics: Sequence[str] = DEFAULT_METRICS, title: str = "group"
 ) -> Table:
     """Return a table with a row of metrics and their 95% intervals for each of several named scores."""
-    first, *others = (METRIC_NAMES[metric] for metric in metrics)
+    first, *others = (metric_name(metric) for metric in metrics)
     rows = []
     for name, score in scores.items():
         cells = []
@@ -365,11 +346,13 @@ def _class_table(scores: Scores, classes: Sequence[str]) -> Table:
 
 
 def _comparison(findings: Findings) -> list[Markdown | Table | Chart | Text]:
-    scores, name = findings.comparison(), METRIC_NAMES[findings.metric]
-    ends = []
-    for row in scores.values():
-        low, high = row.interval_of(findings.metric)
-        ends.append((100 * row.value(findings.metric), 100 * low, 100 * high))
+    scores, metric = findings.comparison(), findings.metric
+    name = metric_name(metric)
+    ends = [
+        (100 * row.value(metric), 100 * low, 100 * high)
+        for row in scores.values()
+        for low, high in [row.interval_of(metric)]
+    ]
     title = f"{name[:1].upper()}{name[1:]} on held-out nodes, with 95% interval"
     return [
         Markdown(verdict(findings)),
@@ -406,28 +389,20 @@ def _tuning(findings: Findings) -> str:
 
 def _ensemble(findings: Findings) -> list[Text | Table]:
     classifier, best = findings.classifier, findings.classifier.best_
-    metric = classifier.metric.replace("-", " ")
-    how = f"that do best together on {findings.selection_nodes}, by {metric}"
+    how = f"that do best together on {findings.selection_nodes}, by {metric_name(classifier.metric)}"
     if best.one_per_model:
         how = f"that are the best of each model, as {findings.selection_nodes} prefer none"
     members = classifier.parts_
     if best.model == "average":
         members = [*members, (sum(weight for weight, _ in members), best)]
-    rows = [
-        [
-            member.name if member.depth or member.parts else f"{member.name} {member.setting}".strip(),
-            f"{weight}",
-            *_validation(member),
-        ]
-        for weight, member in members
-    ]
+    rows = []
+    for weight, member in members:
+        name = member.name if member.depth or member.parts else f"{member.name} {member.setting}".strip()
+        rows.append([name, f"{weight}", *_validation(member)])
     text = f"Of {len(classifier.search_):,} models, the ensemble averages those {how}. Each alone:"
     if len(members) == 1:
         text = f"Of {len(classifier.search_):,} models, this one is used alone:"
-    return [
-        Text(text),
-        Table(["model", "weight", "validation accuracy", "validation loss"], rows),
-    ]
+    return [Text(text), Table(["model", "weight", "validation accuracy", "validation loss"], rows)]
 
 
 def _validation(candidate: Candidate) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 from pairnorm.classify.candidates import Average, Candidate, CandidateResult, PreparedGraph, SGCFamily, Task
 from pairnorm.classify.candidates.ensemble import beats_prior, best_per_model, improves, select_members
 from pairnorm.classify.candidates.task import KnownLabels
-from pairnorm.classify.evaluation import fallback_shares, unreachable
+from pairnorm.classify.predictions import fallback_shares, unreachable
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 

@@ -29,13 +29,12 @@ from pairnorm.classify.candidates.task import (
 from pairnorm.classify.evaluation import (
     NORMAL_95,
     apply_tilt,
-    fallback_shares,
     fit_tilt,
     mean_probabilities,
     metric_difference,
     paired_difference,
-    unreachable,
 )
+from pairnorm.classify.predictions import fallback_shares, unreachable
 from pairnorm.classify.scaling import PreparedGraph
 from pairnorm.data.masks import Stream
 from pairnorm.nn.propagate import propagate_with_restart

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pairnorm.classify.evaluation import fit_tilt, mean_probabilities, unreachable
+from pairnorm.classify.evaluation import fit_tilt, mean_probabilities
 from pairnorm.classify.holdout import mask_features
+from pairnorm.classify.predictions import unreachable
 from pairnorm.classify.regression import SearchLimits, subsample
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.data import Graph
