@@ -234,6 +234,22 @@ def test_columns_that_alone_predict_the_label_are_named() -> None:
         assert [re.findall("column '(.*)' alone predicts", str(one.message))[0] for one in caught] == expected
 
 
+@pytest.mark.parametrize(
+    ("positive", "right", "named"), [(28, 1.0, True), (28, 0.96, False), (6, 1.0, False)]
+)
+def test_a_column_that_predicts_a_rare_class_is_named(positive: int, right: float, named: bool) -> None:
+    """Bug: where one class had more than 90% of the labels, no column was named, as of frauds."""
+    random = np.random.default_rng(0)
+    labels = random.permutation(np.arange(400) < positive).astype(np.int64)
+    code = np.where(random.random(400) < right, labels, 1 - labels)
+    features = np.column_stack([code, random.normal(size=400)])
+    graph_ = Graph.from_edges(random.integers(0, 400, (2, 400)), features, labels)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_label_predictors(graph_, torch.ones(400, dtype=torch.bool))
+    assert ["column '0' alone predicts" in str(one.message) for one in caught] == [True] * named
+
+
 def test_a_column_that_is_missing_for_one_class_is_named() -> None:
     """Not one that is missing at random, or with all other columns of a node."""
     random = np.random.default_rng(0)

@@ -31,10 +31,11 @@ MAX_RARE_SHARE, MIN_POSITIVES = 0.2, 30
 MAX_NUMERIC_CLASSES = 30
 # Probabilities of all nodes, and of labeled nodes by candidate, that are in memory at a time.
 CLASS_COPIES, CLASS_CANDIDATES = 40, 100
-# A column leaks the label if it alone has this accuracy, unless one class has more than this share. The check
-# needs this many nodes (a column of accuracy 0.9 is right on all with probability 0.9^45 < 1%), and is left
-# out for more columns than this.
-MIN_LEAK, MAX_MAJORITY, MIN_CHECKED, MAX_CHECKED = 0.99, 0.9, 45, 300
+# A column leaks the label if it alone has this accuracy; where one class has more than this share, errors
+# are compared with the number of nodes of other classes, which must be this many. The check needs this many
+# nodes (a column of accuracy 0.9 is right on all with probability 0.9^45 < 1%), and is left out for more
+# columns than this.
+MIN_LEAK, MAX_MAJORITY, MIN_RARE, MIN_CHECKED, MAX_CHECKED = 0.99, 0.9, 10, 45, 300
 # Shares of missing features that differ by less are taken as equal.
 MIN_DIFFERENCE = 0.05
 # Nodes farther than this many hops, or unreachable, share a stratum.
@@ -253,20 +254,23 @@ def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
 def _predicted_share(values: NDArray[Any], labels: NDArray[np.int64], classes: int) -> float:
     """Return the share of labels that a tree on a column predicts, each half of the nodes by the other.
 
-    It is 0 for few nodes or few of each class, a column of one value, and labels nearly all of one class.
+    It is 0 for few nodes or few of each class, a column of one value, and where it finds no rare class.
     """
     from sklearn.tree import DecisionTreeClassifier
 
     if len(values) < max(MIN_CHECKED, 4 * classes) or (values == values[0]).all():
         return 0.0
-    if np.bincount(labels).max() > MAX_MAJORITY * len(labels):
+    others = len(labels) - int(np.bincount(labels).max())
+    is_rare = others < (1 - MAX_MAJORITY) * len(labels)
+    if is_rare and others < MIN_RARE:
         return 0.0
     half, right = np.arange(len(labels)) % 2 == 0, 0
     for fold in (half, ~half):
         tree = DecisionTreeClassifier(max_leaf_nodes=2 * classes, random_state=0)
         tree.fit(values[fold, None], labels[fold])
         right += int((tree.predict(values[~fold, None]) == labels[~fold]).sum())
-    return right / len(labels)
+    misses_rare = is_rare and len(labels) - right > (1 - MIN_LEAK) * others
+    return 0.0 if misses_rare else right / len(labels)
 
 
 def node_ids(graph: Graph) -> NDArray[Any]:
