@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, nan, sqrt
+from math import ceil, exp, floor, isnan, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,6 +158,11 @@ class Scores:
         values = _confusion_metric(metric, drawn.reshape(-1, *self.confusion.shape))
         half = NORMAL_95 * float(values.std())
         return max(0.0, value - half), min(1.0, value + half)
+
+    def describe(self, metric: str) -> str:
+        """Return a metric with its interval, rounded outwards: ``85.0% (73 to 92)``; a dash where unknown."""
+        low, high = (100 * end for end in self.interval_of(metric))
+        return "–" if isnan(low) else f"{self.value(metric):.1%} ({floor(low)} to {ceil(high)})"
 
     def _ranking_interval(self, metric: str, value: float) -> Interval:
         counts = self.confusion.sum(1)

@@ -323,13 +323,10 @@ def accuracy_table(
 ) -> Table:
     """Return a table with a row of metrics and their 95% intervals for each of several named scores."""
     first, *others = (metric_name(metric) for metric in metrics)
-    rows = []
-    for name, score in scores.items():
-        cells = []
-        for metric in metrics:
-            value, (low, high) = score.value(metric), score.interval_of(metric)
-            cells.append("–" if isnan(value) else f"{percent(value)} ({100 * low:.0f} to {100 * high:.0f})")
-        rows.append([name, f"{score.count:,}", *cells])
+    rows = [
+        [name, f"{score.count:,}", *(score.describe(metric) for metric in metrics)]
+        for name, score in scores.items()
+    ]
     return Table([title, "nodes", f"{first} (95% interval)", *others], rows)
 
 
