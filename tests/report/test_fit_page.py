@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pairnorm.classify import Candidate
+from pairnorm.classify import Candidate, suggest_depth
 from pairnorm.classify.explanation import Explanation, SmoothingMeasures
 from pairnorm.classify.findings import Findings
 from pairnorm.classify.holdout import incomplete_nodes
@@ -147,10 +147,11 @@ def test_without_held_out_nodes_there_is_no_guarantee(findings: Findings) -> Non
 
 
 def test_a_diagnosis_marks_the_suggested_depth(findings: Findings) -> None:
-    document = diagnosis_page(findings.graph, findings.smoothing, findings.suggestion)
-    assert document.cards[0][1] == f"{findings.suggestion.depth}"
+    suggestion = suggest_depth(findings.graph)
+    document = diagnosis_page(findings.graph, findings.smoothing, suggestion)
+    assert document.cards[0][1] == f"{suggestion.depth}"
     charts = [one for one in document.sections[0].blocks if one.kind == "chart"]
-    assert [chart.layout["shapes"][0]["x0"] for chart in charts] == [findings.suggestion.depth] * 3
+    assert [chart.layout["shapes"][0]["x0"] for chart in charts] == [suggestion.depth] * 3
     assert charts[0].traces[0]["y"] == pytest.approx([100, 100 / 3])
 
 
