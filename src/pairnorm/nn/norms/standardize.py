@@ -60,19 +60,19 @@ class ParametricNorm(BaseNorm):
         in_channels: The width of a node's representation.
         eps: Added to variances, inside the root.
         num_models: How many models are normalized side by side; None for the ordinary module.
-        groups: Number of weights and biases for each feature; None for one, without an axis of its own.
     """
 
-    def __init__(
-        self, in_channels: int, eps: float, num_models: int | None, groups: int | None = None
-    ) -> None:
+    groups: int | None = None
+    """Number of weights and biases for each feature; None for one, without an axis of its own."""
+
+    def __init__(self, in_channels: int, eps: float = 1e-5, num_models: int | None = None) -> None:
         super().__init__()
         self.in_channels = whole_number("in_channels", in_channels, least=1)
         self.eps = real_number("eps", eps, above=0)
         self.num_models = None if num_models is None else whole_number("num_models", num_models, least=1)
         # What one node has: [features] or [models, features].
         self.shape = (in_channels,) if num_models is None else (num_models, in_channels)
-        shape = self.shape if groups is None else (*self.shape[:-1], groups, in_channels)
+        shape = self.shape if self.groups is None else (*self.shape[:-1], self.groups, in_channels)
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
@@ -101,9 +101,9 @@ class RunningNorm(ParametricNorm):
     running_var: Tensor
 
     def __init__(
-        self, in_channels: int, eps: float, momentum: float, num_models: int | None, groups: int | None = None
+        self, in_channels: int, eps: float = 1e-5, momentum: float = 0.1, num_models: int | None = None
     ) -> None:
-        super().__init__(in_channels, eps, num_models, groups)
+        super().__init__(in_channels, eps, num_models)
         self.momentum = real_number("momentum", momentum, least=0, most=1)
         self.register_buffer("running_mean", torch.zeros_like(self.weight))
         self.register_buffer("running_var", torch.ones_like(self.weight))
@@ -197,11 +197,6 @@ class BatchNorm(RunningNorm):
         momentum: The share of new statistics in the running ones.
         num_models: Train this many models side by side; None for an ordinary module.
     """
-
-    def __init__(
-        self, in_channels: int, eps: float = 1e-5, momentum: float = 0.1, num_models: int | None = None
-    ) -> None:
-        super().__init__(in_channels, eps, momentum, num_models)
 
     def normalize(self, x: Tensor, groups: Groups) -> Tensor:
         """Standardize every feature."""
