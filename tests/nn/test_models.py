@@ -188,26 +188,6 @@ class TestLayers:
         )
         assert torch.equal(logits, model(x, edge_index))
 
-    @pytest.mark.parametrize("depth", [1, 3])
-    def test_sgc_normalizes_its_input_and_every_hop(self, depth, x, edge_index):
-        model = build(SGC, {}, num_layers=depth, norm="PN")
-        normed = []
-        model.norm.register_forward_hook(lambda module, inputs, output: normed.append(output))
-        hidden = model.hidden(x, edge_index)
-        assert len(normed) == depth + 1
-        assert torch.equal(hidden, normed[-1])
-
-    @layered
-    def test_one_layer_is_one_convolution(self, kind, settings, x, edge_index):
-        model = build(kind, settings, num_layers=1, norm="PN", skip=1).eval()
-        adjacency = model.normalized_adjacency(edge_index, NODES)
-        assert torch.equal(model(x, adjacency), model.convolutions[0](x.unsqueeze(1), adjacency))
-
-    @layered
-    def test_a_skip_as_long_as_the_model_does_nothing(self, kind, settings, x, edge_index):
-        plain, skipping = (build(kind, settings, num_layers=4, skip=skip).eval() for skip in (0, 3))
-        assert torch.equal(plain(x, edge_index), skipping(x, edge_index))
-
     def test_repr_names_the_norm_and_the_layers(self):
         text = repr(GCN(6, 3, num_layers=2, norm="PN-SI", scale=5))
         assert "PairNorm(scale=5, mode='PN-SI', eps=1e-06)" in text
