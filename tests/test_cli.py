@@ -26,7 +26,7 @@ OPTIONS = {
     "demo": ["out", "workers"],
     "datasets": ["root"],
     "reproduce": [*SELECTION, "device", "out", "store", "time-limit", "workers", "root"],
-    "report": [*SELECTION, "store", "out", "tensorboard"],
+    "report": [*SELECTION, "store", "out"],
     "fit": [
         "nodes", "edges", "out", "delimiter", "label", "split", "categorical", *COLUMNS, "model", "depth",
         "norm", "scale", "feature-scaling", "time-limit", "seeds", "epochs", "device", "seed",

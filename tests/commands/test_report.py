@@ -1,5 +1,4 @@
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,37 +37,6 @@ def write_study(store: Path) -> None:
     layers = Layers(None, both, both, edges, counts)
     with Store(store) as results:
         write_layers(results, {spec: layers})
-
-
-def test_histograms_for_tensorboard(store: Path, tmp_path: Path, pairnorm) -> None:
-    write_study(store)
-    words = [
-        "report",
-        "--store",
-        str(store),
-        "--out",
-        str(tmp_path / "out"),
-        "--tensorboard",
-        str(tmp_path / "tb"),
-    ]
-    assert "has no layers of the case study" in pairnorm(*words, "--epochs", "7", code=1).err
-    assert not (tmp_path / "out").exists()
-    assert "tensorboard --logdir" in pairnorm(*words).out
-    assert [path.name for path in (tmp_path / "tb").iterdir()] == ["SGC-none"]
-
-
-def test_tensorboard_that_is_not_installed(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairnorm
-) -> None:
-    write_study(store)
-    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    words = ["--store", str(store), "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "tb")]
-    error = pairnorm("report", *words, code=1).err
-    assert "this needs tensorboard" in error
-    assert "pip install 'pairnorm[all]'" in error
-    assert not (tmp_path / "out").exists()
 
 
 def test_there_is_no_store(tmp_path: Path, pairnorm) -> None:

@@ -14,7 +14,7 @@ from pairnorm.data import Graph, csbm, features_after
 from pairnorm.paper.evidence import PAIRS, Layers, read_layers, studied, write_layers
 from pairnorm.paper.experiments import CASE_STUDY
 from pairnorm.paper.figures import distributions, mean_distances
-from pairnorm.paper.runner import BINS, measure_layers, write_tensorboard
+from pairnorm.paper.runner import BINS, measure_layers
 from pairnorm.train import Spec, Store, train
 
 CPU = torch.device("cpu")
@@ -147,17 +147,6 @@ def test_a_part_of_the_study_is_drawn_and_nothing_is_none() -> None:
     assert mean_distances(some, "SGC") is not None
     assert mean_distances({}, "SGC") is None
     assert distributions({}, "SGC") is None
-
-
-def test_tensorboard_reads_it(found: dict[str, Layers], tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    write_tensorboard(found, "GCN", tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["GCN-PN", "GCN-PN-SI", "GCN-none"]
-    events = EventAccumulator(str(tmp_path / "GCN-none"), size_guidance={"histograms": 0}).Reload()
-    assert [event.step for event in events.Histograms("distance_random")] == list(range(1, 12))
-    assert events.Histograms("distance_random")[0].histogram_value.num == 10
-    assert events.Scalars("apd_random")[1].value == pytest.approx(found["none"].apd["random"][1])
 
 
 @pytest.mark.parametrize("change", [{"test_accuracy": []}, {"apd": {kind: [float("nan")] for kind in PAIRS}}])

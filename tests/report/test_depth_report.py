@@ -74,21 +74,6 @@ def test_what_was_not_run_is_said() -> None:
     assert nothing.endswith("- Cora, SGC: everything\n- Pubmed, SGC: everything\n")
 
 
-def test_published_numbers_stand_beside_the_same_protocol_only() -> None:
-    comparison = DepthComparison(["cora"], ["GCN"], ["GCNII"], depths=[32], missing=[0], runs=1)
-
-    def written(comparison: DepthComparison) -> str:
-        (cell,) = comparison.cells()
-        results = [Result(spec, a_trial(0, 0.8364), ORIGIN) for spec in comparison.candidates(cell)]
-        return report(DepthTable(comparison, results), "x")
-
-    text = written(comparison)
-    assert line(text, "| GCNII, 32 ")[1:] == ["0.853", "0.836"]
-    assert line(text, "| GCNII, 64 ")[1:] == ["0.855", "not run"]
-    shorter = DepthComparison(["cora"], ["GCN"], ["GCNII"], depths=[32], missing=[0], runs=1, epochs=9)
-    assert "Published" not in written(shorter)
-
-
 def test_advice_follows_validation_and_states_an_interval() -> None:
     table = a_table()
     with_all, without = sorted(advice(table.comparison, table.rows))

@@ -34,15 +34,6 @@ def test_the_tuned_rows_stand_below_those_of_table_1(results: ResultIndex, tmp_p
     assert float(rows[2]["accuracy"]) > float(rows[0]["accuracy"])
 
 
-def test_a_table_comes_with_a_figure_unless_figure_4_is_there(results: ResultIndex, tmp_path: Path) -> None:
-    alone = write_outputs(["table1"], results, {}, SELECTION, tmp_path / "a")
-    assert [path.name for path in alone.files] == [
-        "table1.csv", "table1.tex", "depth-sgc-cora.png", "depth-sgc-cora.pdf"
-    ]  # fmt: skip
-    both = write_outputs(["table1", "figure4"], results, {}, SELECTION, tmp_path / "b")
-    assert [path.name for path in both.files[2:]] == ["figure4-cora.png", "figure4-cora.pdf"]
-
-
 def test_without_the_search_there_is_no_table_of_it(tmp_path: Path) -> None:
     plain = SELECTION.narrow(TABLE1)
     assert plain is not None
@@ -160,7 +151,6 @@ def test_the_report_has_every_part(written: Path) -> None:
     assert "holds in" in text
     assert "| Case | Holds | Evidence | Margin (95%) |" in text
     assert "fails:" not in text
-    assert "**Recommendation for GCN: rw after PN-SI**" in text
     assert "`pairnorm reproduce table1 --dataset cora --runs 2 --epochs 3 --depth 2,4`" in text
     assert "of which diverged: 0" in text
 

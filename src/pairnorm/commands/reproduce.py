@@ -42,8 +42,6 @@ REPORT_OPTIONS = {
     "Files": {
         "--store FILE": "Read the results of `pairnorm reproduce` from this file, or their export as .csv.",
         "--out FOLDER=reproduction": "Write the report to this folder.",
-        "--tensorboard FOLDER": "Write the case study's histograms for TensorBoard here. Default: not "
-        "written.",
     },
     "Selection": SELECTION,
     "Running": shared("quiet"),
@@ -182,32 +180,12 @@ def report(options: Namespace) -> None:
     from pairnorm.report.paper_report import write_report
 
     chosen = _selection(options, "all")
-    if options.tensorboard is not None:
-        _write_tensorboard(options.store, options.tensorboard, chosen)
     with console.stage(WRITING):
         outputs = write_report(options.store, options.out, chosen)
     for table in outputs.tables.values():
         console.show(f"{table.name}: {table.filled} of {len(table.entries)} cells filled")
     console.show(f"{len(outputs.files)} files in {safe(options.out)}")
     console.show(f"\nNext: read [bold]{safe(outputs.files[-1])}[/]")
-
-
-def _write_tensorboard(store: Path, folder: Path, chosen: "Selection") -> None:
-    from pairnorm.paper.evidence import read_layers, studied
-    from pairnorm.paper.experiments import CASE_STUDY
-    from pairnorm.paper.runner import write_tensorboard
-    from pairnorm.sweep.index import open_results
-
-    with open_results(store) as results:
-        layers, experiment = read_layers(results), chosen.narrow(CASE_STUDY)
-    by_model = {model: studied(layers, experiment, model) for model in ("SGC", "GCN")} if experiment else {}
-    if not any(by_model.values()):
-        problem = f"{store} has no layers of the case study with these options"
-        hint = f"Run pairnorm reproduce case-study{chosen.options} --store {store} first."
-        raise PairNormError(problem, code="not-run", value=str(store), hint=hint)
-    for model, studies in by_model.items():
-        write_tensorboard(studies, model, folder)
-    console.show(f"TensorBoard: [bold]tensorboard --logdir {safe(folder)}[/]")
 
 
 @command(

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import isfinite, nan
+from math import nan
 from statistics import median
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.paper.experiments import CASE_STUDY, EXPERIMENTS, TABLE1, Selection, reported
@@ -57,20 +59,15 @@ def read_layers(store: Store) -> dict[Spec, Layers]:
 
 def _validated(layers: Layers) -> Layers:
     """Return layers, or raise an error unless their numbers are finite and their lengths agree."""
-    numbers: list[tuple[int, list[Any]]] = [
-        (1, [0 if layers.test_accuracy is None else layers.test_accuracy])
-    ]
+    numbers = [0.0 if layers.test_accuracy is None else layers.test_accuracy]
     for kind in PAIRS:
-        depth, counts = len(layers.apd[kind]), layers.histograms[kind]
-        numbers += [(depth, layers.apd[kind]), (depth, layers.apsd[kind])]
-        numbers.append((len(counts[0]) + 1, layers.edges[kind]))
-        numbers += [(len(counts[0]), bins) for bins in counts]
-        if len(counts) != depth:
-            raise ValueError(f"{len(counts)} histograms of {depth} layers")
-    for expected, values in numbers:
-        is_valid = all(type(value) in (int, float) and isfinite(value) for value in values)
-        if len(values) != expected or not is_valid:
-            raise ValueError(f"{expected} finite numbers are expected")
+        bins = np.array(layers.histograms[kind], dtype=float)
+        by_layer, edges = (layers.apd[kind], layers.apsd[kind]), layers.edges[kind]
+        if bins.shape != (len(by_layer[0]), len(edges) - 1) or len(by_layer[0]) != len(by_layer[1]):
+            raise ValueError("lengths of lists do not agree")
+        numbers += [*bins.flat, *by_layer[0], *by_layer[1], *edges]
+    if not np.isfinite(numbers).all():
+        raise ValueError("finite numbers are expected")
     return layers
 
 

@@ -390,13 +390,7 @@ def drawings(
         layers: what the case study has measured.
     """
     name = experiment.name
-    if name in MODELS and 100 in experiment.missing:  # the model's panel of Figure 4
-        model = MODELS[name]
-        for dataset in experiment.datasets:
-            caption = f"{model} on {TITLES[dataset]} with all vectors outside the training set missing."
-            figure = against_depth(results, experiment, dataset, (model,), 100, test_only=True)
-            yield f"depth-{model.lower()}-{dataset}", caption, figure
-    elif name in PER_GRAPH:  # the paper has one graph in its text and the others in its appendix
+    if name in PER_GRAPH:  # the paper has one graph in its text and the others in its appendix
         draw, caption = PER_GRAPH[name]
         for dataset in experiment.datasets:
             number = name[-1] + ("" if dataset == "cora" else ", appendix")

@@ -161,26 +161,3 @@ def _summarize_layers(records: Sequence[Record], accuracy: float | None) -> Laye
 
 def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def write_tensorboard(by_norm: dict[str, Layers], model: str, folder: Any) -> None:
-    """Write means and histograms as TensorBoard shows them, the layer as the step."""
-    from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
-
-    for norm, layers in by_norm.items():
-        with SummaryWriter(f"{folder}/{model}-{norm}") as writer:
-            for kind in PAIRS:
-                for number, counts in enumerate(layers.histograms[kind]):
-                    writer.add_scalar(f"apd_{kind}", layers.apd[kind][number], number + 1)
-                    writer.add_scalar(f"apsd_{kind}", layers.apsd[kind][number], number + 1)
-                    writer.add_histogram_raw(
-                        f"distance_{kind}",
-                        min=layers.edges[kind][0],
-                        max=layers.edges[kind][-1],
-                        num=sum(counts),
-                        sum=layers.apd[kind][number] * sum(counts),
-                        sum_squares=layers.apsd[kind][number] * sum(counts),
-                        bucket_limits=layers.edges[kind][1:],
-                        bucket_counts=counts,
-                        global_step=number + 1,
-                    )

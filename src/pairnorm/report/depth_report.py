@@ -6,7 +6,7 @@ from math import isnan
 from typing import Any
 
 from pairnorm.base.errors import markdown
-from pairnorm.compare.depth import EPOCHS, LONG_RANGE, DepthCell, DepthComparison, DepthTable, Row
+from pairnorm.compare.depth import LONG_RANGE, DepthCell, DepthComparison, DepthTable, Row
 from pairnorm.compare.depth_analysis import (
     MAX_NAMED,
     NO_METHOD,
@@ -25,6 +25,7 @@ from pairnorm.compare.depth_analysis import (
 )
 from pairnorm.report.document import Details, Document, Markdown, Only, Section, Table
 from pairnorm.sweep.significance import ERROR_RATE, compare_with, paired_difference
+from pairnorm.sweep.tables import show_mean
 
 DEEP_LAYERS = 16
 LARGE_GRAPHS = ("pubmed", "coauthor-cs")
@@ -64,26 +65,11 @@ best. The interval holds 95% of the mean ranks when graphs and runs are resample
 ON_EACH_GRAPH = """\
 Validation accuracy selects the method and its depth. Next to it are the methods that are not significantly
 worse on the test nodes, each at the depth that validation accuracy selects for it."""
-RANKING = """\
-Mean rank by test accuracy over {situations} situations (depths and missing rates of one graph), 1 is best.
-The interval holds 95% of the mean ranks when situations and runs are resampled; it does not hold for other
-graphs."""
 FIGURE = """\
 The effective rank is that of the last hidden state: 1 where all nodes share one direction, 0 where all are
 zero. Jumping knowledge need not use that state. A line ends before the others where all runs diverged.
 Vertical lines are 95% intervals over runs."""
 TOO_LITTLE = "At every depth at most a third of the methods have been run: too little to compare."
-PUBLISHED = {
-    "GCNII, 64 layers (Chen et al., 2020)": ("0.855", ("GCNII", 64), ""),
-    'GCNII, 32 layers (Chen et al., 2022, "Bag of Tricks")': ("0.853", ("GCNII", 32), ""),
-    "APPNP (the same)": ("0.837", ("APPNP", 32), ", 32 layers"),
-}
-"""Published accuracies on Cora with all features, and the method and depth of ours to show next to them."""
-PUBLISHED_DIFFERENCES = """\
-What differs from GCNII's own code: we test on all 2,068 nodes outside training and validation, not on 1,000
-of them; the hidden width is 32, not 64; weight decay is 5e-4 everywhere, not 0.01 on convolutions; there are
-500 epochs, of which validation accuracy chooses, not up to 1,500 that validation loss ends. We chose learning
-rate and α at every depth; the published numbers were tuned for the model."""
 
 
 def advice(comparison: DepthComparison, rows: Sequence[Row]) -> Iterator[str]:
@@ -149,9 +135,8 @@ def _score(row: Row | None = None) -> str:
         return "not run"
     if never_trained(row):
         return "diverged"
-    deviation = "" if isnan(row["score_std"]) else f" ± {row['score_std']:.3f}"
     diverged = f" ({row['diverged']} diverged)" if row["diverged"] else ""
-    return f"{row['score']:.3f}{deviation}{diverged}"
+    return f"{show_mean(row['score'], row['score_std'])}{diverged}"
 
 
 def document(
@@ -183,10 +168,10 @@ def document(
         blocks = _image("Accuracy and effective rank against depth", figures.get((dataset, model)))
         if blocks and model != "SGC":
             blocks.append(Markdown(FIGURE))
-        blocks += [*_ranking(here), _standing(here)] if here else [Markdown(TOO_LITTLE)]
+        blocks += [_standing(here)] if here else [Markdown(TOO_LITTLE)]
         blocks += [_accuracies(*group) for group in sorted(group_by(part, "missing_percent").items())]
         sections.append(Section(f"{title(comparison, dataset)}, {model}", blocks))
-    sections += [_published(table), _not_run(table), _provenance(table, command)]
+    sections += [_not_run(table), _provenance(table, command)]
     name = "Methods against oversmoothing, by depth"
     return Document(name, [], [section for section in sections if section.blocks], lead=lead)
 
@@ -255,25 +240,6 @@ def _on_each_graph(comparison: DepthComparison, rows: Sequence[Row]) -> Section:
     return Section("What to use on each graph", [Markdown(ON_EACH_GRAPH), shown])
 
 
-def _ranking(rows: Sequence[Row]) -> list[Details]:
-    ranking, situations = ranked(rows)
-    parts = {
-        "all features": [row for row in rows if row["missing_percent"] == 0],
-        "100% missing": [row for row in rows if row["missing_percent"] == 100],
-        f"{DEEP_LAYERS} layers or more": [row for row in rows if row["depth"] >= DEEP_LAYERS],
-    }
-    ranks = {name: {row.method: row.rank for row in ranked(part)[0]} for name, part in parts.items()}
-    ranks = {name: rank for name, rank in ranks.items() if rank}
-    lines = [
-        [short(row.method), f"{row.rank:.1f}", f"{row.low:.1f} to {row.high:.1f}",
-         *(f"{rank[row.method]:.1f}" if row.method in rank else "" for rank in ranks.values())]
-        for row in ranking
-    ]  # fmt: skip
-    text = Markdown(RANKING.format(situations=len(situations)))
-    shown = _table(("method", "mean rank", "95% interval", *ranks), lines)
-    return [Details("Ranking", [text, shown])] if ranking else []
-
-
 def _standing(rows: Sequence[Row]) -> Markdown:
     """State how often PairNorm, in the mode that validation selects, is significantly worse than others."""
     led, worse, total = 0, list[str](), 0
@@ -307,21 +273,6 @@ def _accuracies(key: tuple[int], rows: Sequence[Row]) -> Details:
 
     headings, lines = _by_depth(rows, show)
     return Details(f"Accuracy, {describe_missing(*key)}", [_table(["method", *headings], lines)])
-
-
-def _published(table: DepthTable) -> Section:
-    """Show published numbers next to ours, where any of ours has the same protocol."""
-    ours = {tuple(row[name] for name in DepthCell._fields): row for row in table.rows}
-    rows = [
-        [name, accuracy, _score(ours.get(("cora", "GCN", method, 0, depth))) + note]
-        for name, (accuracy, (method, depth), note) in PUBLISHED.items()
-    ]
-    is_run = any(not shown.startswith("not run") for _, _, shown in rows)
-    shown = _table(("on Cora, all features", "published", "ours"), rows)
-    blocks = [shown, Markdown(PUBLISHED_DIFFERENCES)]
-    return Section(
-        "Published numbers next to ours", blocks if is_run and table.comparison.epochs == EPOCHS else []
-    )
 
 
 def _not_run(table: DepthTable) -> Section:

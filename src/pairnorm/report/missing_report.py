@@ -29,6 +29,7 @@ from pairnorm.compare.missing_runs import MissingResults
 from pairnorm.report.document import Details, Document, Markdown, Only, Section, Table
 from pairnorm.sweep.significance import Difference, Runs, mean_interval, paired_difference, significant
 from pairnorm.sweep.tables import TITLES as GRAPHS
+from pairnorm.sweep.tables import show_mean
 
 COLUMNS = ("protocol", "dataset", "fill", "model", "missing_percent", "accuracy", "accuracy_std", "runs",
            "macro_f1", "auc", "published")  # fmt: skip
@@ -242,7 +243,7 @@ def _table(protocol: Protocol, lines: Sequence[Line]) -> Table:
 def _format_cell(protocol: Protocol, line: Line, top: float | None) -> str:
     text = "not run"
     if line.accuracies:
-        text = f"{line.accuracy:.3f}" + ("" if isnan(line.std) else f" ± {line.std:.3f}")
+        text = show_mean(line.accuracy, line.std)
         if line.cell.dataset in TABLES:
             text = f"{line.score:.3f} (accuracy {text})"
         text = f"**{text}**" if line.is_compared and line.score == top else text

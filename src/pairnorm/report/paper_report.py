@@ -12,7 +12,7 @@ from statistics import fmean
 
 from pairnorm.base.errors import markdown as markdown_text
 from pairnorm.base.errors import markdown_code
-from pairnorm.base.files import csv_text, write_text
+from pairnorm.base.files import write_text
 from pairnorm.base.memory import without_collection
 from pairnorm.base.plotting import save
 from pairnorm.paper.claims import requested_runs, verdicts
@@ -49,16 +49,16 @@ from pairnorm.report.paper_sections import (
 from pairnorm.sweep.grid import Summary, best
 from pairnorm.sweep.index import ResultIndex, open_results
 from pairnorm.sweep.significance import significant
-from pairnorm.sweep.tables import TITLES, Table, as_csv, latex
+from pairnorm.sweep.tables import TITLES, Table, as_csv, latex, show_mean
 from pairnorm.train import Spec, Trial
 from pairnorm.train.result import Origin, Result
 
-FIGURES, USER_FILE = "figures", "own-trials.csv"
+FIGURES = "figures"
 NOTES = "notes.md"
 """A file in the output folder that, if there is one, becomes a section of the report: findings of people."""
 SPEC_FIELDS = [field.name for field in fields(Spec)]
 MAX_ROWS = 50
-"""Trials of the user per graph that the report shows; the file has all."""
+"""Specs of the user per graph that the report shows."""
 ORIGIN_COLUMNS = {
     "pairnorm": "pairnorm_version",
     "torch": "torch_version",
@@ -115,7 +115,7 @@ def write_outputs(
     out: Path,
 ) -> Outputs:
     """Write the tables and figures of the named experiments, as far as their trials have been run."""
-    outputs, names = Outputs(out), list(names)
+    outputs = Outputs(out)
     for name in names:
         if name == "figure2":
             outputs.add_figures(figure2_drawing())
@@ -128,8 +128,7 @@ def write_outputs(
                     outputs.add_table(table, ("scale", *experiment.searched))
             elif name not in ("case-study", *PER_GRAPH):
                 outputs.add_table(Table.of(results, experiment, reported=reported()))
-            if not (name in MODELS and "figure4" in names):  # which has it among its panels
-                outputs.add_figures(drawings(experiment, results, layers))
+            outputs.add_figures(drawings(experiment, results, layers))
     return outputs
 
 
@@ -159,7 +158,6 @@ def write_report(
     title, lead = f"Trials of {Path(store).name}", ""
     sections: list[Section | None] = []
     if others:
-        outputs.write(USER_FILE, _user_csv(others))
         sections.append(user_section(others))
     if not only_others:
         decided = verdicts(Evidence(results, layers, selection, all_runs=selection.runs is None))
@@ -287,25 +285,14 @@ def _specs_of(selection: Selection) -> set[Spec]:
 
 def user_section(summaries: Sequence[Summary]) -> Section:
     """Return the section on the user's trials: per graph, the best spec and a table of the varied fields."""
-    lines = [
-        f"{len(summaries):,} specs that are none of the paper's, ranked by mean validation accuracy; all are "
-        f"in [{USER_FILE}]({USER_FILE})."
-    ]
-    paper = _specs_of(Selection())
-    usual = {spec.epochs for spec in paper}
-    shorter = Counter(
-        runs.spec.epochs
-        for runs in summaries
-        if any(runs.spec.replace(epochs=epochs) in paper for epochs in usual)
+    text = (
+        f"{len(summaries):,} specs that are none of the paper's, ranked by mean validation accuracy. "
+        "Python's `Store.export` writes all trials as CSV. Give `pairnorm report` the options of `pairnorm "
+        "reproduce`, such as `--epochs`, to see trials next to the paper's numbers."
     )
-    lines += [
-        f"`pairnorm report --epochs {epochs}` shows {count:,} of them next to the paper's numbers: only "
-        "their epochs differ."
-        for epochs, count in sorted(shorter.items())
-    ]
     graphs = dict.fromkeys(summary.spec.dataset for summary in summaries)
     tables = [_user_graph(name, [runs for runs in summaries if runs.spec.dataset == name]) for name in graphs]
-    return Section("Trials of your own", [Markdown("\n\n".join(lines)), *tables])
+    return Section("Trials of your own", [Markdown(text), *tables])
 
 
 def _user_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
@@ -316,50 +303,28 @@ def _user_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
             *(str(getattr(runs.spec, name)) for name in varied),
             str(len(runs.trials)),
             f"{runs.mean('validation_accuracy'):.3f}",
-            _format_accuracy(runs),
-            *(_mean(runs, name, ".3g") for name in measures),
+            show_mean(runs.mean("test_accuracy"), runs.std("test_accuracy")),
+            *(_mean(runs, name) for name in measures),
         ]
         for runs in sorted(summaries, key=lambda runs: -runs.validation)[:MAX_ROWS]
     ]
     text = (
-        f"Best by validation: {markdown_code(first.spec)}, {_format_accuracy(first)} of the test nodes over "
-        f"{len(first.trials)} runs."
+        f"Best by validation: {markdown_code(first.spec)}, {first.mean('test_accuracy'):.3f} of the test "
+        f"nodes over {len(first.trials)} runs."
     )
     columns = [*varied, "runs", "validation", "test accuracy", *measures]
     more = [Text(f"… and {len(summaries) - MAX_ROWS:,} more.")] if len(summaries) > MAX_ROWS else []
     return Details(dataset, [Markdown(text), Shown(columns, rows), *more])
 
 
-def _user_csv(summaries: Sequence[Summary]) -> str:
-    """Return the user's trials as CSV: a row per spec, with all its fields."""
-    measures = _measure_names(summaries)
-    rows = []
-    for runs in summaries:
-        spread = runs.std("test_accuracy")
-        means = [_mean(runs, name) for name in ("validation_accuracy", "test_accuracy")]
-        numbers = [
-            *means,
-            "" if isnan(spread) else f"{spread:.6g}",
-            *(_mean(runs, name) for name in measures),
-        ]
-        rows.append([*(getattr(runs.spec, name) for name in SPEC_FIELDS), len(runs.trials), *numbers])
-    headings = (*SPEC_FIELDS, "runs", "validation_accuracy", "accuracy", "accuracy_std", *measures)
-    return csv_text(headings, rows)
-
-
 def _measure_names(summaries: Sequence[Summary]) -> list[str]:
     return list(dict.fromkeys(name for runs in summaries for trial in runs.trials for name in trial.measures))
 
 
-def _mean(runs: Summary, name: str, form: str = ".6g") -> str:
-    """Format the mean of a metric or measure; empty where a run lacks it, or it is NaN."""
-    is_known = name.endswith("accuracy") or all(name in trial.measures for trial in runs.trials)
-    return "" if not is_known or isnan(runs.mean(name)) else f"{runs.mean(name):{form}}"
-
-
-def _format_accuracy(runs: Summary) -> str:
-    spread = runs.std("test_accuracy")
-    return f"{runs.mean('test_accuracy'):.3f}" + ("" if isnan(spread) else f" ± {spread:.3f}")
+def _mean(runs: Summary, measure: str) -> str:
+    """Format the mean of a measure; empty where a run lacks it, or it is NaN."""
+    is_known = all(measure in trial.measures for trial in runs.trials)
+    return "" if not is_known or isnan(runs.mean(measure)) else f"{runs.mean(measure):.3g}"
 
 
 def _provenance(

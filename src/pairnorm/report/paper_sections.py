@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from math import isnan
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from pairnorm.data import datasets
 from pairnorm.paper.evidence import CASES, Verdict
-from pairnorm.paper.experiments import ABLATION, DATASETS, SPLITS, Selection
-from pairnorm.report.charts import BLUE, GREEN, VERMILLION, differences
-from pairnorm.report.document import Details, Markdown, Only, Section, Text
+from pairnorm.paper.experiments import DATASETS, SPLITS, Selection
+from pairnorm.report.charts import BLUE, GREEN, VERMILLION, Block, differences
+from pairnorm.report.document import Details, Markdown, Section, Text
 from pairnorm.report.document import Table as Shown
 from pairnorm.sweep.grid import TableCell
 from pairnorm.sweep.index import Chosen, ResultIndex
 from pairnorm.sweep.significance import Difference, paired_difference, significant
-from pairnorm.sweep.tables import PARTIAL, TITLES, Entry, Table, markdown
+from pairnorm.sweep.tables import TITLES, Table, by_missing_rate, legend
 from pairnorm.train import Spec
 
 MODEL_STYLES = {"SGC": (BLUE, "circle"), "GCN": (VERMILLION, "square"), "GAT": (GREEN, "triangle-up")}
@@ -101,27 +100,9 @@ def splits_section(gains: Sequence[Gain]) -> Section | None:
     return Section("Does PairNorm help?", [*charts, Text(text), Shown(headings, rows)], wide=True)
 
 
-def table_blocks(table: Table) -> list[Only]:
-    """Return a table: compact in Markdown, sortable in HTML."""
-    headings = ["Graph", "Method", "Missing", "Ours", "±", "Layers", "Paper", "Paper's layers", "Difference"]
-    caption = "Test accuracy, ours next to the paper's" if table.against_paper else "Test accuracy"
-    caption += f" ({PARTIAL})" if table.partial else ""
-    columns = len(headings) if table.against_paper else 6
-    rows = [_row(entry)[:columns] for entry in table.entries if entry.ours or entry.paper]
-    shown = Shown(headings[:columns], rows, caption, search=True)
-    return [Only("markdown", [Markdown(markdown(table).strip())]), Only("html", [shown])]
-
-
-def _row(entry: Entry) -> list[str]:
-    dataset, method, percent = entry.cell
-    ours, paper, difference = entry.ours, entry.paper, entry.difference
-    numbers = ["–", "–", "–"]
-    if ours is not None:
-        spread = "–" if isnan(ours.accuracy_std) else f"{ours.accuracy_std:.3f}"
-        numbers = [f"{ours.accuracy:.3f}{'' if ours.complete else '*'}", spread, str(ours.layers)]
-    theirs = ["–", "–"] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
-    gap = "–" if difference is None else f"{difference:+.3f}"
-    return [TITLES[dataset], method, f"{percent}%", *numbers, *theirs, gap]
+def table_blocks(table: Table) -> list[Block]:
+    """Return a table with its legend."""
+    return [Shown(*by_missing_rate(table), formatted=True, left=2), Text(legend(table))]
 
 
 def differences_section(tables: Sequence[Table]) -> Section | None:
@@ -132,9 +113,12 @@ def differences_section(tables: Sequence[Table]) -> Section | None:
     large = [entry for entry in known if abs(entry.difference or 0) > LARGE_DIFFERENCE]
     rows = []
     for entry in sorted(large, key=lambda entry: -abs(entry.difference or 0)):
-        graph, method, missing, ours, _, layers, paper, paper_layers, difference = _row(entry)
-        values = [f"{ours.rstrip('*')} @ {layers}", f"{paper} @ {paper_layers}"]
-        rows.append([graph, method, missing, *values, difference])
+        assert entry.ours is not None
+        assert entry.paper is not None
+        both = (entry.ours, entry.paper)
+        values = [f"{number.accuracy:.3f} @ {number.layers}" for number in both]
+        dataset, method, percent = entry.cell
+        rows.append([TITLES[dataset], method, f"{percent}%", *values, f"{entry.difference:+.3f}"])
     headings = ["Graph", "Method", "Missing", "Ours", "Paper", "Difference"]
     text = f"{len(large)} of {len(known)} numbers differ from the paper's by more than {LARGE_DIFFERENCE}."
     return Section("Where we differ from the paper", [Text(text), *([Shown(headings, rows)] if rows else [])])
@@ -225,7 +209,7 @@ def scaling_section(tables: Mapping[str, Table], blocks: Sequence[Any] = ()) -> 
 
 
 def ablation_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section | None:
-    """Return the section on adjacency, order and norm, with a recommendation."""
+    """Return the section on adjacency, order and norm."""
     if table is None:
         return None
     complete = {entry.cell: entry.ours for entry in table.entries if entry.ours and entry.ours.complete}
@@ -248,8 +232,7 @@ def ablation_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section
         if any(effects):
             rows.append([f"{model}: {value} instead of {other}", *effects])
     headings = ["Change", *(f"{percent}% missing" for percent in table.percents)]
-    advice = [_recommendation(complete, model, table.percents) for model in ("GCN", "GAT")]
-    shown = [Text(changes), Shown(headings, rows), Markdown("\n\n".join(filter(None, advice)))]
+    shown = [Text(changes), Shown(headings, rows)]
     return Section("Which protocol: adjacency, order, norm", [Text(text), *blocks, *shown])
 
 
@@ -265,35 +248,6 @@ def _effect(
         and (twin := spec.replace(**{field: other})) in by_spec
     ]
     return f"{fmean(gaps):+.3f}" if gaps else ""
-
-
-def _recommendation(complete: Mapping[TableCell, Chosen], model: str, percents: Sequence[int]) -> str:
-    """Name the method with a norm that validation prefers on the graphs where every method is complete."""
-    methods = [method for method, settings in ABLATION.methods.items() if settings["model"] == model]
-    graphs = [
-        dataset
-        for dataset in ABLATION.datasets
-        if complete.keys() >= {TableCell(dataset, *rest) for rest in product(methods, percents)}
-    ]
-    if not graphs:
-        return ""
-    cells = {
-        method: [TableCell(dataset, method, percent) for percent in percents for dataset in graphs]
-        for method in methods
-        if "norm" in ABLATION.methods[method]
-    }
-    scores = {method: fmean(complete[cell].best.validation for cell in cells[method]) for method in cells}
-    best = max(scores, key=lambda method: scores[method])
-    accuracies = [
-        f"{fmean(complete[cell].accuracy for cell in cells[best] if cell.missing_percent == percent):.3f} "
-        f"at {percent}% missing"
-        for percent in percents
-    ]
-    return (
-        f"**Recommendation for {model}: {best.removeprefix(f'{model} ')}**: the best mean validation "
-        f"accuracy over missing rates on {' and '.join(TITLES[name] for name in graphs)} "
-        f"({scores[best]:.3f}); test accuracy {', '.join(accuracies)}."
-    )
 
 
 def statistics_section() -> Section:

@@ -1,6 +1,7 @@
 """Tables of selected candidates next to reported numbers, for the terminal, as CSV, Markdown and LaTeX."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import NamedTuple
@@ -122,14 +123,6 @@ class Table:
         """Whether a number of ours was selected before all candidates were trained."""
         return any(entry.ours is not None and not entry.ours.complete for entry in self.entries)
 
-    def rows(self) -> Iterator[tuple[str, str, list[Entry | None]]]:
-        """Yield dataset, method, and the entries at every missing percentage."""
-        by_row: dict[tuple[str, str], dict[int, Entry]] = {}
-        for entry in self.entries:
-            by_row.setdefault(entry.cell[:2], {})[entry.cell.missing_percent] = entry
-        for (dataset, method), entries in by_row.items():
-            yield dataset, method, [entries.get(percent) for percent in self.percents]
-
 
 def as_csv(table: Table, settings: Sequence[str] = ()) -> str:
     """Return the table as CSV, empty where nothing was run; ``settings`` of the chosen specs are columns."""
@@ -149,20 +142,29 @@ def as_csv(table: Table, settings: Sequence[str] = ()) -> str:
     return csv_text([*COLUMNS, *settings], rows)
 
 
-def markdown(table: Table) -> str:
-    """Return the table as Markdown, with our number and the paper's in every cell."""
-    rows, previous = [], ""
-    for dataset, method, entries in table.rows():
-        rows.append([TITLES[dataset] if dataset != previous else "", method, *map(_markdown_cell, entries)])
+def by_missing_rate(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows in Markdown: a column per missing rate, the paper's numbers below ours."""
+    by_row: dict[tuple[str, str], dict[int, Entry]] = {}
+    for entry in table.entries:
+        by_row.setdefault(entry.cell[:2], {})[entry.cell.missing_percent] = entry
+    rows, previous = list[list[str]](), ""
+    for (dataset, method), entries in by_row.items():
+        cells = [entries.get(percent) for percent in table.percents]
+        rows.append([TITLES[dataset] if dataset != previous else "", method, *map(_show_ours, cells)])
+        if any(cell is not None and cell.paper for cell in cells):
+            rows.append(["", "paper", *map(_show_paper, cells)])
         previous = dataset
-    shown = markdown_table(["Graph", "Method", *(f"{percent}% missing" for percent in table.percents)], rows)
-    legend = "Ours: mean test accuracy ± standard deviation over the runs, @ layers chosen by validation."
+    return ["Graph", "Method", *(f"{percent}% missing" for percent in table.percents)], rows
+
+
+def legend(table: Table) -> str:
+    """Explain the cells of a table."""
+    text = "Ours: mean test accuracy ± standard deviation over the runs, @ layers chosen by validation."
     if table.against_paper:
-        legend += " Below: the paper's, and ours minus the paper's."
-    legend += " Bold: the best of ours on a graph."
+        text += " Below: the paper's, and ours minus the paper's."
     notes = [IDLE_SKIP] if any(entry.has_idle_skip for entry in table.entries) else []
     notes += [PARTIAL] if table.partial else []
-    return f"{shown}\n\n{legend}{''.join(f' {note}.' for note in notes)}\n"
+    return f"{text} Bold: the best of ours on a graph.{''.join(f' {note}.' for note in notes)}"
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
@@ -173,86 +175,64 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left:
 
 
 def latex(table: Table) -> str:
-    """Return the table as LaTeX (booktabs), with the paper's numbers and differences below each method."""
-    percents = table.percents
-    missing = "".join(rf" & \multicolumn{{2}}{{c}}{{{percent}\% missing}}" for percent in percents)
-    lines = [
-        rf"\begin{{tabular}}{{ll{'rr' * len(percents)}}}",
-        r"\toprule",
-        rf"Graph & Method{missing} \\",
-        " & " + r" & Acc & \#L" * len(percents) + r" \\",
-    ]
-    previous = ""
-    for dataset, method, entries in table.rows():
-        if dataset != previous:
-            lines.append(r"\midrule")
-        title = TITLES[dataset] if dataset != previous else ""
-        lines.append(rf"{title} & {method} & {' & '.join(map(_latex_ours, entries))} \\")
-        if any(entry is not None and entry.paper for entry in entries):
-            lines.append(rf" & \quad paper & {' & '.join(map(_latex_paper, entries))} \\")
-        previous = dataset
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    """Return the table as LaTeX (booktabs)."""
+    headings, rows = by_missing_rate(table)
+    first, *others = [f"{' & '.join(map(_in_latex, row))} \\\\" for row in (headings, *rows)]
+    begin = rf"\begin{{tabular}}{{ll{'r' * len(table.percents)}}}"
+    return "\n".join([begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _in_latex(text: str) -> str:
+    text = re.sub(r"\*\*(.*)\*\*", r"\\textbf{\1}", text).replace("%", r"\%").replace("±", r"$\pm$")
+    return re.sub(r"([+-]\d[\d.]*)", r"$\1$", text.replace("†", r"$^\dagger$"))
 
 
 def terminal(table: Table) -> str:
-    """Return the table for the terminal, one line per cell, with rich markup."""
+    """Return the table for the terminal, one line per cell."""
     headings = ["", "Missing", "Ours", "Layers", *(["Paper", "Layers", "Difference"] * table.against_paper)]
-    lines, marks = [headings], [""]
-    previous = ("", "")
+    lines, previous = [headings], ("", "")
     for entry in table.entries:
         dataset, method, percent = entry.cell
         ours, paper, difference = entry.ours, entry.paper, entry.difference
         if dataset != previous[0]:
             lines.append([TITLES[dataset], *[""] * (len(headings) - 1)])
-            marks.append("")
         cells = [f"  {method}" if (dataset, method) != previous else "", f"{percent}%"]
         cells += [NOT_RUN, ""] if ours is None else [_format_accuracy(ours), str(ours.layers)]
         cells += ["", ""] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
         cells.append("" if difference is None else f"{difference:+.3f}")
         lines.append(cells[: len(headings)])
-        marks.append("dim" if ours is None else "bold" if entry.best else "")
         previous = (dataset, method)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    first, *widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = [table.title, ""]
-    for (name, *numbers), mark in zip(lines, marks, strict=True):
-        padded = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-        if mark:
-            padded[1] = f"[{mark}]{padded[1]}[/]"
-        text.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
+    for name, *numbers in lines:
+        padded = [number.rjust(width) for number, width in zip(numbers, widths, strict=True)]
+        text.append("  ".join([name.ljust(first), *padded]).rstrip())
     return "\n".join([*text, *([PARTIAL] if table.partial else [])]) + "\n"
 
 
 def _format_accuracy(ours: Chosen) -> str:
-    spread = "" if isnan(ours.accuracy_std) else f" ± {ours.accuracy_std:.3f}"
-    return f"{ours.accuracy:.3f}{spread}{'' if ours.complete else '*'}"
+    return f"{show_mean(ours.accuracy, ours.accuracy_std)}{'' if ours.complete else '*'}"
 
 
-def _markdown_cell(entry: Entry | None) -> str:
-    if entry is None:
-        return ""
-    text = NOT_RUN
-    if entry.ours is not None:
-        value = _format_accuracy(entry.ours)
-        text = f"{f'**{value}**' if entry.best else value} @ {entry.ours.layers}"
-        text += "†" if entry.has_idle_skip else ""
-    if entry.paper is not None:
-        text += f"<br>{entry.paper.accuracy:.3f} @ {entry.paper.layers}"
-    return text if entry.difference is None else f"{text}, {entry.difference:+.3f}"
+def show_mean(mean: float, deviation: float) -> str:
+    """Format a mean with its standard deviation, which is NaN for a single run.
+
+    >>> show_mean(0.75, 0.0125)
+    '0.750 ± 0.013'
+    """
+    return f"{mean:.3f}" + ("" if isnan(deviation) else f" ± {deviation:.3f}")
 
 
-def _latex_ours(entry: Entry | None) -> str:
-    if entry is None:
-        return " & "
-    if entry.ours is None:
-        return rf"\multicolumn{{2}}{{c}}{{{NOT_RUN}}}"
-    number, plus_minus, spread = _format_accuracy(entry.ours).partition(" ± ")
-    value = rf"{number}{{\scriptsize$\,\pm\,${spread}}}" if plus_minus else number
-    dagger = r"$^\dagger$" if entry.has_idle_skip else ""
-    return (rf"\textbf{{{value}}}" if entry.best else value) + f" & {entry.ours.layers}{dagger}"
+def _show_ours(entry: Entry | None) -> str:
+    if entry is None or entry.ours is None:
+        return NOT_RUN if entry else ""
+    value = _format_accuracy(entry.ours)
+    value = f"**{value}**" if entry.best else value
+    return f"{value} @ {entry.ours.layers}{'†' if entry.has_idle_skip else ''}"
 
 
-def _latex_paper(entry: Entry | None) -> str:
+def _show_paper(entry: Entry | None) -> str:
     if entry is None or entry.paper is None:
-        return " & "
-    difference = "" if entry.difference is None else f" (${entry.difference:+.3f}$)"
-    return f"{entry.paper.accuracy:.3f}{difference} & {entry.paper.layers}"
+        return ""
+    difference = "" if entry.difference is None else f", {entry.difference:+.3f}"
+    return f"{entry.paper.accuracy:.3f} @ {entry.paper.layers}{difference}"
