@@ -1,7 +1,5 @@
 import csv
-import re
 from dataclasses import replace
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,11 @@ from pairnorm.compare.missing import (
     SSNC,
     TABLES_80,
     MissingCell,
-    choose_protocols,
 )
 from pairnorm.compare.missing_runs import Evaluation, MissingResults
-from pairnorm.report.document import render_html, render_markdown
-from pairnorm.report.missing_report import Line, as_csv, document, draw, lines
-from pairnorm.train import Spec, Store, Trial
+from pairnorm.report.document import render_markdown
+from pairnorm.report.missing_report import METRICS, Line, as_csv, document, draw, lines
+from pairnorm.train import Spec, Trial
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -103,9 +100,9 @@ def setting(percent: float, others: int, gap: float) -> list[Line]:
     """`fit` and some others, all ahead of it or behind it by a gap, over five runs."""
     ours = {seed: 0.7 + 0.01 * seed for seed in range(5)}
     theirs = {seed: value - gap + 0.002 * (-1) ** seed for seed, value in ours.items()}
-    lines = [Line(MissingCell("ssnc-mv", "cora", "auto", FIT, percent), tuple(ours.values()), scores=ours)]
+    lines = [Line(MissingCell("ssnc-mv", "cora", "auto", FIT, percent), {"accuracy": ours})]
     return lines + [
-        Line(MissingCell("ssnc-mv", "cora", "fp", f"M{k}", percent), tuple(theirs.values()), scores=theirs)
+        Line(MissingCell("ssnc-mv", "cora", "fp", f"M{k}", percent), {"accuracy": theirs})
         for k in range(others)
     ]
 
@@ -128,7 +125,9 @@ def test_settings_with_one_run_are_no_part_of_the_family() -> None:
     """Bug: settings that cannot be tested made the corrected rate of the others smaller."""
     [ours, other] = setting(100, 1, 0.05)
     singles = [
-        line._replace(cell=line.cell._replace(missing_percent=rate), scores={0: line.accuracies[0]})
+        line._replace(
+            cell=line.cell._replace(missing_percent=rate), runs={"accuracy": {0: line.accuracies[0]}}
+        )
         for rate in range(1, 90)
         for line in (ours, other)
     ]
@@ -139,8 +138,8 @@ def test_settings_with_one_run_are_no_part_of_the_family() -> None:
 
 def test_published_numbers_are_compared_too() -> None:
     some = [
-        Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), (0.74,)),
-        Line(MissingCell("fp-vectors", "cora", "pcfi", "GCN", 99.5), (0.736,), published=0.754),
+        Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), {"accuracy": {0: 0.74}}),
+        Line(MissingCell("fp-vectors", "cora", "pcfi", "GCN", 99.5), {"accuracy": {0: 0.736}}, 0.754),
     ]
     expected = "| fp-vectors | Cora | 99.5% | 0.740 | GCN, PCFI, as published | 0.754 | 1 | -0.014 |"
     assert expected in report([FP_VECTORS], some)
@@ -156,9 +155,13 @@ def test_published_numbers_are_shown_next_to_ours() -> None:
 
 def test_methods_that_use_validation_labels_are_shown_but_not_compared() -> None:
     some = [
-        Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), (0.78,)),
-        Line(MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP, 99.5), (0.75,)),
-        Line(MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP_RELEASED, 99.5), (0.79,), published=0.806),
+        Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), {"accuracy": {0: 0.78}}),
+        Line(MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP, 99.5), {"accuracy": {0: 0.75}}),
+        Line(
+            MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP_RELEASED, 99.5),
+            {"accuracy": {0: 0.79}},
+            0.806,
+        ),
     ]
     text = report([replace(FP_VECTORS, runs=1)], some)
     assert f"| fp-vectors | Cora | 99.5% | 0.780 | {FSD_CAP} | 0.750 | 1 | +0.030 |" in text
@@ -173,7 +176,10 @@ def test_tables_go_by_auc_or_macro_f1() -> None:
         for model in ("logistic regression", "label propagation")
     ]
     scores = [(0.71, 0.5, 0.6), (0.70, 0.6, 0.7), (0.71, 0.5, 0.6), (0.70, 0.4, 0.7)]
-    some = [Line(cell, (accuracy,), f1, auc) for cell, (accuracy, f1, auc) in zip(cells, scores, strict=True)]
+    some = [
+        Line(cell, {metric: {0: value} for metric, value in zip(METRICS, values, strict=True)})
+        for cell, values in zip(cells, scores, strict=True)
+    ]
     text = report([replace(TABLES_80, runs=1)], some)
     assert "| label propagation | **0.700 (accuracy 0.700)** | 0.400 (accuracy 0.700) |" in text
     assert "| logistic regression | 0.600 (accuracy 0.710) | **0.500 (accuracy 0.710)** |" in text
@@ -184,22 +190,10 @@ def test_the_figure_has_the_same_bytes_every_time(tmp_path: Path) -> None:
     first, again = (draw(some, tmp_path / name)["missing"] for name in ("one", "two"))
     assert [path.name for path in first] == ["missing.png", "missing.pdf"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
-    assert draw([Line(MissingCell("fp-vectors", "cora", "fp", "GCN", 50), (), nan)], tmp_path) == {}
+    assert draw([Line(MissingCell("fp-vectors", "cora", "fp", "GCN", 50), {"accuracy": {}})], tmp_path) == {}
 
 
 def test_the_report_names_the_commits_of_several() -> None:
     text = report([ONE], setting(100, 5, 0.05), None, {"abc1234": 40, "def5678": 2})
     assert "Runs by commit: abc1234 (40), def5678 (2)." in text
     assert "Runs by commit" not in report([ONE], setting(100, 5, 0.05), None, {"abc1234": 42})
-
-
-def test_the_committed_store_gives_the_committed_report(tmp_path: Path) -> None:
-    protocols = choose_protocols()
-    with Store(RESULTS / "missing.sqlite", read_only=True) as store:
-        results = MissingResults.read(store)
-    some = lines(protocols, results)
-    assert as_csv(some).encode() == (RESULTS / "missing.csv").read_bytes()
-    text = report(protocols, some, "figures/missing.png", results.origins)
-    assert text == (RESULTS / "missing.md").read_text(encoding="utf-8")
-    [best, *_] = re.findall(r"\*\*(0\.\d+ ± 0\.\d+)\*\*", text)
-    assert f"<strong>{best}</strong>" in render_html(document(protocols, some))

@@ -102,7 +102,7 @@ def test_holm_stops_at_the_first_that_is_not_significant() -> None:
     assert significant([]) == []
 
 
-def test_mean_ranks_resample_graphs_where_asked() -> None:
+def test_mean_ranks_have_their_range_over_graphs() -> None:
     good, bad = {"a": [0.9, 0.9], "b": [0.1, 0.1]}, {"a": [0.1, 0.1], "b": [0.9, 0.9]}
     situations, graphs = [good, good, good, bad], ["x", "x", "x", "y"]
     first = mean_ranks(situations, graphs)[0]
@@ -110,4 +110,4 @@ def test_mean_ranks_resample_graphs_where_asked() -> None:
 
 
 def test_ties_share_a_rank() -> None:
-    assert [one.rank for one in mean_ranks([{"a": [0.5], "b": [0.5]}])] == [1.5, 1.5]
+    assert [one.rank for one in mean_ranks([{"a": [0.5], "b": [0.5]}], ["x"])] == [1.5, 1.5]

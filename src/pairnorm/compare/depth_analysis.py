@@ -138,8 +138,7 @@ Situation = tuple[str, int, int]
 def ranked(rows: Sequence[Row]) -> tuple[list[MeanRank], list[Situation]]:
     """Rank the methods of a model over graphs, depths and missing rates; also return these situations.
 
-    Only ``comparable`` rows count, and methods that were not run in some situation are left out. With several
-    graphs, the interval is over graphs.
+    Only ``comparable`` rows count, and methods that were not run in some situation are left out.
     """
     situations: dict[Situation, dict[str, Sequence[float]]] = defaultdict(dict)
     for row in comparable(rows):
@@ -151,7 +150,7 @@ def ranked(rows: Sequence[Row]) -> tuple[list[MeanRank], list[Situation]]:
         return [], []
     graphs = [graph for graph, *_ in situations]
     scores = [{method: scores[method] for method in methods} for scores in full]
-    return mean_ranks(scores, graphs if len({*graphs}) > 1 else None), list(situations)
+    return mean_ranks(scores, graphs), list(situations)
 
 
 def title(comparison: DepthComparison, dataset: str) -> str:
@@ -276,7 +275,7 @@ def _draw_curves(axis: "Axes", rows: Sequence[Row], measure: str, styles: Mappin
 
 
 def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
-    """Draw the mean ranks of a model's methods with their intervals; None for fewer than two graphs."""
+    """Draw the mean ranks of a model's methods, with their range over graphs; None for fewer than two."""
     ranking, situations = ranked(rows)
     if len({graph for graph, *_ in situations}) < 2:
         return None
@@ -291,6 +290,6 @@ def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
     axis.set_xlim(left=0.5)
     axis.grid(visible=False, axis="y")
     axis.grid(visible=True, axis="x")
-    axis.set_xlabel("mean rank (1 is best), 95% interval")
+    axis.set_xlabel("mean rank (1 is best), range over graphs")
     axis.set_title(model)
     return figure

@@ -397,12 +397,7 @@ def drawings(
             caption_ = f"Figure {number}. {caption.format(TITLES[dataset])}"
             yield f"{name}-{dataset}", caption_, draw(results, experiment, dataset)
     elif name == "bars":
-        counts = sorted({*experiment.missing.values()}, reverse=True)
-        rates = {
-            count: ", ".join(f"{percent}%" for percent, runs in experiment.missing.items() if runs == count)
-            for count in counts
-        }
-        runs = "; ".join(f"{count} at {percents}" for count, percents in rates.items())
+        runs = ", ".join(f"{count} at {percent}%" for percent, count in experiment.missing.items())
         for model in ("GCN", "GAT"):
             caption = (
                 f"{model} with PairNorm-SI (PN) and skip connections over one layer (t1) or two (t2) by "

@@ -92,30 +92,16 @@ def _run_case_studies(
 ) -> int:
     """Measure the pending models of the case study, and return how many."""
     pending = _pending_studies(experiment, store)
-    costs = [1 if spec.model == "SGC" else spec.epochs for spec in pending]
-    done = 0
-
-    def tick(epochs: int) -> None:
-        nonlocal done
-        done += epochs
-        on_progress(experiment.name, Progress(done, sum(costs), len(pending), str(spec)))
-
     for number, spec in enumerate(pending):
         if should_stop():
             return number
+        on_progress(experiment.name, Progress(number, len(pending), len(pending), str(spec)))
         graph = load(spec.dataset, running.root, split=spec.split)
-        write_layers(store, {spec: measure_layers(graph, spec, 0, find_device(running.device), tick)})
-        tick(sum(costs[: number + 1]) - done)
+        write_layers(store, {spec: measure_layers(graph, spec, 0, find_device(running.device))})
     return len(pending)
 
 
-def measure_layers(
-    graph: Graph,
-    spec: Spec,
-    seed: int,
-    device: torch.device,
-    tick: Callable[[int], None] = lambda epochs: None,
-) -> Layers:
+def measure_layers(graph: Graph, spec: Spec, seed: int, device: torch.device) -> Layers:
     """Train a spec (SGC needs no training) and measure the pairs in every layer but the one of the logits.
 
     They are all connected pairs and 10,000 random ones, the same in every layer; the APSD of random pairs is
@@ -129,7 +115,7 @@ def measure_layers(
         inputs: tuple[Any, ...] = (values.to(device), graph.adjacency.to(device))
     else:
         trainer = GNNTrainer(graph, [(spec, seed)], device)
-        trainer.fit(tick)
+        trainer.fit()
         problem = trainer.problem
         accuracy = float(problem.metrics(trainer.evaluate()[1])["test_accuracy"])
         model, inputs = trainer.model, (problem.features, problem.adjacency)

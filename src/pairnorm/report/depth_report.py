@@ -61,7 +61,7 @@ that were run on all. Differences are tested as above, paired over runs, each ru
 All graphs have few labels: 20 to 40 a class. The larger graphs have some 19,000 nodes."""
 RANKING_OVER_GRAPHS = """\
 Mean rank by test accuracy over {situations} situations (depths and missing rates of {graphs} graphs), 1 is
-best. The interval holds 95% of the mean ranks when graphs and runs are resampled; {graphs} graphs are few."""
+best, and the lowest and highest mean rank on one graph."""
 ON_EACH_GRAPH = """\
 Validation accuracy selects the method and its depth. Next to it are the methods that are not significantly
 worse on the test nodes, each at the depth that validation accuracy selects for it."""
@@ -215,12 +215,12 @@ def _over_graphs(rows: Sequence[Row], figures: Mapping[tuple[str, str], str]) ->
         if count > 1:
             text = RANKING_OVER_GRAPHS.format(situations=len(situations), graphs=count)
             picture = _image(
-                "Mean rank of every method, with intervals over graphs", figures.get(("", model))
+                "Mean rank of every method, with its range over graphs", figures.get(("", model))
             )
             ranks = [
                 (short(row.method), f"{row.rank:.1f}", f"{row.low:.1f} to {row.high:.1f}") for row in ranking
             ]
-            shown = _table(("method", "mean rank", "95% interval over graphs"), ranks)
+            shown = _table(("method", "mean rank", "on single graphs"), ranks)
             heading = f"Ranking of {model} over {count} graphs"
             blocks.append(Details(heading, [*picture, Markdown(text), shown]))
     return Section("By situation, over graphs", blocks)

@@ -34,6 +34,7 @@ from pairnorm.sweep.tables import show_mean
 COLUMNS = ("protocol", "dataset", "fill", "model", "missing_percent", "accuracy", "accuracy_std", "runs",
            "macro_f1", "auc", "published")  # fmt: skip
 TITLES = {**GRAPHS, **{name: f"{GRAPHS[full]}, reached" for full, name in REACHED.items()}}
+METRICS = ("accuracy", "macro_f1", "auc")
 MIN_OTHERS = 5
 """Other methods that a setting needs to count in the summary; the most frequent class is none."""
 IMPUTATION_TITLES = {
@@ -77,38 +78,41 @@ classes of validation nodes are predicted, like those of test nodes."""
 
 
 class Line(NamedTuple):
-    """The results of a method in one cell of the comparison: means over the runs, NaN where unknown.
+    """The results of a method in one cell of the comparison.
 
     Args:
         cell: the cell.
-        accuracies: on the test nodes, of every run.
-        macro_f1: their mean.
-        auc: their mean.
-        published: the accuracy that a paper reports.
-        scores: of every run by seed, in the metric of the graph.
+        runs: accuracy, macro F1 and AUC on the test nodes, each by seed.
+        published: the accuracy that a paper reports, NaN for none.
     """
 
     cell: MissingCell
-    accuracies: tuple[float, ...]
-    macro_f1: float = nan
-    auc: float = nan
+    runs: Mapping[str, Runs]
     published: float = nan
-    scores: Runs = MappingProxyType({})
+
+    def mean(self, metric: str) -> float:
+        """Return the mean of a metric over the runs, NaN where it is unknown."""
+        return fmean(self.runs[metric].values()) if self.runs.get(metric) else nan
 
     @property
-    def accuracy(self) -> float:
-        """The mean test accuracy."""
-        return fmean(self.accuracies) if self.accuracies else nan
+    def accuracies(self) -> list[float]:
+        """The test accuracy of every run."""
+        return list(self.runs["accuracy"].values())
 
     @property
     def std(self) -> float:
-        """The sample standard deviation over the runs, NaN for a single one."""
+        """The sample standard deviation of the accuracy over the runs, NaN for a single one."""
         return stdev(self.accuracies) if len(self.accuracies) > 1 else nan
+
+    @property
+    def scores(self) -> Runs:
+        """The metric of the graph by seed."""
+        return self.runs[_metric(self.cell.dataset)]
 
     @property
     def score(self) -> float:
         """The mean in the metric of the graph, rounded as it is shown."""
-        return round(float(getattr(self, _metric(self.cell.dataset))), 3)
+        return round(self.mean(_metric(self.cell.dataset)), 3)
 
     @property
     def method(self) -> str:
@@ -136,35 +140,24 @@ def lines(protocols: Sequence[Protocol], results: MissingResults) -> list[Line]:
 
 
 def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
-    """Yield one line of the report per cell and test set: the scores by seed, with the published number."""
-    with_fallback = {*protocol.fallback_cells()}
-    for cell in protocol.cells():
-        if cell in with_fallback:
-            yield from _evaluated_lines(protocol, cell, cell.model, results)
+    """Yield one line per cell and test set."""
+    trained = {*protocol.cells()} - {*protocol.fallback_cells()}
+    evaluated = [
+        cell._replace(model=model)
+        for cell in protocol.evaluated_cells()
+        for model in ((FIT, REFITTED) if cell.model == FIT else (cell.model,))
+    ]
+    for cell in [*protocol.cells(), *evaluated]:
+        if cell in trained:
+            accuracies = {trial.seed: trial.test_accuracy for trial in results.index.runs(protocol, cell)}
+            yield Line(cell, {"accuracy": accuracies}, _published_accuracy(cell))
             continue
-        runs = {trial.seed: trial.test_accuracy for trial in results.index.runs(protocol, cell)}
-        yield Line(cell, tuple(runs.values()), published=_published_accuracy(cell), scores=runs)
-    for cell in protocol.evaluated_cells():
-        for model in (FIT, REFITTED) if cell.model == FIT else (cell.model,):
-            yield from _evaluated_lines(protocol, cell, model, results)
-
-
-def _evaluated_lines(
-    protocol: Protocol, cell: MissingCell, model: str, results: MissingResults
-) -> Iterator[Line]:
-    """Yield one line per test set of a cell's graph."""
-    for dataset in protocol.test_sets(cell.dataset):
-        test_set = cell._replace(dataset=dataset, model=model)
-        evaluations = (results.evaluated.get((test_set, seed)) for seed in protocol.seeds(cell))
-        rows = [row for row in evaluations if row is not None]
-        yield Line(
-            test_set,
-            tuple(row.accuracy for row in rows),
-            fmean(row.macro_f1 for row in rows) if rows else nan,
-            fmean(row.auc for row in rows) if rows else nan,
-            _published_accuracy(test_set),
-            {row.seed: getattr(row, _metric(dataset)) for row in rows},
-        )
+        for dataset in protocol.test_sets(cell.dataset):
+            test_set = cell._replace(dataset=dataset)
+            found = (results.evaluated.get((test_set, seed)) for seed in protocol.seeds(cell))
+            rows = [row for row in found if row is not None]
+            runs = {name: {row.seed: getattr(row, name) for row in rows} for name in METRICS}
+            yield Line(test_set, runs, _published_accuracy(test_set))
 
 
 def _published_accuracy(cell: MissingCell) -> float:
@@ -176,7 +169,7 @@ def as_csv(lines: Sequence[Line]) -> str:
     """Return the lines as CSV, empty where a number is not known."""
     rows = []
     for line in lines:
-        numbers = (line.accuracy, line.std, line.macro_f1, line.auc, line.published)
+        numbers = (line.mean("accuracy"), line.std, line.mean("macro_f1"), line.mean("auc"), line.published)
         accuracy, std, *others = ("" if isnan(number) else f"{number:.4f}" for number in numbers)
         percent = f"{line.cell.missing_percent:g}"
         rows.append([*line.cell[:4], percent, accuracy, std, len(line.accuracies), *others])
@@ -243,7 +236,7 @@ def _table(protocol: Protocol, lines: Sequence[Line]) -> Table:
 def _format_cell(protocol: Protocol, line: Line, top: float | None) -> str:
     text = "not run"
     if line.accuracies:
-        text = show_mean(line.accuracy, line.std)
+        text = show_mean(line.mean("accuracy"), line.std)
         if line.cell.dataset in TABLES:
             text = f"{line.score:.3f} (accuracy {text})"
         text = f"**{text}**" if line.is_compared and line.score == top else text
@@ -334,7 +327,9 @@ def draw(lines: Sequence[Line], folder: Path) -> dict[str, list[Path]]:
                 for key, style in styles.items():
                     points = sorted(curves[dataset, *key], key=lambda line: line.cell.missing_percent)
                     percents = [line.cell.missing_percent for line in points]
-                    axis.plot(percents, [line.accuracy for line in points], marker="o", **looks, **style)
+                    axis.plot(
+                        percents, [line.mean("accuracy") for line in points], marker="o", **looks, **style
+                    )
                     ends = [mean_interval(line.accuracies) for line in points]
                     axis.vlines(percents, [low for low, _ in ends], [high for _, high in ends],
                                 color=style["color"], linewidth=0.6)  # fmt: skip
