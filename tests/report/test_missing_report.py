@@ -1,4 +1,5 @@
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from pairnorm.compare.missing import (
     SSNC,
     TABLES_80,
     MissingCell,
+    choose_protocols,
 )
 from pairnorm.compare.missing_runs import Evaluation, MissingResults
-from pairnorm.report.document import render_markdown
+from pairnorm.report.document import render_html, render_markdown
 from pairnorm.report.missing_report import METRICS, Line, as_csv, document, draw, lines
-from pairnorm.train import Spec, Trial
+from pairnorm.train import Spec, Store, Trial
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -89,8 +91,8 @@ def test_the_report_says_who_is_ahead_and_what_is_not_whole() -> None:
     text = report([ONE], lines([ONE], found()))
     assert "| SGC-PN, zero | 0.600 ± 0.141 |" in text
     assert "| SGC-PN, feature propagation | 0.750 [1] |" in text
-    assert f"| {FIT} | **0.800** |" in text
-    assert f"| {REFITTED} | 0.810 |" in text  # is not compared
+    assert f"| {FIT} | **0.800** [1] |" in text
+    assert f"| {REFITTED} | 0.810 [1] |" in text  # is not compared
     assert "0 settings have 5 or more other methods" in text
     row = "| ssnc-mv | Pubmed | 100% | 0.800 | SGC-PN, feature propagation | 0.750 | 3 | +0.050 | one run |"
     assert row in text
@@ -197,3 +199,15 @@ def test_the_report_names_the_commits_of_several() -> None:
     text = report([ONE], setting(100, 5, 0.05), None, {"abc1234": 40, "def5678": 2})
     assert "Runs by commit: abc1234 (40), def5678 (2)." in text
     assert "Runs by commit" not in report([ONE], setting(100, 5, 0.05), None, {"abc1234": 42})
+
+
+def test_the_committed_store_gives_the_committed_report() -> None:
+    protocols = choose_protocols()
+    with Store(RESULTS / "missing.sqlite", read_only=True) as store:
+        results = MissingResults.read(store)
+    some = lines(protocols, results)
+    assert as_csv(some).encode() == (RESULTS / "missing.csv").read_bytes()
+    text = report(protocols, some, "figures/missing.png", results.origins)
+    assert text == (RESULTS / "missing.md").read_text(encoding="utf-8")
+    [best, *_] = re.findall(r"\*\*(0\.\d+ ± 0\.\d+)\*\*", text)
+    assert f"<strong>{best}</strong>" in render_html(document(protocols, some))

@@ -113,20 +113,3 @@ def test_effects_are_mean_differences_between_twins(section: str) -> None:
 def test_nothing_was_run() -> None:
     assert ablation_section(None) is None
     assert gain_section(None) is None
-
-
-def test_a_graph_on_which_some_depth_is_incomplete_does_not_weigh_in(tmp_path: Path) -> None:
-    selection = Selection(runs=1, epochs=3, depths=(2, 4))
-    experiment = selection.narrow(ABLATION)
-    assert experiment is not None
-    with Store(fill(tmp_path / "s.sqlite", [experiment])) as store:
-        cells = store.trials_by_spec()
-    incomplete = {
-        spec: trials for spec, trials in cells.items() if (spec.dataset, spec.depth) != ("citeseer", 2)
-    }
-    whole, part = (
-        text_of(ablation_section(Table.of(ResultIndex(found), experiment))) for found in (cells, incomplete)
-    )
-    assert "on Cora and Citeseer (" in whole
-    assert "on Cora (" in part
-    assert "on Cora and Citeseer (" not in part

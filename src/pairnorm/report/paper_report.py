@@ -1,7 +1,7 @@
 """Write the report of the paper from the store alone: five sentences, gains, tables, claims, figures."""
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -64,6 +64,7 @@ ORIGIN_COLUMNS = {
     "torch": "torch_version",
     "Python": "python_version",
     "Commit": "git_commit",
+    "Device": "device",
 }
 GLOSSARY = {
     "Missing": "The share of nodes outside the training set whose features were removed.",
@@ -332,7 +333,6 @@ def _provenance(
 ) -> Section:
     """Return the section on what was run: experiments, versions, commits, devices and times."""
     origins = {(spec, run.trial.seed): run.origin for spec, runs in stored.items() for run in runs}
-    devices = sorted({origin.device for origin in origins.values()})
     rows = []
     for experiment in EXPERIMENTS.values():
         narrowed = selection.narrow(experiment)
@@ -342,33 +342,24 @@ def _provenance(
         if experiment.name == CLAIMS_AGAIN.name:
             pairs = requested_runs(results, narrowed)
         done = [origins[pair] for pair in pairs if pair in origins]
-        times = _training_times(done)
         command = f"`pairnorm reproduce {experiment.name}{selection.options}`"
         counts = [f"{len(done):,}", f"{len(pairs):,}"]
-        rows.append([command, experiment.title, *counts, *(times.get(device, "") for device in devices)])
-    headings = ["Command", "What", "Trials", "of", *map(markdown_text, devices)]
+        rows.append([command, experiment.title, *counts, _training_time(done)])
+    headings = ["Command", "What", "Trials", "of", "Time"]
     text = (
         "Experiments share trials: a trial that several of them need is trained once and counted in each. "
-        "Times are those in which at least one of an experiment's trials was being trained. "
+        "Time is that in which at least one of an experiment's trials was being trained, on any device. "
         "In brackets: trials."
     )
     items = []
     if origins:
         for name, column in ORIGIN_COLUMNS.items():
-            values = Counter(
-                getattr(origin, column) or "unknown" for origin in origins.values()
-            ).most_common()
-            listed = ", ".join(f"{value} ({count:,})" for value, count in values)
+            values = Counter(getattr(origin, column) or "unknown" for origin in origins.values())
+            listed = ", ".join(f"{value} ({count:,})" for value, count in values.most_common())
             items.append(f"{name}: {markdown_text(listed)}")
         diverged = sum(run.trial.diverged for runs in stored.values() for run in runs)
         items.append(f"Trials in the store: {len(origins):,}, of which diverged: {diverged:,}")
-        counted = Counter(origin.device for origin in origins.values())
-        times = _training_times(origins.values())
-        items += [
-            f"Time in which something was trained on {markdown_text(device)}: {times[device]}, "
-            f"{counted[device]:,} trials"
-            for device in devices
-        ]
+        items.append(f"Time in which something was trained: {_training_time(origins.values())}")
         finished = [origin.finished for origin in origins.values()]
         items.append(markdown_text(f"From {min(finished)} to {max(finished)}"))
     items.append(f"This report: {markdown_code(f'pairnorm report --store {store}{selection.options}')}")
@@ -376,18 +367,15 @@ def _provenance(
     return Section("What was run", [shown, Text(text), Markdown("\n".join(f"- {item}" for item in items))])
 
 
-def _training_times(origins: Iterable[Origin]) -> dict[str, str]:
-    """Return the time per device in which at least one job ran; jobs that overlap count once."""
-    jobs: dict[str, set[tuple[float, float]]] = defaultdict(set)
+def _training_time(origins: Iterable[Origin]) -> str:
+    """Return the time in which at least one job ran; jobs that overlap count once."""
+    spans = set()
     for origin in {id(origin): origin for origin in origins}.values():  # thousands of trials share one object
         end = datetime.fromisoformat(origin.finished).timestamp()
-        jobs[origin.device].add((end - origin.seconds, end))
-    times = {}
-    for device, spans in jobs.items():
-        seconds, reached = 0.0, float("-inf")
-        for start, end in sorted(spans):
-            seconds += max(0.0, end - max(start, reached))
-            reached = max(reached, end)
-        minutes = f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-        times[device] = f"{seconds:.0f} s" if seconds < 120 else minutes
-    return times
+        spans.add((end - origin.seconds, end))
+    seconds, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        seconds += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    minutes = f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return "" if not spans else f"{seconds:.0f} s" if seconds < 120 else minutes

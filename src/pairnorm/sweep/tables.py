@@ -188,26 +188,15 @@ def _in_latex(text: str) -> str:
 
 
 def terminal(table: Table) -> str:
-    """Return the table for the terminal, one line per cell."""
-    headings = ["", "Missing", "Ours", "Layers", *(["Paper", "Layers", "Difference"] * table.against_paper)]
-    lines, previous = [headings], ("", "")
+    """Return the table for the terminal, one line per cell; next to ours the paper's, and the difference."""
+    width = max(len(entry.cell.method) for entry in table.entries)
+    lines = [table.title, ""]
     for entry in table.entries:
         dataset, method, percent = entry.cell
-        ours, paper, difference = entry.ours, entry.paper, entry.difference
-        if dataset != previous[0]:
-            lines.append([TITLES[dataset], *[""] * (len(headings) - 1)])
-        cells = [f"  {method}" if (dataset, method) != previous else "", f"{percent}%"]
-        cells += [NOT_RUN, ""] if ours is None else [_format_accuracy(ours), str(ours.layers)]
-        cells += ["", ""] if paper is None else [f"{paper.accuracy:.3f}", str(paper.layers)]
-        cells.append("" if difference is None else f"{difference:+.3f}")
-        lines.append(cells[: len(headings)])
-        previous = (dataset, method)
-    first, *widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [table.title, ""]
-    for name, *numbers in lines:
-        padded = [number.rjust(width) for number, width in zip(numbers, widths, strict=True)]
-        text.append("  ".join([name.ljust(first), *padded]).rstrip())
-    return "\n".join([*text, *([PARTIAL] if table.partial else [])]) + "\n"
+        ours = _show_ours(entry).replace("**", "")
+        line = f"{TITLES[dataset]:<11}  {method:<{width}}  {percent:>3}%  {ours:<20}  {_show_paper(entry)}"
+        lines.append(line.rstrip())
+    return "\n".join([*lines, *([PARTIAL] if table.partial else [])]) + "\n"
 
 
 def _format_accuracy(ours: Chosen) -> str:
