@@ -21,7 +21,7 @@ from pairnorm.data import Graph, csbm
 from pairnorm.data.packing import pack
 from pairnorm.paper.evidence import PAIRS, Layers, read_layers, write_layers
 from pairnorm.paper.experiments import Selection
-from pairnorm.paper.figures import distributions, mean_distances
+from pairnorm.paper.figures import case_study
 from pairnorm.paper.runner import BINS
 from pairnorm.report import paper_report as report
 from pairnorm.sweep.index import ResultIndex, open_results
@@ -109,7 +109,7 @@ def _store(name: str) -> Callable[[Path], object]:
 def _case_study(folder: Path) -> object:
     with Store(folder / "store.sqlite", read_only=True) as store:
         found = read_layers(store)
-    return [draw({"PN": one}, "SGC") for one in found.values() for draw in (mean_distances, distributions)]
+    return [case_study({"PN": one}, "SGC") for one in found.values()]
 
 
 def _writing(folder: Path) -> object:

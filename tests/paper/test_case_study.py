@@ -13,7 +13,7 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.data import Graph, csbm, features_after
 from pairnorm.paper.evidence import PAIRS, Layers, read_layers, studied, write_layers
 from pairnorm.paper.experiments import CASE_STUDY
-from pairnorm.paper.figures import distributions, mean_distances
+from pairnorm.paper.figures import case_study
 from pairnorm.paper.runner import BINS, measure_layers
 from pairnorm.train import Spec, Store, train
 
@@ -121,22 +121,18 @@ def test_the_papers_setting() -> None:
     assert {spec.split for spec in SPECS} == {"random"}
 
 
-def test_means_by_layer(found: dict[str, Layers]) -> None:
-    figure = mean_distances(found, "GCN")
+def test_means_and_distributions_by_layer(found: dict[str, Layers]) -> None:
+    figure = case_study(found, "GCN")
     assert figure is not None
-    assert len(figure.axes) == 6
+    assert len(figure.axes) == 12
     assert [axis.get_title() for axis in figure.axes[:3]] == [
         "without PairNorm\n(accuracy 0.300)", "PairNorm\n(accuracy 0.750)", "PairNorm-SI\n(accuracy 0.750)"
     ]  # fmt: skip
     random = next(line for line in figure.axes[3].lines if line.get_label() == "random pairs")
     np.testing.assert_array_equal(random.get_xdata(), range(1, 12))
     np.testing.assert_array_equal(random.get_ydata(), found["none"].apd["random"])
-
-
-def test_distributions_show_some_layers_the_first_on_top(found: dict[str, Layers]) -> None:
-    figure = distributions(found, "GCN")
-    assert figure is not None
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    # Some layers, the first on top.
+    labels = [label.get_text() for label in figure.axes[6].get_yticklabels()]
     assert labels == ["11", "9", "7", "5", "3", "1"]
 
 
@@ -144,9 +140,8 @@ def test_a_part_of_the_study_is_drawn_and_nothing_is_none() -> None:
     spec = next(spec for spec in SPECS if spec.norm == "PN")
     some = studied({spec: layers(spec), Spec("cora", "SGC", 2): layers(spec)}, CASE_STUDY, "SGC")
     assert list(some) == ["PN"]
-    assert mean_distances(some, "SGC") is not None
-    assert mean_distances({}, "SGC") is None
-    assert distributions({}, "SGC") is None
+    assert case_study(some, "SGC") is not None
+    assert case_study({}, "SGC") is None
 
 
 @pytest.mark.parametrize("change", [{"test_accuracy": []}, {"apd": {kind: [float("nan")] for kind in PAIRS}}])

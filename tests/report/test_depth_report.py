@@ -9,7 +9,7 @@ from depth_table import ORIGIN, a_table, a_trial, line
 from pairnorm.base import plotting
 from pairnorm.compare import depth_analysis
 from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable
-from pairnorm.compare.depth_analysis import Choice, draw, draw_ranking, ranked
+from pairnorm.compare.depth_analysis import Choice, draw, ranked
 from pairnorm.data import csbm
 from pairnorm.report.depth_report import advice, document, tables
 from pairnorm.report.document import render_html, render_markdown
@@ -219,21 +219,6 @@ def test_runs_are_averaged_over_graphs_before_they_are_paired() -> None:
     mean = Choice.mean([Choice("x", (2,), 0.5, {0: 0.5, 1: 0.52}), Choice("x", (4,), 0.7, {1: 0.72, 2: 0.9})])
     assert mean.scores == {1: pytest.approx(0.62)}
     assert str(mean) == "x, 2 to 4 layers"
-
-
-def test_the_ranking_is_drawn_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = a_table(datasets=TWO)
-    rows = table.rows
-    figure = draw_ranking(rows, "GCN")
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
-        one.method for one in ranked(rows)[0]
-    ]
-    monkeypatch.setattr(plotting, "save", lambda figure, folder, name: [folder / f"{name}.png"])
-    files = draw(table.comparison, rows, tmp_path, "depth")
-    assert files["", "GCN"] == [tmp_path / "depth-ranking-gcn.png"]
-    text = report(table, "x", {key: paths[0].name for key, paths in files.items()})
-    assert "](depth-ranking-gcn.png)" in text
-    assert draw_ranking(rows[:1], "GCN") is None
 
 
 def test_where_most_methods_were_not_run_nothing_is_chosen(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Analyze a comparison by depth: what validation accuracy selects, how methods rank, and figures of both."""
+"""Analyze a comparison by depth: what validation accuracy selects, how methods rank, and figures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pairnorm.base import plotting
 from pairnorm.base.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
-from pairnorm.compare.depth import LONG_RANGE, DepthComparison, Row
+from pairnorm.compare.depth import DepthComparison, Row
 from pairnorm.sweep.significance import MeanRank, Runs, compare_with, mean_interval, mean_ranks
 from pairnorm.sweep.tables import TITLES
 
@@ -188,7 +188,7 @@ def never_trained(row: Row) -> bool:
 def draw(
     comparison: DepthComparison, rows: Sequence[Row], folder: Path, name: str
 ) -> dict[tuple[str, str], list[Path]]:
-    """Draw accuracy and effective rank against depth for every graph and model, and rankings over graphs.
+    """Draw accuracy and effective rank against depth for every graph and model.
 
     Six have a color and a marker: the user's own methods, what validation selects, PN and PN-SI, and the best
     of the others by mean rank. No method is dashed and black, and what remains is gray.
@@ -206,10 +206,6 @@ def draw(
             figure = _depth_figure(group, f"{title(comparison, dataset)}, {model}")
             file = name if is_alone else f"{name}-{dataset.partition('@')[0]}-{model}".lower()
             files[dataset, model] = plotting.save(figure, folder, file)
-        citation = [row for row in rows if row["dataset"] not in LONG_RANGE]
-        for (model,), group in group_by(citation, "model").items():
-            if (ranking := draw_ranking(group, model)) is not None:
-                files["", model] = plotting.save(ranking, folder, f"{name}-ranking-{model}".lower())
     return files
 
 
@@ -272,24 +268,3 @@ def _draw_curves(axis: "Axes", rows: Sequence[Row], measure: str, styles: Mappin
         if measure == "score":
             ends = zip(*(mean_interval(list(row["scores"].values())) for row in group), strict=True)
             axis.vlines(depths, *ends, color=styles[method]["color"], linewidth=0.8)
-
-
-def draw_ranking(rows: Sequence[Row], model: str) -> "Figure | None":
-    """Draw the mean ranks of a model's methods, with their range over graphs; None for fewer than two."""
-    ranking, situations = ranked(rows)
-    if len({graph for graph, *_ in situations}) < 2:
-        return None
-    figure = plotting.new_figure(plotting.ONE_COLUMN, 0.9 + 0.16 * len(ranking))
-    axis = figure.subplots()
-    for row, rank in enumerate(ranking):
-        color = "black" if rank.method == NO_METHOD else VERMILLION if rank.method in PAIR_NORM else BLUE
-        axis.plot([rank.low, rank.high], [row, row], color=color, linewidth=1.5)
-        axis.plot([rank.rank], [row], marker="o", markersize=5, color=color)
-    axis.set_yticks(range(len(ranking)), [short(rank.method) for rank in ranking])
-    axis.set_ylim(len(ranking) - 0.4, -0.6)
-    axis.set_xlim(left=0.5)
-    axis.grid(visible=False, axis="y")
-    axis.grid(visible=True, axis="x")
-    axis.set_xlabel("mean rank (1 is best), range over graphs")
-    axis.set_title(model)
-    return figure

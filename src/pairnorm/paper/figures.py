@@ -287,62 +287,43 @@ PAIR_STYLES: dict[str, dict[str, Any]] = {
     "random": {"color": BLUE, "marker": "o"},
 }
 MAX_RIDGES = 10
-
-
-def mean_distances(by_norm: dict[str, Layers], model: str) -> "Figure | None":
-    """Draw APSD (top) and APD (below) of connected and of random pairs by layer, a column for each norm."""
-
-    def draw(axis: "Axes", layers: Layers, row: int) -> None:
-        values = (layers.apsd, layers.apd)[row]
-        for kind, looks in PAIR_STYLES.items():
-            numbers = range(1, len(values[kind]) + 1)
-            axis.plot(numbers, values[kind], label=f"{kind} pairs", **looks,
-                      markevery=max(1, len(numbers) // 12))  # fmt: skip
-        axis.set_ylim(bottom=0)
-        use_integer_ticks(axis)
-
-    labels = ("Mean squared distance\n(APSD)", "Mean distance\n(APD)")
-    return _panels_by_norm(by_norm, 4.0, draw, labels, "Layer", f"{model} on Cora", sharex=True)
-
-
-def distributions(by_norm: dict[str, Layers], model: str) -> "Figure | None":
-    """Draw how the distances of connected (top) and of random pairs (below) are distributed, by layer."""
-
-    def draw(axis: "Axes", layers: Layers, row: int) -> None:
-        _ridges(axis, layers, PAIRS[row])
-
-    labels = [f"Layer ({kind} pairs)" for kind in PAIRS]
-    return _panels_by_norm(by_norm, 5.6, draw, labels, "Distance of a pair", f"{model} on Cora")
+DISTANCE_LABELS = ("Mean squared distance\n(APSD)", "Mean distance\n(APD)")
 
 
 @style()
-def _panels_by_norm(
-    by_norm: dict[str, Layers],
-    height: float,
-    draw: Callable[["Axes", Layers, int], None],
-    labels: Sequence[str],
-    x_label: str,
-    title: str,
-    sharex: bool = False,
-) -> "Figure | None":
-    """Draw two rows of panels, with ranges of their own, and a column for each norm."""
+def case_study(by_norm: Mapping[str, Layers], model: str) -> "Figure | None":
+    """Draw distances of connected and of random pairs by layer, in a column for each norm.
+
+    The rows are APSD, APD, and how the distances are distributed; every panel has a range of its own.
+    """
     if not by_norm:
         return None
-    figure = new_figure(TWO_COLUMNS, height)
-    axes = figure.subplots(2, len(by_norm), squeeze=False, sharex=sharex)
-    for column, (norm, layers) in enumerate(by_norm.items()):
-        for row, axis in enumerate(axes[:, column]):
-            draw(axis, layers, row)
+    figure = new_figure(TWO_COLUMNS, 8.8)
+    axes = figure.subplots(4, len(by_norm), squeeze=False)
+    for (norm, layers), column in zip(by_norm.items(), axes.T, strict=True):
+        for axis, values in zip(column, (layers.apsd, layers.apd), strict=False):
+            for kind, looks in PAIR_STYLES.items():
+                numbers = range(1, len(values[kind]) + 1)
+                axis.plot(numbers, values[kind], label=f"{kind} pairs", **looks,
+                          markevery=max(1, len(numbers) // 12))  # fmt: skip
+            axis.set_ylim(bottom=0)
+            use_integer_ticks(axis)
+        for axis, kind in zip(column[2:], PAIRS, strict=True):
+            _ridges(axis, layers, kind)
         accuracy = "" if layers.test_accuracy is None else f"\n(accuracy {layers.test_accuracy:.3f})"
-        axes[0, column].set_title(f"{NORMS[norm]}{accuracy}")
-        axes[1, column].set_xlabel(x_label)
-    for axis, label in zip(axes[:, 0], labels, strict=True):
-        axis.set_ylabel(label)
-    handles, names = axes[0, 0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, names, loc="outside upper center", ncols=2, title=title)
-    else:
-        figure.suptitle(title)
+        column[0].set_title(f"{NORMS[norm]}{accuracy}")
+        column[1].set_xlabel("Layer")
+        column[3].set_xlabel("Distance of a pair")
+    names = (
+        "Mean squared distance\n(APSD)",
+        "Mean distance\n(APD)",
+        *(f"Layer ({kind} pairs)" for kind in PAIRS),
+    )
+    for axis, name in zip(axes[:, 0], names, strict=True):
+        axis.set_ylabel(name)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, title=f"{model} on Cora"
+    )
     return figure
 
 
@@ -410,11 +391,12 @@ def drawings(
             ("SGC", "SGC"),
             ("GCN", "a trained 12-layer GCN (without its last layer, the logits)"),
         ):
-            by_norm, file = studied(layers, experiment, model), f"case-study-{model.lower()}"
-            caption = f"Distances of node pairs by layer in {subject}; every panel has its own range."
-            yield file, caption, mean_distances(by_norm, model)
-            caption = f"Distributions of these distances, {model}; every panel has its own range."
-            yield f"{file}-distributions", caption, distributions(by_norm, model)
+            caption = (
+                f"Distances of node pairs by layer in {subject}: means, and below them distributions; every "
+                "panel has its own range."
+            )
+            figure = case_study(studied(layers, experiment, model), model)
+            yield f"case-study-{model.lower()}", caption, figure
 
 
 PER_GRAPH: dict[str, tuple[Callable[[ResultIndex, Experiment, str], "Figure | None"], str]] = {

@@ -43,7 +43,11 @@ its own parameter; the validation accuracy of the first run selected one. At 100
 have features. Differences are tested with Student's t, paired over the runs, which share seeds and masks, at
 an error rate of {rate:.0%} (Holm) for all comparisons with one method; with a method that validation accuracy
 selects, for all pairs of methods, since a selected method is a lucky one. All runs have one split; other
-splits differ by more. `Skip` at two layers is the model without it: no two hidden layers are a step apart."""
+splits differ by more. `Skip` at two layers is the model without it: no two hidden layers are a step apart.
+
+Figures have 95% intervals over runs. The effective rank is that of the last hidden state: 1 where all nodes
+share one direction, 0 where all are zero. Jumping knowledge need not use that state. A line ends before the
+others where all runs diverged."""
 PACKAGE_GRAPHS = """\
 On Minesweeper and on chains depth matters with all features. Minesweeper, with one mine among five cells, is
 scored by AUC, also where a heading says accuracy, on the first of its ten published splits. Chains are
@@ -65,10 +69,6 @@ best, and the lowest and highest mean rank on one graph."""
 ON_EACH_GRAPH = """\
 Validation accuracy selects the method and its depth. Next to it are the methods that are not significantly
 worse on the test nodes, each at the depth that validation accuracy selects for it."""
-FIGURE = """\
-The effective rank is that of the last hidden state: 1 where all nodes share one direction, 0 where all are
-zero. Jumping knowledge need not use that state. A line ends before the others where all runs diverged.
-Vertical lines are 95% intervals over runs."""
 TOO_LITTLE = "At every depth at most a third of the methods have been run: too little to compare."
 
 
@@ -147,8 +147,7 @@ def document(
     Args:
         table: the rows of a store.
         command: the command that writes it.
-        figures: files of the figures, relative to the report, by graph and model; of a ranking over graphs,
-            by an empty name and the model.
+        figures: files of the figures, relative to the report, by graph and model.
     """
     comparison, rows, figures = table.comparison, table.rows, figures or {}
     enough = comparable(rows)
@@ -160,14 +159,12 @@ def document(
         lead += f"\n\n{PACKAGE_GRAPHS}"
     sections = []
     if len({row["dataset"] for row in citation}) > 1:
-        sections.append(_over_graphs(citation, figures))
+        sections.append(_over_graphs(citation))
     if enough:
         sections.append(_on_each_graph(comparison, enough))
     for (dataset, model), part in group_by(rows, "dataset", "model").items():
         here = [row for row in enough if (row["dataset"], row["model"]) == (dataset, model)]
         blocks = _image("Accuracy and effective rank against depth", figures.get((dataset, model)))
-        if blocks and model != "SGC":
-            blocks.append(Markdown(FIGURE))
         blocks += [_standing(here)] if here else [Markdown(TOO_LITTLE)]
         blocks += [_accuracies(*group) for group in sorted(group_by(part, "missing_percent").items())]
         sections.append(Section(f"{title(comparison, dataset)}, {model}", blocks))
@@ -194,7 +191,7 @@ def _selected_columns(selected: Selected, prefix: str = "") -> list[str]:
     return [f"{prefix}{best}", f"{best.accuracy:.3f}", list_methods(selected.not_worse), *others]
 
 
-def _over_graphs(rows: Sequence[Row], figures: Mapping[tuple[str, str], str]) -> Section:
+def _over_graphs(rows: Sequence[Row]) -> Section:
     lines = []
     for situation, applies in SITUATIONS.items():
         groups = group_by(filter(applies, rows), "missing_percent", "model")
@@ -214,15 +211,12 @@ def _over_graphs(rows: Sequence[Row], figures: Mapping[tuple[str, str], str]) ->
         count = len({graph for graph, *_ in situations})
         if count > 1:
             text = RANKING_OVER_GRAPHS.format(situations=len(situations), graphs=count)
-            picture = _image(
-                "Mean rank of every method, with its range over graphs", figures.get(("", model))
-            )
             ranks = [
                 (short(row.method), f"{row.rank:.1f}", f"{row.low:.1f} to {row.high:.1f}") for row in ranking
             ]
             shown = _table(("method", "mean rank", "on single graphs"), ranks)
             heading = f"Ranking of {model} over {count} graphs"
-            blocks.append(Details(heading, [*picture, Markdown(text), shown]))
+            blocks.append(Details(heading, [Markdown(text), shown]))
     return Section("By situation, over graphs", blocks)
 
 

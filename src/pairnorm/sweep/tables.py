@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from typing import NamedTuple
 
@@ -74,30 +74,20 @@ class Table:
             *experiments: one, or several whose methods are listed one below the other.
             reported: the paper's numbers.
         """
-        numbers = {
-            cell: (
-                index.chosen(experiment, cell),
-                (reported or {}).get(cell) if experiment.in_tables else None,
-            )
-            for experiment in experiments
-            for cell in experiment.cells()
-        }
-        skips = {
-            name: settings.get("skip", 0) for grid in experiments for name, settings in grid.methods.items()
-        }
-        top: dict[tuple[str, int], float] = {}
-        for cell, (ours, _) in numbers.items():
-            column = (cell.dataset, cell.missing_percent)
-            top[column] = max(top.get(column, 0.0), round(ours.accuracy, 3) if ours else 0.0)
+        entries, top = list[Entry](), dict[tuple[str, int], float]()
+        for experiment, cell in ((grid, cell) for grid in experiments for cell in grid.cells()):
+            ours = index.chosen(experiment, cell)
+            paper = (reported or {}).get(cell) if experiment.in_tables else None
+            skip = experiment.methods[cell.method].get("skip", 0)
+            idle = ours is not None and skip > max(ours.layers - 2, 0)
+            entries.append(Entry(cell, ours, paper, has_idle_skip=idle))
+            column, shown = (cell.dataset, cell.missing_percent), round(ours.accuracy, 3) if ours else 0.0
+            top[column] = max(top.get(column, 0.0), shown)
         entries = [
-            Entry(
-                cell,
-                ours,
-                paper,
-                ours is not None and round(ours.accuracy, 3) == top[cell.dataset, cell.missing_percent],
-                ours is not None and skips[cell.method] > max(ours.layers - 2, 0),
-            )
-            for cell, (ours, paper) in numbers.items()
+            replace(entry, best=round(entry.ours.accuracy, 3) == top[entry.cell.dataset, entry.cell[2]])
+            if entry.ours
+            else entry
+            for entry in entries
         ]
         order = list(TITLES)
         entries.sort(key=lambda entry: order.index(entry.cell.dataset))
