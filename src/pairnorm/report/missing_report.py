@@ -61,9 +61,10 @@ labels after the selection. Bold: the best of a column, without that row and “
 
 “Reached” counts only test nodes in a component with a training node: at 100% missing no feature and no label
 reaches the others, 6% of the test nodes of Cora and 33% of those of Citeseer. For nodes that no feature and
-no label reaches, every method of `{SSNC.name}` predicts its mean prediction for the other nodes to label. For
-this the selected candidates of trained methods are trained again, on a CPU; validation accuracy had selected
-them without this fallback. Pubmed, Coauthor CS and the graphs of the published protocol are connected."""
+no label reaches, every method of `{SSNC.name}` has the fallback of `{FIT}`: its mean prediction for the other
+nodes to label, weighted by how often labeled nodes of a class would be unreachable. For this the selected
+candidates of trained methods are trained again; validation accuracy had selected them without this fallback.
+Pubmed, Coauthor CS and the graphs of the published protocol are connected."""
 EXTERNAL_RESULTS = f"""\
 Not run by us: PaGCN (published: 0.318 / 0.242 / 0.388 on Cora / Citeseer / Pubmed, whole vectors, 99.5%).
 FSD-CAP (ICLR 2026) is implemented from its formulas, with the settings that its authors state for Cora. In

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isnan
 from typing import NamedTuple
 
@@ -36,14 +36,12 @@ class Entry:
         cell: the cell.
         ours: the selected candidate, None where nothing was run.
         paper: the paper's number, None where it reports none.
-        best: whether no method has a higher accuracy on this graph at this missing rate.
         has_idle_skip: whether the model is too shallow for the skip connection of its method.
     """
 
     cell: TableCell
     ours: Chosen | None
     paper: Reported | None
-    best: bool = False
     has_idle_skip: bool = False
 
     @property
@@ -74,22 +72,13 @@ class Table:
             *experiments: one, or several whose methods are listed one below the other.
             reported: the paper's numbers.
         """
-        entries, top = list[Entry](), dict[tuple[str, int], float]()
+        entries, order = list[Entry](), list(TITLES)
         for experiment, cell in ((grid, cell) for grid in experiments for cell in grid.cells()):
             ours = index.chosen(experiment, cell)
             paper = (reported or {}).get(cell) if experiment.in_tables else None
             skip = experiment.methods[cell.method].get("skip", 0)
             idle = ours is not None and skip > max(ours.layers - 2, 0)
-            entries.append(Entry(cell, ours, paper, has_idle_skip=idle))
-            column, shown = (cell.dataset, cell.missing_percent), round(ours.accuracy, 3) if ours else 0.0
-            top[column] = max(top.get(column, 0.0), shown)
-        entries = [
-            replace(entry, best=round(entry.ours.accuracy, 3) == top[entry.cell.dataset, entry.cell[2]])
-            if entry.ours
-            else entry
-            for entry in entries
-        ]
-        order = list(TITLES)
+            entries.append(Entry(cell, ours, paper, idle))
         entries.sort(key=lambda entry: order.index(entry.cell.dataset))
         return cls(experiments[-1].name, experiments[-1].title, tuple(entries))
 
@@ -112,6 +101,13 @@ class Table:
     def partial(self) -> bool:
         """Whether a number of ours was selected before all candidates were trained."""
         return any(entry.ours is not None and not entry.ours.complete for entry in self.entries)
+
+
+def _is_best(table: Table, entry: Entry) -> bool:
+    """Return whether no method has a higher accuracy on this graph at this missing rate, as shown."""
+    same = (other.ours for other in table.entries if other.cell[::2] == entry.cell[::2])
+    top = max((round(ours.accuracy, 3) for ours in same if ours), default=0.0)
+    return entry.ours is not None and round(entry.ours.accuracy, 3) == top
 
 
 def as_csv(table: Table, settings: Sequence[str] = ()) -> str:
@@ -140,7 +136,13 @@ def by_missing_rate(table: Table) -> tuple[list[str], list[list[str]]]:
     rows, previous = list[list[str]](), ""
     for (dataset, method), entries in by_row.items():
         cells = [entries.get(percent) for percent in table.percents]
-        rows.append([TITLES[dataset] if dataset != previous else "", method, *map(_show_ours, cells)])
+        rows.append(
+            [
+                TITLES[dataset] if dataset != previous else "",
+                method,
+                *(_show_ours(table, cell) for cell in cells),
+            ]
+        )
         if any(cell is not None and cell.paper for cell in cells):
             rows.append(["", "paper", *map(_show_paper, cells)])
         previous = dataset
@@ -183,7 +185,7 @@ def terminal(table: Table) -> str:
     lines = [table.title, ""]
     for entry in table.entries:
         dataset, method, percent = entry.cell
-        ours = _show_ours(entry).replace("**", "")
+        ours = _show_ours(table, entry).replace("**", "")
         line = f"{TITLES[dataset]:<11}  {method:<{width}}  {percent:>3}%  {ours:<20}  {_show_paper(entry)}"
         lines.append(line.rstrip())
     return "\n".join([*lines, *([PARTIAL] if table.partial else [])]) + "\n"
@@ -202,11 +204,11 @@ def show_mean(mean: float, deviation: float) -> str:
     return f"{mean:.3f}" + ("" if isnan(deviation) else f" ± {deviation:.3f}")
 
 
-def _show_ours(entry: Entry | None) -> str:
+def _show_ours(table: Table, entry: Entry | None) -> str:
     if entry is None or entry.ours is None:
         return NOT_RUN if entry else ""
     value = _format_accuracy(entry.ours)
-    value = f"**{value}**" if entry.best else value
+    value = f"**{value}**" if _is_best(table, entry) else value
     return f"{value} @ {entry.ours.layers}{'†' if entry.has_idle_skip else ''}"
 
 
