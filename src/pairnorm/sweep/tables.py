@@ -180,9 +180,10 @@ def _in_latex(text: str) -> str:
 
 
 def terminal(table: Table) -> str:
-    """Return the table for the terminal, one line per cell; next to ours the paper's, and the difference."""
+    """Return the table for the terminal, one line per cell."""
     width = max(len(entry.cell.method) for entry in table.entries)
-    lines = [table.title, ""]
+    paper = "Paper, difference" * table.against_paper
+    lines = [table.title, "", f"{'':<{width + 21}}{'Ours @ layers':<22}{paper}".rstrip()]
     for entry in table.entries:
         dataset, method, percent = entry.cell
         ours = _show_ours(table, entry).replace("**", "")
