@@ -118,13 +118,17 @@ def reported(section):
     """Return [(accuracy, layers, the paper's accuracy)] by graph and method, of a section of our report."""
     report = (ROOT / "results/report.md").read_text(encoding="utf-8")
     [table] = re.findall(rf"^## {section}.*?(?=^## )", report, re.MULTILINE | re.DOTALL)
-    found, graph = {}, ""
+    found, graph, key = {}, "", ("", "")
     for cells in re.findall(r"^\| (.*) \|$", table, re.MULTILINE):
         first, method, *places = cells.split(" | ")
         graph = first.strip() or graph
-        numbers = [re.match(r"\**([\d.]+) ± .*? @ (\d+)(?:<br>([\d.]+))?", place) for place in places]
-        if all(numbers):
-            found.setdefault((graph, method), [number.groups() for number in numbers])
+        numbers = [re.match(r"\**([\d.]+)(?: ± .*?)? @ (\d+)", place) for place in places]
+        if method == "paper" and all(numbers):  # below the row of ours
+            ours = found[key]
+            found[key] = [(*one[:2], number[1]) for one, number in zip(ours, numbers, strict=True)]
+        elif all(numbers):
+            key = graph, method
+            found.setdefault(key, [(*number.groups(), None) for number in numbers])
     return found
 
 
