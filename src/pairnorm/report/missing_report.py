@@ -151,8 +151,8 @@ def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
             continue
         for dataset in protocol.test_sets(cell.dataset):
             test_set = cell._replace(dataset=dataset)
-            found = (results.evaluated.get((test_set, seed)) for seed in protocol.seeds(cell))
-            rows = [row for row in found if row is not None]
+            by_seed = (results.evaluated.get((test_set, seed)) for seed in protocol.seeds(cell))
+            rows = [row for row in by_seed if row is not None]
             runs = {name: {row.seed: getattr(row, name) for row in rows} for name in METRICS}
             yield Line(test_set, runs, _published_accuracy(test_set))
 
