@@ -118,6 +118,8 @@ def special_outputs(corpus: Path, folder: Path, random: Random) -> Iterator[list
     target = Path(words[place])
     made = special_file(target if random.random() < 0.7 else target.parent, random)
     words[place] = str(made if made.name != "out" else target)
+    if words[0] == "predict" and random.random() < 0.4:
+        words[place] = f"{random.choice(('sqlite', 'duckdb'))}:///{words[place]}"
     yield words
 
 

@@ -244,6 +244,13 @@ def _parquet(data: bytes, random: Random) -> bytes:
         pyarrow.array([2**64 - 1] * count, pyarrow.uint64()),
         pyarrow.array([True] * count),
         pyarrow.array([timedelta(1)] * count),
+        pyarrow.array([random.choice((2**62, -(2**40), 10**13))] * count, pyarrow.timestamp("s")),
+        pyarrow.array([10**7] * count, pyarrow.date32()),
+        pyarrow.array([86_399] * count, pyarrow.time32("s")),
+        pyarrow.array([[("k", 1)]] * count, pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+        pyarrow.array([2**63] * count, pyarrow.decimal256(76, 30)),
+        pyarrow.array([b"ab"] * count, pyarrow.binary(2)),
+        pyarrow.array([1.5] * count, pyarrow.float16()),
     )
     name = random.choice((table.column_names[place], "", table.column_names[0], "x" * 3000))
     target = io.BytesIO()

@@ -61,6 +61,14 @@ def test_pipes_and_devices_are_refused_as_outputs(fails, folder: Path, predict: 
         os.mkfifo(folder / name)
     error = fails(*predict, "--out", folder / name)
     assert "a pipe or a device" in error or "without an ending" in error
+    for scheme in ("sqlite", "duckdb"):
+        assert "a pipe or a device" in fails(*predict, "--out", f"{scheme}:///{folder / name}")
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "duckdb"])
+def test_a_loop_of_links_is_no_database(fails, folder: Path, predict: list[str], scheme: str) -> None:
+    (folder / "loop").symlink_to(folder / "loop")
+    fails(*predict, "--out", f"{scheme}:///{folder / 'loop'}")
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from pairnorm.base.databases import open_engine
 from pairnorm.base.errors import PairNormError, load_library, quoted, redact, spreadsheet
-from pairnorm.base.files import atomic_file
+from pairnorm.base.files import atomic_file, check_path
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import components, reachable
+from pairnorm.data.files import check_is_file
 
 if TYPE_CHECKING:
     import pandas
@@ -338,15 +339,17 @@ def _is_local(url: Any) -> bool:
 def _identity(url: Any) -> tuple[Any, ...]:
     """Return what two URLs of one database have in common."""
     if _is_local(url):
-        return (url.get_backend_name(), Path(url.database).resolve())
+        return (url.get_backend_name(), os.path.realpath(url.database))  # also of a loop of links
     return (url.get_backend_name(), url.host, url.port, url.database)
 
 
 def _check_database(url: str) -> None:
     """Raise an error if a database cannot be written; make no file."""
     parsed = _parse_url(url)
-    path = Path(parsed.database) if _is_local(parsed) else None
+    path = check_path(Path(parsed.database)) if _is_local(parsed) else None
     if path is None or path.exists():
+        if path is not None and not path.is_dir():
+            check_is_file(path)  # DuckDB would wait for ever for what comes from a pipe
         with _connect(url):
             pass
     elif not os.access(path.resolve().parent, os.W_OK):
