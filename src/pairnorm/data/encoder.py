@@ -104,9 +104,7 @@ class ColumnOptions(ReadingOptions):
         options = {"edges": ("source", "target", "weight"), "nodes": ("id", "label", "split")}.get(role, ())
         return [name for option in options if (name := getattr(self, option)) is not None]
 
-    def aggregated(
-        self, columns: Sequence[str], used: Sequence[str | None], known: Encoder | None
-    ) -> list[str]:
+    def aggregated(self, columns: Sequence[str], used: Sequence[Any], known: Encoder | None) -> list[str]:
         """Return the columns of edges to aggregate: those of a model, those named, or all others."""
         if known is not None:
             return [column.name for column in known.edge_columns]
@@ -115,7 +113,7 @@ class ColumnOptions(ReadingOptions):
 
     def __post_init__(self) -> None:
         for option in ("categorical", "ignore", "keep", "edge_columns", "unknown_label"):
-            if isinstance(name := getattr(self, option), str):  # one column
+            if isinstance(name := getattr(self, option), str):
                 object.__setattr__(self, option, (name,))
         object.__setattr__(self, "unknown_label", tuple(self.unknown_label))
         if self.decimal is not None:
@@ -130,9 +128,8 @@ class ColumnOptions(ReadingOptions):
     @property
     def named(self) -> list[tuple[str, str]]:
         """The options that name columns of nodes, except the id, and these columns."""
-        both = [
-            (option, name) for option in ("label", "split") if (name := getattr(self, option)) is not None
-        ]
+        single = [(option, getattr(self, option)) for option in ("label", "split")]
+        both = [(option, name) for option, name in single if name is not None]
         several = ("categorical", "ignore", "keep")
         return both + [(option, name) for option in several for name in getattr(self, option)]
 
