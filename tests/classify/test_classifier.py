@@ -4,7 +4,6 @@ import subprocess
 import sys
 import warnings
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -23,12 +22,11 @@ from sklearn.utils.estimator_checks import (
     check_set_params,
 )
 
-from pairnorm.classify import ClassifierWarning, NodeClassifier, Task, scaling
-from pairnorm.classify.candidates.task import SEARCH_SHARE
+from pairnorm.classify import ClassifierWarning, NodeClassifier, scaling
 from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
 from pairnorm.classify.holdout import remove_nodes
 from pairnorm.classify.predictions import prediction_table
-from pairnorm.classify.search import FitProgress, ProgressTracker
+from pairnorm.classify.progress import FitProgress
 from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors, pack
 from pairnorm.data.adjacency import reachable
 
@@ -120,7 +118,6 @@ def test_progress_counts_up_to_the_end_with_the_best_score_and_the_time_left(sma
     assert [(now.done, now.total) for now in progress] == [(step, 9) for step in (1, 2, 3, 4, 7, 8, 9)]
     names = [now.step for now in progress[3:]]
     assert names == ["SGC-PN-SI, depth 2", "averaged", "evaluated", "fitted to all labels"]
-    assert np.isnan(progress[0].best_score)
     best = max(classifier.choice_.results, key=lambda one: one.rank)
     assert progress[-1].best_score == best.candidate.validation_accuracy
     assert progress[-1].seconds_left == 0
@@ -136,52 +133,6 @@ def test_unreached_papers_of_cora_are_taken_for_the_largest_class(blanked_cora: 
     predicted = classifier.decide(classifier.evaluation_probabilities_)[unreached]
     assert len(predicted) == 126
     assert (predicted == graph.labels.numpy()[unreached]).mean() > 0.55
-
-
-def test_the_time_left_is_bounded_by_the_time_limit(task: Task) -> None:
-    seen: list[FitProgress] = []
-    limited = replace(task, time_limit=60.0, started=perf_counter() - 10)
-    tracker = ProgressTracker(limited, {"SGC": 1000}, 0, True, seen.append)
-    tracker.tick("first")  # 1 of 1,000 steps in 10 s
-    assert 60 * SEARCH_SHARE - 11 < seen[0].seconds_left <= 60 - 10
-
-
-# Seconds at which steps ended on one core, and their number; steps without a name are of quick families.
-# The search did not need its time limit on Cora with its words, and did with 20,000 nodes of 500 columns.
-RECORDED = {
-    "cora": [
-        *((0.1, "", 1), (0.4, "", 2), (0.6, "", 2), (1.1, "", 2), (1.3, "", 1), (1.7, "", 2), (2.3, "", 1)),
-        *((2.6, "", 2), (2.8, "", 1), (3.0, "", 1), (3.2, "", 3), (3.3, "", 1), (6.1, "residual GCN", 3)),
-        *((6.3, "smoothed", 1), (10.3, "self-trained", 1), (11.8, "averaged", 1), (11.9, "evaluated", 1)),
-        (14.9, "fitted to all labels", 1),
-    ],
-    "generated": [
-        *((1.4, "", 1), (5.0, "", 1), (5.7, "", 2), (6.8, "", 1), (7.3, "", 1), (8.0, "", 2), (12.9, "", 1)),
-        *((23.5, "", 1), (24.1, "", 1), (25.2, "", 2), (29.6, "", 15), (29.6, "residual GCN", 3)),
-        *((29.6, "", 11), (35.4, "smoothed", 1), (37.3, "averaged", 1), (37.3, "evaluated", 1)),
-        (39.4, "fitted to all labels", 1),
-    ],
-}
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_the_time_left_is_right_within_a_factor_of_two_during_the_search(
-    task: Task, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    recorded, clock = RECORDED[name], [0.0]
-    monkeypatch.setattr("pairnorm.classify.search.time.perf_counter", lambda: clock[0])
-    quick = sum(count for _, step, count in recorded if step == "")
-    seen: list[FitProgress] = []
-    limited = replace(task, time_limit=60.0, started=0.0)
-    tracker = ProgressTracker(limited, {"SGC": quick, "residual GCN": 3}, 0, True, seen.append)
-    end = recorded[-1][0]
-    for seconds, step, count in recorded:
-        clock[0] = seconds
-        for _ in range(count):
-            tracker.tick(step)
-        if step in ("", "residual GCN"):
-            assert 0.5 < seen[-1].seconds_left / (end - seconds) < 2, (seconds, step)
-    assert seen[-1].seconds_left == 0
 
 
 def without_split(graph: Graph) -> Graph:

@@ -23,6 +23,7 @@ from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
 from pairnorm.measure import col_diff, effective_rank, row_diff
 from pairnorm.nn import Normalization, SparseMatrix, normalized_adjacency
+from pairnorm.nn.ops.pair_norm import normalize_and_measure
 from pairnorm.nn.propagate import propagate_with_restart
 
 if TYPE_CHECKING:
@@ -315,10 +316,8 @@ def _states(matrix: SparseMatrix, state: Tensor) -> Iterator[tuple[Tensor, float
     """
     row, length = state.new_zeros(state.shape[1]), 1.0
     while True:
-        mean = state.mean(0)
-        row, state = row + length * mean, state - mean
-        spread = max(float(state.square().sum(1).mean().sqrt()), TINY)
-        length, state = length * spread, state / spread
+        state, (mean, square) = normalize_and_measure(state, 1.0, TINY, "PN")
+        row, length = row + length * mean, length * max(float(square.sqrt()), TINY)
         yield state, length, row
         state = matrix @ state
 

@@ -227,7 +227,7 @@ def leading_axes(rows: Tensor, max_axes: int = MAX_AXES) -> Tensor:
     if min(rows.shape) > 2 * max_axes:
         with torch.random.fork_rng([] if rows.device.type == "cpu" else [rows.device]):
             torch.manual_seed(0)
-            _, values, axes = torch.svd_lowrank(rows, q=max_axes, niter=2)
+            _, values, axes = torch.svd_lowrank(rows, q=max_axes, niter=1)
         squares = values.square()
     else:
         axes, coordinates = principal(rows)
@@ -331,10 +331,10 @@ class SearchLimits:
         best, waited = inf, 0
         for number, (depth, by_scale) in enumerate(zip(depths, results, strict=False), 1):
             evaluated = list(self.scales(by_scale))
-            tick(f"{name}, depth {depth}")
             loss = min(result.validation_loss for result in evaluated)
             best, waited = (loss, 0) if loss < best else (best, waited + 1)
             yield depth, evaluated
+            tick(f"{name}, depth {depth}")
             if waited == PATIENCE and (self.many_nodes or self.is_expensive):
                 for skipped in depths[number:]:
                     tick(f"{name}, depth {skipped}: left out")

@@ -27,6 +27,8 @@ MAX_WORD_SHARE = 0.5
 MAX_DENSE_BYTES = 8 * 2**30
 MANY_NODES = 100_000
 MAX_CACHE_BYTES = 2 * 2**30
+# Trees and residual GCNs take fewer.
+MAX_PRINCIPAL_AXES = 128
 # Smaller values stay in the cache.
 SMALL_BYTES = 2**20
 
@@ -313,12 +315,9 @@ class PreparedGraph:
 
     def principal_axes(self, max_axes: int) -> Tensor:
         """Return the leading principal axes of the known vectors, [d, at most ``max_axes``], on the CPU."""
-
-        def compute() -> Tensor:
-            known = ~self.graph.missing_vectors.to(self.device)
-            return leading_axes(self.dense[known], max_axes).cpu()
-
-        return self.cached(("axes", max_axes), compute)
+        known = ~self.graph.missing_vectors.to(self.device)
+        axes = self.cached("axes", lambda: leading_axes(self.dense[known], MAX_PRINCIPAL_AXES).cpu())
+        return axes[:, :max_axes].contiguous()
 
     @property
     def node_fingerprints(self) -> NDArray[np.int64]:

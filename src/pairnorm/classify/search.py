@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from math import isinf, nan
+from math import isinf
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ from pairnorm.classify.candidates.task import (
 )
 from pairnorm.classify.evaluation import Scores, apply_tilt, comparable_scores, fit_tilt, mean_probabilities
 from pairnorm.classify.holdout import ClassifierWarning
+from pairnorm.classify.progress import OnResult
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
 from pairnorm.classify.search_space import resolve_time_limit
 from pairnorm.data import Graph, Split
@@ -53,103 +54,17 @@ if TYPE_CHECKING:
 
 # Models that can be fitted to pseudo-labels.
 SELF_TRAINING_MODELS = ("SGC", "logistic regression")
-# Later steps of a family are expected to take this share of its first one, until they are measured.
-FIRST_STEP_SHARE = 0.25
+# Until they are measured, later steps of a family are expected to take at least the first share of its first
+# step, and about the second. Residual GCNs train for a few epochs first, and later longer by a factor.
+FIRST_STEP_SHARE, USUAL_STEP_SHARE, RESIDUAL_STEP_FACTOR = 0.25, 0.5, 8
+# On a graph of at most this many nodes, residual GCNs take their first step at once: it takes a second.
+MAX_QUICK_NODES = 5000
 # Residual GCNs whose first candidate has a larger loss than this factor of the best are not trained further.
 MAX_LOSS_RATIO = 1.15
 # Share of the time limit within which the ensemble is fitted twice more: for evaluation, and to all labels.
 FIT_SHARE, FINAL_FITS = 0.75, 2
 # Fitting to pseudo-labels takes longer than to labels, by this factor.
 SELF_TRAINING_FACTOR = 4
-FINAL_STEPS = ("smoothed", "self-trained", "averaged", "evaluated", "fitted to all labels")
-# Steps after the search are expected to take this time for each second of the search, and at most this share
-# of what it leaves of the time limit, which cuts self-training short.
-FINAL_RATIO, FINAL_SHARE = 1.3, 0.5
-# A step of these models is expected to take as long as this number of other steps.
-SLOW_MODELS, SLOW_STEP = ("residual GCN", "GCN", "GAT", "GCNII", "APPNP"), 5
-
-
-class FitProgress(NamedTuple):
-    """The progress of a fit.
-
-    Args:
-        done: finished steps.
-        total: all steps; some are left out when time is up.
-        step: the name of the last one.
-        best_score: of the best candidate so far on held-out nodes, by the metric; for the loss, its accuracy.
-            NaN before the first one.
-        seconds_left: estimated.
-    """
-
-    done: int
-    total: int
-    step: str
-    best_score: float
-    seconds_left: float
-
-
-Notify = Callable[[FitProgress], None]
-
-
-class ProgressTracker:
-    """Counts the steps of a fit, and estimates the time that is left.
-
-    The time of the search is extrapolated from the steps so far, and bounded by the time limit.
-
-    Args:
-        task: with the start of the search and its time limit.
-        steps: number of steps of each family, by its name.
-        folds: number of further searches, which cross-fitting takes.
-        refit: whether the model is fitted to all labels in the end.
-        notify: called after every step.
-    """
-
-    def __init__(
-        self, task: Task, steps: Mapping[str, int], folds: int, refit: bool, notify: Notify | None
-    ) -> None:
-        self.task = task
-        self.steps = sum(steps.values())
-        self.notify = notify
-        self.final_steps = FINAL_STEPS if refit else FINAL_STEPS[:-1]
-        self.total = self.steps + len(self.final_steps) + folds
-        self.done = 0
-        self.best: CandidateResult | None = None
-        self.work_left = sum(count * _step_work(name) for name, count in steps.items())
-        self.work_done = 0
-        self.search_seconds = 0.0
-
-    def record(self, result: CandidateResult) -> None:
-        """Take note of an evaluated candidate."""
-        if self.best is None or result.rank > self.best.rank:
-            self.best = result
-
-    def tick(self, step: str) -> None:
-        """Count a step; the last ones may be left out."""
-        self.done = self.done + 1
-        self.work_done += _step_work(step)
-        self.work_left = max(0, self.work_left - _step_work(step))
-        if step in self.final_steps:
-            self.done = self.steps + self.final_steps.index(step) + 1
-        if self.notify is None:
-            return
-        score = nan
-        if self.best is not None:
-            by_accuracy = self.task.metric in ("loss", "accuracy")
-            score = self.best.candidate.validation_accuracy if by_accuracy else self.best.score
-        elapsed, search_left, limit = time.perf_counter() - self.task.started, 0.0, self.task.time_limit
-        if self.done <= self.steps:
-            extrapolated = elapsed * self.work_left / self.work_done
-            search_left = max(0.0, min(extrapolated, SEARCH_SHARE * limit - elapsed))
-            self.search_seconds = elapsed + search_left
-        final_share = (self.total - max(self.done, self.steps)) / len(self.final_steps)
-        in_limit = FINAL_SHARE * max(0.0, limit - self.search_seconds)
-        seconds_left = search_left + final_share * min(FINAL_RATIO * self.search_seconds, in_limit)
-        self.notify(FitProgress(self.done, self.total, step, score, seconds_left))
-
-
-def _step_work(step: str) -> int:
-    """Return how much work a step is expected to be, by its name or that of its family."""
-    return SLOW_STEP if step.startswith(SLOW_MODELS) else 1
 
 
 class Choice(NamedTuple):
@@ -162,6 +77,7 @@ class Choice(NamedTuple):
         smooths: the smoothing of the ensemble, if any; where it is self-trained, also that of the second one.
         by_family: the candidates of every family.
         ensemble: the ensemble and its evaluation; None for a single candidate.
+        setup_seconds: how long the first steps of its families took, which prepare a graph for all others.
     """
 
     results: Sequence[CandidateResult]
@@ -170,6 +86,7 @@ class Choice(NamedTuple):
     smooths: tuple[Smoothing | None, ...] = (None,)
     by_family: Sequence[tuple[Family, Sequence[CandidateResult]]] = ()
     ensemble: Candidate | None = None
+    setup_seconds: float = 0.0
 
     @property
     def best(self) -> Candidate:
@@ -211,7 +128,7 @@ def search(
     tick: Tick = lambda done: None,
     *,
     simple: bool = True,
-    on_result: Callable[[CandidateResult], None] = lambda result: None,
+    on_result: OnResult = lambda result, seconds_left: None,
 ) -> Choice:
     """Evaluate candidates, and select the best by the task's metric, or an ensemble that is better.
 
@@ -223,17 +140,22 @@ def search(
         families: the candidates.
         tick: called after every step, with a description of it.
         simple: select one candidate instead of an ensemble.
-        on_result: called with every evaluated candidate.
+        on_result: called with every evaluated candidate, and the seconds that the search is expected to take
+            from then on.
     """
-    by_family = _evaluate(task, families, tick, on_result)
-    results = [result for _, done in by_family for result in done]
+    evaluation = _Evaluation(task, families, tick, on_result)
+    evaluation.run()
+    results = list(chain(*evaluation.results))
     if simple or not len(task.held_out_labels):
         best = max(range(len(results)), key=lambda index: results[index].rank)
-        return _combine(by_family, Counter([best]))
-    choice, one_of_each = _combine(by_family, select_members(task, results)), False
+        return evaluation.combine(Counter([best]))
+    choice, one_of_each = evaluation.combine(select_members(task, results)), False
     if len(families) > 1:
         one_of_each = not beats_prior(task, choice.probabilities)
-        choice = _combine(by_family, best_per_model(results)) if one_of_each else _refine(task, choice, tick)
+        if one_of_each:
+            choice = evaluation.combine(best_per_model(results))
+        else:
+            choice = _refine(task, choice, tick)
     if len(choice.parts) == 1 and choice.smooths == (None,):
         return choice
     ensemble = Candidate(
@@ -247,79 +169,112 @@ def search(
     return choice._replace(ensemble=task.evaluate(ensemble, logits, choice.parts[0][1].fit).candidate)
 
 
-def _evaluate(
-    task: Task, families: Sequence[Family], tick: Tick, on_result: Callable[[CandidateResult], None]
-) -> list[tuple[Family, Sequence[CandidateResult]]]:
-    """Evaluate candidates until there are no more, or time is up.
+class _Evaluation:
+    """Evaluates candidates until there are no more, or time is up.
 
     The next candidate is of the family that has used the least time, so that a short search is not spent on
     one of them. A family ends where a step as long as its longest one would take too long. The first step is
     not counted in full, because it prepares what later ones share; before it, the longest step of any family
-    is expected. Networks start when a part of the time has passed or the others are finished.
-    Ctrl-C ends the search; the best candidates so far are delivered.
+    is expected. Networks start when a part of the time has passed or the others are finished, except for the
+    first step of residual GCNs on a small graph.
     """
-    ticks = [0] * len(families)
 
-    def count(number: int, step: str) -> None:
+    def __init__(self, task: Task, families: Sequence[Family], tick: Tick, on_result: OnResult) -> None:
+        self.task, self.families, self.tick, self.on_result = task, families, tick, on_result
+        self.ticks = [0] * len(families)
+        self.results: list[list[CandidateResult]] = [[] for _ in families]
+        self.seconds: list[list[float]] = [[] for _ in families]
+        self.running = [family.fit(task, partial(self._count, n)) for n, family in enumerate(families)]
+        numbers = range(len(families))
+        self.waiting = [n for n in numbers if self._waits(n)]
+        self.pending = [n for n in numbers if n not in self.waiting]
+
+    def run(self) -> None:
+        """Evaluate. Ctrl-C ends it, if there are candidates."""
+        try:
+            while self.pending or self.waiting:
+                if self.waiting and (not self.pending or not self.task.allows(CHEAP_SHARE)):
+                    self.pending.append(self.waiting.pop(0))
+                number = min(self.pending, key=lambda number: sum(self.seconds[number]))
+                if not self._competes(number, MAX_LOSS_RATIO) or not self._advance(number):
+                    self.pending.remove(number)
+                    for _ in range(self.families[number].steps - self.ticks[number]):
+                        self.tick(f"{self.families[number].name}: finished")
+                elif self._waits(number) and len(self.results[number]) == 1:
+                    self.pending.remove(number)
+                    self.waiting.insert(0, number)
+        except KeyboardInterrupt:
+            if not any(self.results):
+                raise
+            text = f"interrupted: the best of {sum(map(len, self.results))} candidates are used. "
+            text += "Press Ctrl-C again to stop at once."
+            warnings.warn(text, ClassifierWarning, stacklevel=4)
+
+    def combine(self, weights: Counter[int]) -> Choice:
+        """Return the weighted mean of results, by their indices, as a choice."""
+        results = list(chain(*self.results))
+        family_of = [number for number, done in enumerate(self.results) for _ in done]
+        setup = sum(self.seconds[number][0] for number in {family_of[index] for index in weights})
+        parts = [(weight, results[index]) for index, weight in weights.items()]
+        by_family = [pair for pair in zip(self.families, self.results, strict=True) if pair[1]]
+        return Choice(results, parts, _mean(parts), by_family=by_family, setup_seconds=setup)
+
+    def _count(self, number: int, step: str) -> None:
         """Count a step of a family, which may take more steps than announced."""
-        ticks[number] += 1
-        if ticks[number] <= families[number].steps:
-            tick(step)
+        self.ticks[number] += 1
+        if self.ticks[number] <= self.families[number].steps:
+            self.tick(step)
 
-    running = [family.fit(task, partial(count, number)) for number, family in enumerate(families)]
-    results: list[list[CandidateResult]] = [[] for _ in families]
-    seconds: list[list[float]] = [[] for _ in families]
-
-    def advance(number: int) -> bool:
+    def _advance(self, number: int) -> bool:
         """Evaluate the next candidate of a family; return whether there was one, in time."""
-        if durations := seconds[number]:
+        if durations := self.seconds[number]:
             expected = max([FIRST_STEP_SHARE * durations[0], *durations[1:]])
         else:
-            expected = max(chain(*seconds), default=0.0)
-        if any(results) and not task.allows(SEARCH_SHARE, expected):
+            expected = max(chain(*self.seconds), default=0.0)
+        if any(self.results) and not self.task.allows(SEARCH_SHARE, expected):
             return False
         start = time.perf_counter()
-        result = next(running[number], None)
-        seconds[number].append(time.perf_counter() - start)
+        result = next(self.running[number], None)
+        durations.append(time.perf_counter() - start)
         if result is not None:
-            results[number].append(result)
-            on_result(result)
+            self.results[number].append(result)
+            self.on_result(result, self._seconds_left())
         return result is not None
 
-    try:
-        networks = [
-            number for number, family in enumerate(families) if isinstance(family, GNNFamily | ResidualGCNs)
-        ]
-        pending = [number for number in range(len(families)) if number not in networks]
-        while pending or networks:
-            if networks and (not pending or not task.allows(CHEAP_SHARE)):
-                pending.append(networks.pop(0))
-            number = min(pending, key=lambda number: sum(seconds[number]))
-            family, done = families[number], results[number]
-            if not advance(number) or (isinstance(family, ResidualGCNs) and not _competes(done, results)):
-                pending.remove(number)
-                for _ in range(family.steps - ticks[number]):
-                    tick(f"{family.name}: finished")
-    except KeyboardInterrupt:
-        if not any(results):
-            raise
-        text = f"interrupted: the best of {sum(map(len, results))} candidates are used. Press Ctrl-C again "
-        text += "to stop at once."
-        warnings.warn(text, ClassifierWarning, stacklevel=4)
-    return [(family, done) for family, done in zip(families, results, strict=True) if done]
+    def _waits(self, number: int) -> bool:
+        """Return whether the next step of a family is one of those that start late."""
+        if isinstance(self.families[number], ResidualGCNs):
+            return bool(self.results[number]) or self.task.graph.num_nodes > MAX_QUICK_NODES
+        return isinstance(self.families[number], GNNFamily)
 
+    def _competes(self, number: int, max_ratio: float) -> bool:
+        """Return whether the best loss of residual GCNs is near the best of all; true for other families."""
+        done = self.results[number]
+        if not done or not isinstance(self.families[number], ResidualGCNs):
+            return True
+        lowest = min(result.validation_loss for result in chain(*self.results))
+        return min(result.validation_loss for result in done) <= max_ratio * lowest
 
-def _competes(done: Sequence[CandidateResult], results: Sequence[Sequence[CandidateResult]]) -> bool:
-    """Return whether the best held-out loss of a family is near the best of all."""
-    lowest = min(result.validation_loss for others in results for result in others)
-    return min(result.validation_loss for result in done) <= MAX_LOSS_RATIO * lowest
+    def _seconds_left(self) -> float:
+        """Estimate the time of all steps that are left, within the time limit.
 
-
-def _combine(by_family: Sequence[tuple[Family, Sequence[CandidateResult]]], weights: Counter[int]) -> Choice:
-    """Return the weighted mean of results as a choice."""
-    results = [result for _, done in by_family for result in done]
-    parts = [(weight, results[index]) for index, weight in weights.items()]
-    return Choice(results, parts, _mean(parts), by_family=by_family)
+        Residual GCNs are expected to go on if they are the best so far.
+        """
+        per_step: dict[int, float] = {}
+        for number, durations in enumerate(self.seconds):
+            if self.results[number]:
+                later = USUAL_STEP_SHARE * durations[0] + sum(durations[1:])
+                per_step[number] = later / (self.ticks[number] + 1)
+        left, longest = 0.0, max(per_step.values())
+        for number in {*self.pending, *self.waiting}:
+            family, durations = self.families[number], self.seconds[number]
+            expected = per_step.get(number, longest)
+            if isinstance(family, ResidualGCNs):
+                mean = sum(durations) / len(durations) if durations else expected
+                expected = RESIDUAL_STEP_FACTOR * mean if self._competes(number, 1.0) else 0.0
+            left += expected * max(0, family.steps - self.ticks[number] - bool(durations))
+        elapsed = time.perf_counter() - self.task.started
+        return min(left, max(0.0, SEARCH_SHARE * self.task.time_limit - elapsed))
 
 
 def _mean(parts: Sequence[tuple[int, CandidateResult]]) -> Tensor:

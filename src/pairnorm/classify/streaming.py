@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
-from pairnorm.classify.candidates.task import Candidate, Tick, evaluate_logits
+from pairnorm.classify.candidates.task import SEARCH_SHARE, Candidate, Tick, evaluate_logits
 from pairnorm.classify.evaluation import (
     METRICS,
     Scores,
@@ -37,7 +37,14 @@ from pairnorm.classify.regression import (
     subsample,
 )
 from pairnorm.classify.scaling import MANY_NODES
-from pairnorm.classify.search_space import IMPUTATIONS, MAX_DEPTH, MAX_SCALE, MIN_SCALE, parse_imputation
+from pairnorm.classify.search_space import (
+    IMPUTATIONS,
+    MAX_DEPTH,
+    MAX_SCALE,
+    MIN_SCALE,
+    parse_imputation,
+    resolve_time_limit,
+)
 from pairnorm.data import Graph, PackedGraph
 from pairnorm.train.block_ops import BlockOps, make_plan
 from pairnorm.train.propagation import Propagation, RayBlocks, label_propagation
@@ -260,6 +267,8 @@ class Streaming:
         metric: that selects the model, one of ``METRICS``.
         label_propagation: whether to evaluate it too; without features it is the only candidate.
         seed: of a split that is drawn.
+        time_limit: as in memory, 0 for none: no propagation or depth starts that is predicted to end after
+            half of it. The first propagation always finishes; a cluster computes all of them.
         device: ``"cpu"``, or ``"cuda"``: the GPU propagates blocks of columns, except those of PN-SI.
         backend: ``"here"``, or ``"ray"``: blocks of columns go to the cluster at ``$RAY_ADDRESS``, else to
             the one that this machine is in.
@@ -279,6 +288,7 @@ class Streaming:
         metric: str = "accuracy",
         label_propagation: bool = True,
         seed: int = 0,
+        time_limit: float | str = 0,
         device: str = "cpu",
         backend: str = "here",
         on_progress: Tick = lambda done: None,
@@ -296,6 +306,7 @@ class Streaming:
         stored = np.concatenate([self.rows.train, self.rows.validation])
         self.cluster = RayBlocks() if one_of("backend", backend, BACKENDS) == "ray" else None
         self.device, self.seconds = device, dict[str, float]()
+        self.time_limit = resolve_time_limit(time_limit, 0)
         workers_memory = None if self.cluster is None else self.cluster.memory
         self.plan = make_plan(graph.facts, len(stored), len(depths), memory, device, workers_memory)
         many, numbers = graph.facts.nodes >= MANY_NODES, len(self.rows.train) * graph.facts.features
@@ -321,22 +332,28 @@ class Streaming:
 
     def run(self) -> Outcome:
         """Evaluate all candidates, and predict with the best."""
+        self.work.mkdir(parents=True, exist_ok=True)
         results: list[Streamed] = []
+        self._started, longest, logits = time.perf_counter(), 0.0, None
         if self.cluster is not None:
             self.cluster.run(self.propagations, self.plan.peak(self.plan.width))
         with self.timed("reading the adjacency"):
             ops = BlockOps(self.graph, self.device)
-        for propagation in self.propagations:
+        if self._with_label_propagation or not self.propagations:
+            with self.timed("propagating labels"):
+                logits, result = self._propagate_labels(ops)
+            results.append(result)
+        for number, propagation in enumerate(self.propagations):
+            start = time.perf_counter()
+            if number and not self._allows(longest):
+                self.left_out += (f"SGC-{propagation.norm}, {propagation.imputation}: time was up",)
+                continue
             on_device = propagation if propagation.norm == "PN-SI" else replace(propagation, ops=ops)
             with self.timed("propagating features"):
                 on_device.run()
             with self.timed("evaluating candidates"):
                 results += self._candidates(on_device)
-        logits: Any = None
-        if self._with_label_propagation or not results:
-            with self.timed("propagating labels"):
-                logits, result = self._propagate_labels(ops)
-            results.append(result)
+            longest = max(longest, time.perf_counter() - start)
         results.sort(key=lambda result: result.rank, reverse=True)
         with self.timed("predicting"):
             if results[0].propagation is not None:
@@ -371,6 +388,12 @@ class Streaming:
         name = f"SGC-{propagation.norm}, {propagation.imputation}"
         for _, results in self._limits.depths(propagation.depths, steps, self.on_progress, name):
             yield from results
+            if not self._allows():
+                break
+
+    def _allows(self, seconds: float = 0.0) -> bool:
+        """Return whether a step of some seconds ends within the search's share of the time limit."""
+        return time.perf_counter() - self._started + seconds <= SEARCH_SHARE * self.time_limit
 
     def _regressions(self, propagation: Propagation, depth: int) -> Iterator[Streamed]:
         """Yield one SGC per scale, from small to large, fitted to a sample of the training nodes."""

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.evaluation import Scores
     from pairnorm.classify.findings import Findings
-    from pairnorm.classify.search import FitProgress
+    from pairnorm.classify.progress import FitProgress
 
 IN_MEMORY = (
-    *("class_weight", "directed", "feature_scaling", "time_column", "time_limit", "checkpoint", "seeds"),
-    *("epochs", "no_refit", "no_baselines", "simple"),
+    *("class_weight", "directed", "feature_scaling", "time_column", "checkpoint", "seeds", "epochs"),
+    *("no_refit", "no_baselines", "simple"),
 )
 """Options that apply only to models in memory."""
 SEEDS, EPOCHS = 5, 500
@@ -310,6 +310,7 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
             **{name: value for name, value in chosen.items() if value != "auto"},
             label_propagation=options.model == "auto",
             seed=options.seed,
+            time_limit=0 if options.time_limit is None else options.time_limit,
             # "auto" is the CPU: the adjacency may not fit on a GPU.
             device=str(find_device("cpu" if options.device == "auto" else options.device)),
             backend=options.backend,

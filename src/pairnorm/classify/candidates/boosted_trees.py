@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -79,11 +79,12 @@ class BoostedTrees:
     def fit(self, task: Task, tick: Tick) -> Results:
         """Yield one candidate per setting, then the best one with the extra blocks that improve it."""
         check_size(task.graph)
-        tables = _FoldTables.of(task, _Setting(max(self.hops), 0, any(self.directed)))
+        widest = _Setting(max(self.hops), 0, any(self.directed))
+        folds = [_Fold.of(fold, widest) for fold in task.folds]
         results: dict[_Setting, CandidateResult] = {}
         for directed, hops, leaves in product(self.directed, self.hops, self.leaves):
             setting = _Setting(hops, leaves, directed)
-            results[setting] = tables.evaluate(task, setting, self.name)
+            results[setting] = _evaluate(task, folds, setting, self.name)
             yield results[setting]
             tick(f"{self.name}, {results[setting].candidate.setting}")
         best = min(results, key=lambda setting: results[setting].validation_loss)
@@ -93,10 +94,10 @@ class BoostedTrees:
         if not task.allows(CHEAP_SHARE) or has_many_nodes(task.graph):
             extras = []
         if extras:
-            tables = _FoldTables.of(task, best._replace(extras=tuple(extras)))
+            folds = [_Fold.of(fold, best._replace(extras=tuple(extras))) for fold in task.folds]
         better: tuple[str, ...] = ()
         for name in extras:
-            result = tables.evaluate(task, best._replace(extras=(*better, name)), self.name)
+            result = _evaluate(task, folds, best._replace(extras=(*better, name)), self.name)
             if improves(task, result.probabilities, results[best._replace(extras=better)].probabilities):
                 better = *better, name
                 results[best._replace(extras=better)] = result
@@ -116,40 +117,44 @@ class _Setting(NamedTuple):
         return NodeColumns.of(task, self.hops, self.directed, self.extras)
 
 
-class _FoldTables(NamedTuple):
-    """The widest columns, and for every fold its task and the rows of its training and held-out nodes."""
+class _Fold(NamedTuple):
+    """A fold, its task with limited training nodes, its widest columns, and rows to train on and held out."""
 
+    task: Task
+    limited: Task
     columns: NodeColumns
-    folds: list[tuple[Task, NodeTable, NodeTable]]
+    train: NodeTable
+    held_out: NodeTable
 
     @classmethod
     def of(cls, task: Task, widest: _Setting) -> Self:
-        folds = []
-        for fold in task.folds:
-            columns = widest.columns(fold)
-            table, fold = columns.table(fold.prepared), _limit_rows(fold)
-            folds.append((fold, table.take(fold.graph.train), table.take(fold.graph.validation)))
-        return cls(columns, folds)
+        columns, limited = widest.columns(task), _limit_rows(task)
+        table = columns.table(task.prepared)
+        held_out = table.take(task.graph.validation)
+        return cls(task, limited, columns, table.take(limited.graph.train), held_out)
 
-    def evaluate(self, task: Task, setting: _Setting, name: str) -> CandidateResult:
-        """Choose the number of rounds, grow trees in every fold, and evaluate them."""
-        hops, leaves, directed, extras = setting
-        blocks = list(self.columns._replace(hops=hops, directed=directed, extras=extras).blocks)
-        tables = [(fold, train.rows(names=blocks)) for fold, train, _ in self.folds]
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            losses = pool.map(partial(_stopping_losses, leaves=leaves), tables[:STOPPING_FOLDS])
-            rounds = 1 + int(np.sum(list(losses), 0).argmin())
-            ensembles = list(pool.map(partial(_Ensemble.grow, leaves=leaves, rounds=rounds), tables))
-        logits = [
-            trees(held_out.rows(names=blocks), task.classes)
-            for trees, (*_, held_out) in zip(ensembles, self.folds, strict=True)
-        ]
-        text = f"{hops} {'hop' if hops == 1 else 'hops'}, {rounds} rounds of {leaves} leaves"
-        text += ", directed edges" if directed else ""
-        text += f", {', '.join(extras)}" if extras else ""
-        candidate = Candidate(name, setting=text, directed=directed)
-        fit = partial(_fit, setting=setting, rounds=rounds)
-        return task.evaluate(candidate, torch.cat(logits).unsqueeze(1), fit)
+
+def _evaluate(task: Task, folds: Sequence[_Fold], setting: _Setting, name: str) -> CandidateResult:
+    """Choose the number of rounds, grow trees in every fold, and evaluate them."""
+    hops, leaves, directed, extras = setting
+    columns = [fold.columns._replace(hops=hops, directed=directed, extras=extras) for fold in folds]
+    blocks = list(columns[0].blocks)
+    tables = [(fold.limited, fold.train.rows(names=blocks)) for fold in folds]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        losses = pool.map(partial(_stopping_losses, leaves=leaves), tables[:STOPPING_FOLDS])
+        rounds = 1 + int(np.sum(list(losses), 0).argmin())
+        grown = list(pool.map(partial(_Ensemble.grow, leaves=leaves, rounds=rounds), tables))
+    logits = [
+        trees(fold.held_out.rows(names=blocks), task.classes)
+        for trees, fold in zip(grown, folds, strict=True)
+    ]
+    text = f"{hops} {'hop' if hops == 1 else 'hops'}, {rounds} rounds of {leaves} leaves"
+    text += ", directed edges" if directed else ""
+    text += f", {', '.join(extras)}" if extras else ""
+    candidate = Candidate(name, setting=text, directed=directed)
+    by_fold = {fold.task: Trees(*parts) for fold, *parts in zip(folds, columns, grown, strict=True)}
+    fit = partial(_fit, setting=setting, rounds=rounds, by_fold=by_fold)
+    return task.evaluate(candidate, torch.cat(logits).unsqueeze(1), fit)
 
 
 def _limit_rows(task: Task) -> Task:
@@ -157,7 +162,10 @@ def _limit_rows(task: Task) -> Task:
     return limit_training_nodes(task, MAX_ROWS) if has_many_nodes(task.graph) else task
 
 
-def _fit(task: Task, setting: _Setting, rounds: int) -> Trees:
+def _fit(task: Task, setting: _Setting, rounds: int, by_fold: Mapping[Task, Trees]) -> Trees:
+    """Return the trees grown in a fold, or grow those of another task."""
+    if task in by_fold:
+        return by_fold[task]
     columns, limited = setting.columns(task), _limit_rows(task)
     rows = columns.table(task.prepared).take(limited.graph.train).rows()
     return Trees(columns, _Ensemble.grow((limited, rows), setting.leaves, rounds))
