@@ -12,9 +12,8 @@ from pairnorm.classify.candidates.task import SEARCH_SHARE, CandidateResult, Fam
 FINAL_STEPS = ("smoothed", "self-trained", "averaged", "evaluated", "fitted to all labels")
 # After this time without a finished step, an evaluated candidate counts as news.
 SECONDS_PER_UPDATE = 1.0
-# Steps after the search are expected to take this time for each second of the search, and at most this share
-# of what it leaves of the time limit, which cuts self-training short.
-FINAL_RATIO, FINAL_SHARE = 0.5, 0.5
+# Steps after the search are expected to take this time for each second of the search.
+FINAL_RATIO = 0.25
 
 
 class FitProgress(NamedTuple):
@@ -89,7 +88,7 @@ class ProgressTracker:
             score = self.best.candidate.validation_accuracy if by_accuracy else self.best.score
         steps_left = self.total - max(self.done, self.steps)
         final_share = max(0, steps_left - self.folds) / len(self.final_steps)
+        fold_share = min(steps_left, self.folds) / max(1, self.folds)
         left = max(0.0, self.task.started + search - self.notified)
-        left += final_share * min(FINAL_RATIO * search, FINAL_SHARE * max(0.0, self.task.time_limit - search))
-        left += search * min(steps_left, self.folds) / max(1, self.folds)
+        left += (final_share * FINAL_RATIO + fold_share) * search
         self.notify(FitProgress(self.done, self.total, step, score, nan if isinf(left) else left))

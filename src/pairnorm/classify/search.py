@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from math import isinf
+from math import inf, isinf
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -59,8 +59,9 @@ SELF_TRAINING_MODELS = ("SGC", "logistic regression")
 FIRST_STEP_SHARE, USUAL_STEP_SHARE, RESIDUAL_STEP_FACTOR = 0.25, 0.5, 8
 # On a graph of at most this many nodes, residual GCNs take their first step at once: it takes a second.
 MAX_QUICK_NODES = 5000
-# Residual GCNs whose first candidate has a larger loss than this factor of the best are not trained further.
-MAX_LOSS_RATIO = 1.15
+# Residual GCNs whose first candidate has a larger loss than this factor of the best are not trained further;
+# below the second factor, they are expected to be.
+MAX_LOSS_RATIO, SURE_LOSS_RATIO = 1.15, 1.07
 # Share of the time limit within which the ensemble is fitted twice more: for evaluation, and to all labels.
 FIT_SHARE, FINAL_FITS = 0.75, 2
 # Fitting to pseudo-labels takes longer than to labels, by this factor.
@@ -258,21 +259,24 @@ class _Evaluation:
     def _seconds_left(self) -> float:
         """Estimate the time of all steps that are left, within the time limit.
 
-        Residual GCNs are expected to go on if they are the best so far.
+        Networks that have not started are expected to take all of it, and residual GCNs to go on if their
+        loss is so near the best that better candidates of other families will hardly end them.
         """
-        per_step: dict[int, float] = {}
+        left, per_step = 0.0, {}
         for number, durations in enumerate(self.seconds):
             if self.results[number]:
                 later = USUAL_STEP_SHARE * durations[0] + sum(durations[1:])
                 per_step[number] = later / (self.ticks[number] + 1)
-        left, longest = 0.0, max(per_step.values())
         for number in {*self.pending, *self.waiting}:
-            family, durations = self.families[number], self.seconds[number]
-            expected = per_step.get(number, longest)
-            if isinstance(family, ResidualGCNs):
-                mean = sum(durations) / len(durations) if durations else expected
-                expected = RESIDUAL_STEP_FACTOR * mean if self._competes(number, 1.0) else 0.0
-            left += expected * max(0, family.steps - self.ticks[number] - bool(durations))
+            family, results = self.families[number], self.results[number]
+            expected = per_step.get(number, max(per_step.values()))
+            if not results and self._waits(number):
+                expected = inf
+            elif results and isinstance(family, ResidualGCNs):
+                mean = sum(self.seconds[number]) / len(results)
+                expected = RESIDUAL_STEP_FACTOR * mean if self._competes(number, SURE_LOSS_RATIO) else 0.0
+            if steps := max(0, family.steps - self.ticks[number] - bool(results)):
+                left += steps * expected
         elapsed = time.perf_counter() - self.task.started
         return min(left, max(0.0, SEARCH_SHARE * self.task.time_limit - elapsed))
 

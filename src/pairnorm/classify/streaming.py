@@ -334,7 +334,8 @@ class Streaming:
         """Evaluate all candidates, and predict with the best."""
         self.work.mkdir(parents=True, exist_ok=True)
         results: list[Streamed] = []
-        self._started, longest, logits = time.perf_counter(), 0.0, None
+        logits: Any = None
+        self._started, longest = time.perf_counter(), 0.0
         if self.cluster is not None:
             self.cluster.run(self.propagations, self.plan.peak(self.plan.width))
         with self.timed("reading the adjacency"):

@@ -9,7 +9,7 @@ forward, and as much backward; GAT sends its scores to all ranks in addition.
 import gc
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -105,16 +105,6 @@ class Shards:
     def of_first(self, value: T) -> T:
         """Return the value of the first rank."""
         return self.of_all(value)[0]
-
-    def of_all(self, value: T) -> list[T]:
-        """Return the values of all ranks."""
-        values: list[T] = [value] * self.process_group.size()
-        dist.all_gather_object(values, value, self.process_group)
-        return values
-
-    def among(self, items: Sequence[T]) -> Sequence[T]:
-        """Return this rank's share of a sequence, in order."""
-        return items[self._share(len(items))]
 
     def _share(self, count: int) -> slice:
         sizes, rank = blocks(count, self.process_group.size()), self.process_group.rank()

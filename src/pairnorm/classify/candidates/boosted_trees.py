@@ -152,7 +152,8 @@ def _evaluate(task: Task, folds: Sequence[_Fold], setting: _Setting, name: str) 
     text += ", directed edges" if directed else ""
     text += f", {', '.join(extras)}" if extras else ""
     candidate = Candidate(name, setting=text, directed=directed)
-    by_fold = {fold.task: Trees(*parts) for fold, *parts in zip(folds, columns, grown, strict=True)}
+    fitted = (Trees(*parts) for parts in zip(columns, grown, strict=True))
+    by_fold = {fold.task: trees for fold, trees in zip(folds, fitted, strict=True)}
     fit = partial(_fit, setting=setting, rounds=rounds, by_fold=by_fold)
     return task.evaluate(candidate, torch.cat(logits).unsqueeze(1), fit)
 

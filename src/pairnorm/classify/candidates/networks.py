@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,6 @@ from pairnorm.classify.scaling import PreparedGraph
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, Normalization, PairNorm
 from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.pair_norm import normalize_by
-from pairnorm.train.distributed import Shards
 from pairnorm.train.methods import Model
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, build
@@ -125,12 +124,6 @@ class GNNFamily:
             yield replace(fold, graph=graph), held_out, list(range(first, first + each))
 
 
-def _merge(model: Model, states: Sequence[dict[str, Tensor]]) -> Model:
-    """Load the weights of several models into one that has all their networks."""
-    model.load_state_dict({name: torch.cat([state[name] for state in states]) for name in model.state_dict()})
-    return model
-
-
 def _fit(task: Task, spec: Spec, trained: Sequence[_Trained]) -> Network:
     """Merge the trained networks that saw no label outside a task's training nodes; all if there are none.
 
@@ -141,7 +134,8 @@ def _fit(task: Task, spec: Spec, trained: Sequence[_Trained]) -> Network:
     seeds = [seed for run_seeds, *_ in clean for seed in run_seeds]
     spec = spec.replace(scaling="none")
     merged = build(spec, task.graph.num_features, task.classes, seeds, task.device)
-    _merge(merged, [model.state_dict() for *_, model in clean])
+    states = [model.state_dict() for *_, model in clean]
+    merged.load_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
     return Network(merged.eval()).fitted_to(task.prepared)
 
 
@@ -163,61 +157,36 @@ def _train(
     checkpoints: Path | None,
     stop_early: bool = False,
 ) -> tuple[Model, Tensor]:
-    """Return a model with a network per seed, trained on a task, and the logits of all nodes."""
-    graph, shards = task.graph.replace(features=task.features), task.shards
+    """Return a model with a network per seed, trained on a task, and the logits of all nodes.
+
+    Several ranks share the nodes of a GCN or GAT. Other models cannot share them: every rank trains all.
+    """
+    graph, ranks = task.graph.replace(features=task.features), task.shards
+    shards = ranks if spec.method == "none" else None
     spec = spec.replace(scaling="none")
 
-    def fit(seeds: Sequence[int], shards: Shards | None) -> tuple[Model, Tensor]:
-        def check_time(epochs: int) -> None:
-            late = not task.allows(SEARCH_SHARE) and not (stop_early and epochs == 0)
-            if late if shards is None else shards.any(late):
-                raise OutOfTime
+    def check_time(epochs: int) -> None:
+        late = not task.allows(SEARCH_SHARE) and not (stop_early and epochs == 0)
+        if late if ranks is None else ranks.any(late):
+            raise OutOfTime
 
-        check_time(0)
-        trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=shards)
-        checkpoint = None
-        if checkpoints is not None:
-            name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
-            checkpoint = checkpoints / f"{name}.pt"
-        try:
-            trainer.fit(check_time, checkpoint)
-        except OutOfTime:
-            if not stop_early:
-                raise
-            trainer.loop.restore()
-            trainer.model.eval()
-        return trainer.model, trainer.evaluate()[1]
-
-    # Ranks share trials where possible, which needs no communication; some models cannot share nodes.
-    if shards is not None and (len(seeds) >= shards.process_group.size() or spec.method != "none"):
-        merged = build(spec, graph.num_features, task.classes, seeds, torch.device("cpu"))
-        model, logits = _train_per_rank(shards, seeds, fit, merged)
-        model, logits = model.to(task.device), logits.to(task.device)
-    else:
-        model, logits = fit(seeds, shards)
-    if shards is not None:
-        shards.leave(model)
-    return model, logits
-
-
-def _train_per_rank(
-    shards: Shards,
-    seeds: Sequence[int],
-    fit: Callable[[Sequence[int], None], tuple[Model, Tensor]],
-    merged: Model,
-) -> tuple[Model, Tensor]:
-    """Let every rank train its share of the trials; return the model of all, and its logits."""
-    rank_seeds, trained, late = shards.among(seeds), None, False
+    check_time(0)
+    trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=shards)
+    checkpoint = None
+    if checkpoints is not None and shards is ranks:  # ranks would overwrite each other's file
+        name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
+        checkpoint = checkpoints / f"{name}.pt"
     try:
-        if rank_seeds:
-            model, logits = fit(rank_seeds, None)
-            trained = dict(model.cpu().state_dict()), logits.cpu()
+        trainer.fit(check_time, checkpoint)
     except OutOfTime:
-        late = True
-    if shards.any(late):
-        raise OutOfTime
-    parts = [part for part in shards.of_all(trained) if part is not None]
-    return _merge(merged, [state for state, _ in parts]), torch.cat([logits for _, logits in parts], 1)
+        if not stop_early:
+            raise
+        trainer.loop.restore()
+        trainer.model.eval()
+    logits = trainer.evaluate()[1]
+    if shards is not None:
+        shards.leave(trainer.model)
+    return trainer.model, logits
 
 
 def residual_gcn(

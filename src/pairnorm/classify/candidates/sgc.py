@@ -237,18 +237,26 @@ class SGCFamily:
     def fit(self, task: Task, tick: Tick) -> Results:
         """Yield one SGC per imputation, norm, depth and scale, within the search limits.
 
-        Unless the search is exhaustive, each imputation and norm starts with three depths; the best two are
-        then refined between the depths next to their best one, as long as the held-out loss falls.
+        Unless the search is exhaustive, the first imputation and norm starts with three depths. The others
+        follow at the best of these, then at the other two, in the order of their held-out loss. The best two
+        are refined between the depths next to their best one, as long as the loss falls.
         """
         check_size(task.graph)
         depths = sorted(self.depths)
-        losses: Losses = {pair: {} for pair in product(self.imputations, self.norms)}
-        few = len(depths) <= len(FIRST_DEPTHS) + 1
+        losses: Losses = {
+            (imputation, norm): {} for norm, imputation in product(self.norms, self.imputations)
+        }
         first = depths
-        if not self.exhaustive and not few:
+        if not self.exhaustive and len(depths) > len(FIRST_DEPTHS) + 1:
             first = [depths[int(share * (len(depths) - 1))] for share in FIRST_DEPTHS]
-        for pair, by_depth in losses.items():
-            yield from self._explore(task, pair, first, by_depth, tick)
+        start, *others = losses
+        yield from self._explore(task, start, first, losses[start], tick)
+        best = min(first, key=lambda depth: losses[start][depth])
+        for pair in others if len(first) < len(depths) else ():
+            yield from self._explore(task, pair, [best], losses[pair], tick)
+        for pair in sorted(others, key=lambda pair: losses[pair].get(best, inf)):
+            pending = [depth for depth in first if depth not in losses[pair]]
+            yield from self._explore(task, pair, pending, losses[pair], tick)
         while (target := _refinement(losses, depths)) is not None:
             pair, between = target
             yield from self._explore(task, pair, between, losses[pair], tick)
