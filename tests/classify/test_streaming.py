@@ -182,3 +182,17 @@ def test_test_nodes_with_more_features_than_the_nodes_to_predict_are_noted(tmp_p
     )
     even = SimpleNamespace(missing=missing * 0, labels=packed.labels)
     assert replace(outcome, search=SimpleNamespace(graph=even, rows=rows)).caveat == ""
+
+
+def test_a_time_limit_leaves_the_first_propagation_at_its_first_depth(tmp_path):
+    packed = packed_graph(tmp_path / "graph", nodes=600, degree=8)
+    settings = {"depths": (1, 3), "norms": ("none", "PN"), "scales": (1.0, 30.0)}
+    hurried = Streaming(packed, tmp_path / "hurried", 10**9, time_limit=0.0001, **settings)
+    candidates = {
+        (one.candidate.model, one.candidate.norm, one.candidate.depth) for one in hurried.run().results
+    }
+    assert candidates == {("label propagation", "none", 0), ("SGC", "none", 1)}
+    pending = [what for what in hurried.left_out if "time was up" in what]
+    assert len(pending) == len(hurried.propagations) - 1 > 0
+    patient = Streaming(packed, tmp_path / "patient", 10**9, time_limit="1h", **settings).run().results
+    assert len(patient) == len(Streaming(packed, tmp_path / "work", 10**9, **settings).run().results)

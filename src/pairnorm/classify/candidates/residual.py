@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,8 @@ from pairnorm.train.problem import node_losses
 
 # Depth and width of the networks, in the order of training.
 SETTINGS = ((4, 32), (8, 64), (15, 128))
-# The first networks train for a few epochs; the search continues them where they compete with others.
+# The first networks train for a few epochs, fewer where time does not allow ``PATIENCE`` epochs; the search
+# continues them where they compete with others.
 FIRST_EPOCHS, MIN_EPOCHS, MAX_EPOCHS = 40, 5, 1000
 # Training stops after this many epochs without a smaller loss, which is computed every few epochs.
 PATIENCE, EVALUATION_INTERVAL = 100, 5
@@ -81,7 +83,8 @@ class ResidualGCNs:
                 return
             training = _Training(task, held_out, depth, hidden, self.seed)
             for epochs in (FIRST_EPOCHS, MAX_EPOCHS) if number == 0 else (MAX_EPOCHS,):
-                training.run(epochs, SEARCH_SHARE if task.shards is None else inf)
+                needed = PATIENCE if epochs == FIRST_EPOCHS else 0
+                training.run(epochs, SEARCH_SHARE if task.shards is None else inf, needed)
                 yield self._evaluate(task, training)
                 tick(f"{self.name}, depth {depth}, {training.epoch} epochs")
 
@@ -145,11 +148,14 @@ class _Training:
         """Return the mean cross-entropy of every network over its nodes, bool [n, networks]."""
         return (node_losses(logits, self.labels) * nodes).sum(0) / nodes.sum(0).clamp(min=1)
 
-    def run(self, epochs: int, time_share: float) -> None:
-        """Train up to a number of epochs, while the stopping loss falls and time is left."""
+    def run(self, epochs: int, time_share: float, needed: int = 0) -> None:
+        """Train up to a number of epochs, while the stopping loss falls and time is left for those needed."""
         learning, count = self.train & ~self.stopping, self.model.num_keys
+        start, first = time.perf_counter(), self.epoch
         while self.epoch < epochs and self.epoch - max(self.best_epochs) < PATIENCE:
-            if self.epoch >= MIN_EPOCHS and not self.task.allows(time_share):
+            seconds = (time.perf_counter() - start) / max(1, self.epoch - first)
+            in_time = self.task.allows(time_share, seconds * max(0, needed - self.epoch))
+            if self.epoch >= MIN_EPOCHS and not in_time:
                 break
             targets = torch.rand(learning.shape, generator=self.generator, device=learning.device)
             targets = learning & (targets < TARGET_SHARE)
