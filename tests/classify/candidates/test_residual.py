@@ -96,3 +96,21 @@ def test_masked_features_do_not_change_predictions(task: Task, monkeypatch) -> N
     monkeypatch.setattr(module, "MAX_FEATURES", 1000)  # principal axes depend on the features of all nodes
     one, two = (first(one, settings=((2, 8),)).probabilities[:count] for one in (dense, other))
     torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize(("limit", "epochs"), [(1000.0, 20), (100.0, module.MIN_EPOCHS)])
+def test_the_first_step_is_short_where_time_does_not_allow_enough_epochs(
+    parity: Task, monkeypatch: pytest.MonkeyPatch, limit: float, epochs: int
+) -> None:
+    """The clock advances by a second whenever it is read, twice in an epoch."""
+    clock, steps = [0.0], list[str]()
+
+    def read_clock() -> float:
+        clock[0] += 1.0
+        return clock[0]
+
+    monkeypatch.setattr("pairnorm.classify.candidates.residual.time.perf_counter", read_clock)
+    results = ResidualGCNs(((3, 16),)).fit(replace(parity, started=0.0, time_limit=limit), steps.append)
+    next(results)
+    next(results)
+    assert steps == [f"residual GCN, depth 3, {epochs} epochs"]
