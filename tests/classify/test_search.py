@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -340,6 +342,28 @@ def test_an_interrupted_search_delivers_the_best_so_far(task: Task) -> None:
     assert choice.best.model in ("SGC", "label propagation")
     with pytest.raises(KeyboardInterrupt):
         search(task, [Interrupted()], interrupt)
+
+
+IMPORTED = """
+import sys
+from pairnorm.classify import NodeClassifier
+from pairnorm.data import csbm
+
+seen = []
+classifier = NodeClassifier(["label propagation", "boosted trees", "residual GCN"], device="cpu")
+try:
+    graph = csbm(300, classes=2, seed=1).with_split("per-class-20")
+    needed = {"lightgbm", "torch._dynamo"}
+    classifier.fit(graph, progress=lambda now: seen.append(needed <= {*sys.modules}) or 1 / 0)
+except ZeroDivisionError:
+    print(seen)
+"""
+
+
+def test_libraries_are_imported_before_the_first_candidate() -> None:
+    """What Ctrl-C interrupts while it is imported, the process could not import again."""
+    ran = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[True]\n"
 
 
 class Interrupted:

@@ -77,6 +77,10 @@ def fold_regressions(
         axes: [d, r], orthonormal, to which the weights are restricted; solved in single precision. Default:
             all principal axes of the rows, in double precision.
     """
+    device = rows.device
+    if rows.numel() < MIN_PARALLEL_SIZE:  # a GPU would wait for the start of each of thousands of operations
+        rows, target, folds = rows.cpu(), target.cpu(), folds.cpu()
+        axes = None if axes is None else axes.cpu()
     if axes is None:
         rows = rows.double()
         center = rows.mean(0)
@@ -98,7 +102,7 @@ def fold_regressions(
         scaled = torch.einsum("dr,rkc->kdc", basis, weight[:-1]) / unit
         bias = weight[-1] - torch.einsum("d,kdc->kc", center, scaled)
         bias = bias - bias.mean(1, keepdim=True)  # a constant for all classes changes nothing
-        yield scale, (scaled / scale).float(), bias.float()
+        yield scale, (scaled / scale).float().to(device), bias.float().to(device)
 
 
 class _Problem(NamedTuple):

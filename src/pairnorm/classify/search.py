@@ -19,6 +19,7 @@ from sklearn.base import clone
 from torch import Tensor
 
 from pairnorm.base.csr import sparse_csr
+from pairnorm.classify.candidates.boosted_trees import BoostedTrees
 from pairnorm.classify.candidates.ensemble import (
     Average,
     PseudoLabels,
@@ -192,6 +193,7 @@ class _Evaluation:
 
     def run(self) -> None:
         """Evaluate. Ctrl-C ends it, if there are candidates."""
+        _import_libraries(self.families)
         try:
             while self.pending or self.waiting:
                 if self.waiting and (not self.pending or not self.task.allows(CHEAP_SHARE)):
@@ -279,6 +281,14 @@ class _Evaluation:
                 left += steps * expected
         elapsed = time.perf_counter() - self.task.started
         return min(left, max(0.0, SEARCH_SHARE * self.task.time_limit - elapsed))
+
+
+def _import_libraries(families: Sequence[Family]) -> None:
+    """Import what families need: after a Ctrl-C within an import, the process could not import it again."""
+    if any(isinstance(family, BoostedTrees) for family in families):
+        import lightgbm  # noqa: F401
+    if any(isinstance(family, GNNFamily | ResidualGCNs) for family in families):
+        torch.optim.Adam([torch.empty(1)])  # the first optimizer imports the compiler of torch
 
 
 def _mean(parts: Sequence[tuple[int, CandidateResult]]) -> Tensor:

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import lightgbm
 import numpy as np
@@ -49,6 +50,15 @@ def test_fewer_hops_are_columns_of_more(table: Task) -> None:
         for hops in ((1,), (3,), (1, 3))
     ]
     assert settings[0] | settings[1] == settings[2]
+
+
+def test_trees_of_a_fold_are_those_that_it_would_grow_again(table: Task) -> None:
+    (*_, learn) = next(BoostedTrees((1,), (4,)).fit(table, lambda done: None))
+    (fold,) = table.folds
+    grown, again = learn(fold), learn(replace(fold))
+    assert learn(fold) is grown is not again
+    assert grown.ensemble.text == again.ensemble.text
+    torch.testing.assert_close(grown.logits(table.prepared), again.logits(table.prepared))
 
 
 def test_neighbors_columns_are_worth_more_than_a_nodes_own(table: Task) -> None:

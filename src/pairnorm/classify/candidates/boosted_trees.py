@@ -36,10 +36,9 @@ HOPS, LEAVES = (1, 3), (4, 16)
 MAX_ROUNDS, LEARNING_RATE = 150, 0.08
 # With many nodes, a larger learning rate needs fewer trees.
 FAST_ROUNDS, FAST_LEARNING_RATE = 100, 0.12
-# Rounds are chosen on this share of the training rows; trees then grow on all of them.
-STOPPING_SHARE, STOPPING_FOLDS = 0.25, 2
-# Early stopping after this many rounds without a gain.
-STOPPING_PATIENCE = 15
+# Rounds are chosen on this share of the training rows of so many folds, with early stopping after this many
+# rounds without a gain; trees then grow on all rows.
+STOPPING_SHARE, STOPPING_FOLDS, STOPPING_PATIENCE = 0.25, 2, 15
 # More bins take longer than they gain on a few thousand rows. Each tree uses a share of the columns.
 MAX_BINS, COLUMN_SHARE = 63, 0.5
 # With many nodes, trees grow on at most this many training rows.
@@ -90,9 +89,8 @@ class BoostedTrees:
         best = min(results, key=lambda setting: results[setting].validation_loss)
         without = {"missing"} if not task.graph.missing.any() and task.feature_mask is None else set()
         without |= {"SGC"} if task.limits.is_expensive or task.classes < 2 else set()
-        extras = [name for name in self.extras if name not in without]
-        if not task.allows(CHEAP_SHARE) or has_many_nodes(task.graph):
-            extras = []
+        in_time = task.allows(CHEAP_SHARE) and not has_many_nodes(task.graph)
+        extras = [name for name in self.extras if in_time and name not in without]
         if extras:
             folds = [_Fold.of(fold, best._replace(extras=tuple(extras))) for fold in task.folds]
         better: tuple[str, ...] = ()
@@ -113,9 +111,6 @@ class _Setting(NamedTuple):
     directed: bool = False
     extras: tuple[str, ...] = ()
 
-    def columns(self, task: Task) -> NodeColumns:
-        return NodeColumns.of(task, self.hops, self.directed, self.extras)
-
 
 class _Fold(NamedTuple):
     """A fold, its task with limited training nodes, its widest columns, and rows to train on and held out."""
@@ -128,10 +123,12 @@ class _Fold(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, widest: _Setting) -> Self:
-        columns, limited = widest.columns(task), _limit_rows(task)
+        columns = NodeColumns.of(task, widest.hops, widest.directed, widest.extras)
+        # Trees grow on some of the training nodes; label columns use all of them.
+        limited = limit_training_nodes(task, MAX_ROWS) if has_many_nodes(task.graph) else task
         table = columns.table(task.prepared)
-        held_out = table.take(task.graph.validation)
-        return cls(task, limited, columns, table.take(limited.graph.train), held_out)
+        train, held_out = table.take(limited.graph.train), table.take(task.graph.validation)
+        return cls(task, limited, columns, train, held_out)
 
 
 def _evaluate(task: Task, folds: Sequence[_Fold], setting: _Setting, name: str) -> CandidateResult:
@@ -148,28 +145,22 @@ def _evaluate(task: Task, folds: Sequence[_Fold], setting: _Setting, name: str) 
         trees(fold.held_out.rows(names=blocks), task.classes)
         for trees, fold in zip(grown, folds, strict=True)
     ]
-    text = f"{hops} {'hop' if hops == 1 else 'hops'}, {rounds} rounds of {leaves} leaves"
-    text += ", directed edges" if directed else ""
-    text += f", {', '.join(extras)}" if extras else ""
-    candidate = Candidate(name, setting=text, directed=directed)
+    text = [f"{hops} {'hop' if hops == 1 else 'hops'}", f"{rounds} rounds of {leaves} leaves"]
+    text += [*(["directed edges"] if directed else []), *extras]
+    candidate = Candidate(name, setting=", ".join(text), directed=directed)
     fitted = (Trees(*parts) for parts in zip(columns, grown, strict=True))
     by_fold = {fold.task: trees for fold, trees in zip(folds, fitted, strict=True)}
     fit = partial(_fit, setting=setting, rounds=rounds, by_fold=by_fold)
     return task.evaluate(candidate, torch.cat(logits).unsqueeze(1), fit)
 
 
-def _limit_rows(task: Task) -> Task:
-    """Limit the training nodes that trees grow on; label columns use all of them."""
-    return limit_training_nodes(task, MAX_ROWS) if has_many_nodes(task.graph) else task
-
-
 def _fit(task: Task, setting: _Setting, rounds: int, by_fold: Mapping[Task, Trees]) -> Trees:
     """Return the trees grown in a fold, or grow those of another task."""
     if task in by_fold:
         return by_fold[task]
-    columns, limited = setting.columns(task), _limit_rows(task)
-    rows = columns.table(task.prepared).take(limited.graph.train).rows()
-    return Trees(columns, _Ensemble.grow((limited, rows), setting.leaves, rounds))
+    fold = _Fold.of(task, setting)
+    rows = fold.train.rows()
+    return Trees(fold.columns, _Ensemble.grow((fold.limited, rows), setting.leaves, rounds))
 
 
 def _boost(task: Task, rows: Any, target: Any, leaves: int, rounds: int, **options: Any) -> Any:
