@@ -17,7 +17,7 @@ from pairnorm.compare.missing import (
 )
 from pairnorm.compare.missing_runs import Evaluation, MissingResults
 from pairnorm.report.document import render_html, render_markdown
-from pairnorm.report.missing_report import METRICS, Line, as_csv, document, draw, lines
+from pairnorm.report.missing_report import METRICS, Line, as_csv, document, lines
 from pairnorm.train import Spec, Store, Trial
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -187,18 +187,10 @@ def test_tables_go_by_auc_or_macro_f1() -> None:
     assert "| logistic regression | 0.600 (accuracy 0.710) | **0.500 (accuracy 0.710)** |" in text
 
 
-def test_the_figure_has_the_same_bytes_every_time(tmp_path: Path) -> None:
-    some = lines([ONE], found())
-    first, again = (draw(some, tmp_path / name)["missing"] for name in ("one", "two"))
-    assert [path.name for path in first] == ["missing.png", "missing.pdf"]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
-    assert draw([Line(MissingCell("fp-vectors", "cora", "fp", "GCN", 50), {"accuracy": {}})], tmp_path) == {}
-
-
 def test_the_report_names_the_commits_of_several() -> None:
-    text = report([ONE], setting(100, 5, 0.05), None, {"abc1234": 40, "def5678": 2})
+    text = report([ONE], setting(100, 5, 0.05), {"abc1234": 40, "def5678": 2})
     assert "Runs by commit: abc1234 (40), def5678 (2)." in text
-    assert "Runs by commit" not in report([ONE], setting(100, 5, 0.05), None, {"abc1234": 42})
+    assert "Runs by commit" not in report([ONE], setting(100, 5, 0.05), {"abc1234": 42})
 
 
 def test_the_committed_store_gives_the_committed_report() -> None:
@@ -207,7 +199,7 @@ def test_the_committed_store_gives_the_committed_report() -> None:
         results = MissingResults.read(store)
     some = lines(protocols, results)
     assert as_csv(some).encode() == (RESULTS / "missing.csv").read_bytes()
-    text = report(protocols, some, "figures/missing.png", results.origins)
+    text = report(protocols, some, results.origins)
     assert text == (RESULTS / "missing.md").read_text(encoding="utf-8")
     [best, *_] = re.findall(r"\*\*(0\.\d+ ± 0\.\d+)\*\*", text)
     assert f"<strong>{best}</strong>" in render_html(document(protocols, some))

@@ -128,7 +128,7 @@ def _reproduce_missing(options: Namespace, path: Path) -> Path:
     """Compare all methods where features are missing; return the report."""
     from pairnorm.compare import missing_runs
     from pairnorm.compare.missing import GROUPS, MODELS, PROTOCOLS, choose_protocols
-    from pairnorm.report.missing_report import as_csv, document, draw, lines
+    from pairnorm.report.missing_report import as_csv, document, lines
     from pairnorm.train import Store
 
     refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
@@ -151,8 +151,8 @@ def _reproduce_missing(options: Namespace, path: Path) -> Path:
         options.out,
         "missing",
         as_csv(rows),
-        lambda folder: draw(rows, folder),
-        lambda figures: document(chosen, rows, figures.get("missing"), stored.origins),
+        lambda folder: {},
+        lambda figures: document(chosen, rows, stored.origins),
     )
 
 

@@ -1,16 +1,13 @@
-"""The comparison under missing features as CSV, as a report in Markdown, and as a figure."""
+"""The comparison under missing features as CSV and as a report in Markdown."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan, nan
-from pathlib import Path
 from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pairnorm.base import plotting
 from pairnorm.base.files import csv_text
-from pairnorm.base.plotting import BLUE, GRAY, GREEN, ORANGE, PURPLE, VERMILLION
 from pairnorm.compare.missing import (
     FIT,
     FSD_CAP,
@@ -26,8 +23,8 @@ from pairnorm.compare.missing import (
     Protocol,
 )
 from pairnorm.compare.missing_runs import MissingResults
-from pairnorm.report.document import Details, Document, Markdown, Only, Section, Table
-from pairnorm.sweep.significance import Difference, Runs, mean_interval, paired_difference, significant
+from pairnorm.report.document import Details, Document, Markdown, Section, Table
+from pairnorm.sweep.significance import Difference, Runs, paired_difference, significant
 from pairnorm.sweep.tables import TITLES as GRAPHS
 from pairnorm.sweep.tables import show_mean
 
@@ -45,7 +42,6 @@ IMPUTATION_TITLES = {
     "pcfi": "PCFI",
     "mask": "zero and mask columns",
 }
-IMPUTATION_COLORS = dict(zip(IMPUTATION_TITLES, (GRAY, ORANGE, GREEN, BLUE, VERMILLION, PURPLE), strict=True))
 # Accuracies that papers report under the protocol of feature propagation, on Cora, Citeseer and Pubmed.
 PUBLISHED: dict[tuple[str, str, str, float], tuple[float, float, float]] = {
     ("fp-vectors", "zero", "GCN", 0): (0.827, 0.700, 0.775),
@@ -180,7 +176,6 @@ def as_csv(lines: Sequence[Line]) -> str:
 def document(
     protocols: Sequence[Protocol],
     lines: Sequence[Line],
-    figure: str | None = None,
     origins: Mapping[str, int] = MappingProxyType({}),
 ) -> Document:
     """Return the comparison as a document.
@@ -188,14 +183,9 @@ def document(
     Args:
         protocols: in the order to show them.
         lines: what there is of them.
-        figure: file of the figure, relative to the report.
         origins: how many runs of the store each commit and device computed.
     """
-    image = Markdown(
-        f"![Accuracy against the share of missing vectors, with 95% intervals over runs]({figure})"
-    )
-    shown = [Only("markdown", [image])] if figure else []
-    sections = [Section("fit against the other methods", [*shown, *_fit_against_others(lines)])]
+    sections = [Section("fit against the other methods", _fit_against_others(lines))]
     for protocol in protocols:
         protocol_lines = [line for line in lines if line.cell.protocol == protocol.name]
         tables = [
@@ -294,50 +284,3 @@ def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
                 "Difference", "Significant")  # fmt: skip
     shown = [[*row, verdict] for row, verdict in zip(rows, verdicts, strict=True)]
     return [Markdown(text), Table(headings, shown, formatted=True)]
-
-
-def draw(lines: Sequence[Line], folder: Path) -> dict[str, list[Path]]:
-    """Draw accuracy against missing vectors on our task: a column for each graph, SGC-PN above, GCN below."""
-    ssnc_lines = [line for line in lines if line.cell.protocol == SSNC.name and line.accuracies]
-    if len({line.cell.missing_percent for line in ssnc_lines}) < 2:  # the tables say as much
-        return {}
-    there = {line.cell.dataset for line in ssnc_lines}
-    datasets = [name for name in SSNC.datasets if name in there]
-    curves: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
-    for line in ssnc_lines:
-        cell = line.cell
-        names: Sequence[str] = ("",)
-        if cell.model in SSNC.trained:  # where nothing is missing, all imputations are the same
-            names = (cell.imputation,) if cell.missing_percent else list(IMPUTATION_TITLES)
-        for name in names:
-            curves[cell.dataset, cell.model, name].append(line)
-    looks = {"markersize": 2.5, "linewidth": 1}
-    with plotting.style():
-        figure = plotting.new_figure(plotting.TWO_COLUMNS, 4.6)
-        axes = figure.subplots(2, len(datasets), sharex=True, sharey="col", squeeze=False)
-        for column, dataset in enumerate(datasets):
-            for axis, model in zip(axes[:, column], ("SGC-PN", "GCN"), strict=True):
-                styles = {
-                    (model, name): {"color": color, "label": IMPUTATION_TITLES[name]}
-                    for name, color in IMPUTATION_COLORS.items()
-                }
-                styles[FIT, ""] = {"color": "black", "label": "fit"}
-                styles["label propagation", ""] = {
-                    "color": "black", "label": "label propagation", "linestyle": ":"
-                }  # fmt: skip
-                for key, style in styles.items():
-                    points = sorted(curves[dataset, *key], key=lambda line: line.cell.missing_percent)
-                    percents = [line.cell.missing_percent for line in points]
-                    axis.plot(
-                        percents, [line.mean("accuracy") for line in points], marker="o", **looks, **style
-                    )
-                    ends = [mean_interval(line.accuracies) for line in points]
-                    axis.vlines(percents, [low for low, _ in ends], [high for _, high in ends],
-                                color=style["color"], linewidth=0.6)  # fmt: skip
-                axis.set_title(f"{TITLES[dataset]}, {model}")
-            axes[1, column].set_xlabel("% of vectors missing")
-        for axis in axes[:, 0]:
-            axis.set_ylabel("Test accuracy")
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
-        return {"missing": plotting.save(figure, folder, "missing")}
