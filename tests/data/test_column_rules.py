@@ -33,6 +33,12 @@ FEATURES: dict[str, tuple[list[Any], str, list[float] | None]] = {
     "thousands": (cycle("24,383", " 2,175,612 ", "12", ""), "number", [24383, 2175612, 12, np.nan]),
     "thousands and points": (cycle("1,234.5", "7"), "number", [1234.5, 7]),
     "grouped by apostrophes": (cycle("1'234'567", "7"), "number", [1234567, 7]),
+    "grouped by spaces": (cycle("1 200", "12 345 678", "7"), "number", [1200, 12345678, 7]),
+    "grouped by narrow spaces": (cycle("1\u202f200,5", "2\u2009345,7"), "number", [1200.5, 2345.7]),
+    "spaces without groups": (cycle("1 20", "12 34 56", "7 7"), "category", None),
+    "spaces and units": (cycle("1 200 €", "35 €", "–7 €"), "number", [1200, 35, -7]),
+    "dollars of a country": (cycle("US$ 1,200", "A$7"), "number", [1200, 7]),
+    "dashes as signs": (cycle("–1.5", "−2.5", "-3.5", "4"), "number", [-1.5, -2.5, -3.5, 4]),
     "money": (cycle("$1,200", "$ 35", "-$4.50", "(3.5)"), "number", [1200, 35, -4.5, -3.5]),
     "euros": (cycle("1.200,50 €", "3 EUR"), "number", [1200.5, 3]),
     "percent": (cycle("12%", "7.5 %", "0"), "number", [0.12, 0.075, 0]),
@@ -146,6 +152,15 @@ def test_texts_that_repeat_less_than_twice_are_dropped(tmp_path: Path) -> None:
     assert any("it holds 1,845 different texts" in note for note in graph.notes)
 
 
+@pytest.mark.parametrize("cells", ["name {}", "{} kg"])
+def test_more_texts_than_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: str) -> None:
+    """Bug: pack compared the texts of a sample with all cells, and took them for mistakes among numbers."""
+    monkeypatch.setattr("pairnorm.data.queries.MAX_SAMPLED_TEXTS", 20)
+    frame = pandas.DataFrame({"plain number": NUMBERS, "x": each(cells)})
+    graph = assert_same(read_both(tmp_path, frame, keep=["x"]))
+    assert graph.num_features == 1 + ROWS
+
+
 @pytest.mark.parametrize(
     ("cells", "code"),
     [
@@ -179,6 +194,10 @@ CLASSES = cycle("low", "high", "")
         (CLASSES, {"split": "x"}, "unknown-part"),
         (CLASSES, {"classes": 3}, "not-a-number"),
         ([str(x) for x in NUMBERS], {"classes": 3}, None),
+        (cycle("$1,200", "$35", "$7", "n/a", *(f"${n}" for n in range(50))), {"classes": 3}, None),
+        (cycle("12%", "7.5%", "90%"), {"classes": 2}, None),
+        (cycle("1 200", "12 345", "7"), {"classes": 3}, None),
+        (cycle("2001-02-03", "2001-02-04"), {"classes": 2}, "not-a-number"),
         (each("{}"), {"classes": "each"}, None),
         (cycle("0.0", "1.0", ""), {}, None),
         (cycle("GOP", "dem", *(["GOP", "dem"] * 20), "Gop"), {}, None),
@@ -267,6 +286,40 @@ def test_lists_are_neither_labels_nor_ids(tmp_path: Path) -> None:
             with pytest.raises(PairNormError, match="column 'tags' holds") as caught:
                 read(*files, **options)
             assert caught.value.code == "not-a-cell"
+
+
+@pytest.mark.parametrize(
+    "kind", ["INTERVAL", "BLOB", "STRUCT(a INTEGER)", "INTEGER[]", "MAP(VARCHAR, INTEGER)"]
+)
+def test_types_of_parquet_that_are_no_cells(tmp_path: Path, kind: str) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    cell = {"INTERVAL": "to_days(1)", "BLOB": "'\\xAA'::BLOB", "INTEGER[]": "[1]"}.get(
+        kind, "{'a': 1}" if kind.startswith("STRUCT") else "MAP {'a': 1}"
+    )
+    query = f"SELECT range AS id, {cell} AS x FROM range(4)"
+    duckdb.sql(query).write_parquet(str(tmp_path / "nodes.parquet"))
+    (tmp_path / "edges.csv").write_text("source,target\n1,2\n")
+    files = tmp_path / "nodes.parquet", tmp_path / "edges.csv"
+    for read in (Graph.from_files, lambda *f: pack(*f, tmp_path / "graph", memory="256MB")):
+        with pytest.raises(PairNormError, match="column 'x' holds") as caught:
+            read(*files)
+        assert caught.value.code == "not-a-cell"
+
+
+def test_dates_of_parquet(tmp_path: Path) -> None:
+    """Days are counted from the year 1 to 9999; dates before and after, and infinite ones, are missing."""
+    duckdb = pytest.importorskip("duckdb")
+    dates = ["0044-03-15 (BC)", "0001-01-01", "9999-12-31", "10000-01-01", "infinity", "-infinity"]
+    cells = ", ".join(f"({n}, '{date}'::DATE, '{date}'::TIMESTAMP, 0)" for n, date in enumerate(dates))
+    base = duckdb.sql(f"SELECT * FROM (VALUES {cells}) AS r(id, d, t, x)")
+    base.write_parquet(str(tmp_path / "nodes.parquet"))
+    (tmp_path / "edges.csv").write_text("source,target\n1,2\n")
+    files = tmp_path / "nodes.parquet", tmp_path / "edges.csv"
+    graph = assert_same(
+        [Graph.from_files(*files), Graph.from_packed(pack(*files, tmp_path / "graph", memory="256MB"))]
+    )
+    assert graph.missing[:, 0].tolist() == [True, False, False, True, True, True]
+    assert graph.features[1:3].tolist() == [[-719162, -719162, 0], [2932896, 2932896, 0]]
 
 
 def test_sheets_by_name(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Files that need more memory than a limit: small files that unpack to large ones, or claim to be large."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import sqlite3
 import sys
 import zipfile
@@ -176,6 +178,22 @@ def test_pack_reads_a_large_table_but_no_endless_line(tmp_path: Path) -> None:
         PairNormError, match="a run of spaces and line breaks has more than 18MB, the limit is 17MB"
     ):
         pack(nodes, tmp_path / "edges.csv", tmp_path / "packed", memory="300MB")
+
+
+@pytest.mark.parametrize("columns", [1, 300])
+@pytest.mark.parametrize("compress", [lzma.compress, bz2.compress])
+def test_pack_reads_no_endless_cell(tmp_path: Path, compress: Callable[[bytes], bytes], columns: int) -> None:
+    """Line breaks within quotes do not end the row, late in a text that DuckDB cannot read by itself."""
+    (tmp_path / "edges.csv").write_text(EDGES)
+    names = ",".join(f"x{number}" for number in range(columns))
+    rows = "".join(f"a{row}{',1' * columns}\n" for row in range(3000))
+    cell = 2**16 * (b"y" * 2**10 + b"\n")
+    nodes = tmp_path / f"nodes.csv.{compress.__module__[-3:].replace('zma', 'xz')}"
+    nodes.write_bytes(compress(f'id,{names}\n{rows}z,"'.encode() + cell))
+    with pytest.raises(
+        PairNormError, match=rf"{nodes.name}: a row, or a few, have more than 33,554,432 char"
+    ):
+        pack(nodes, tmp_path / "edges.csv", tmp_path / "packed", memory=2**28)
 
 
 def test_the_command_names_file_size_limit_and_option(

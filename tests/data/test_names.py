@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from pairnorm.data import tables
 from pairnorm.data.labels import near_duplicate_notes
 from pairnorm.data.readers import open_table
-from pairnorm.data.tables import Table, node_names, read_blocks, read_rows
+from pairnorm.data.tables import Table, check_ids, integers_or_texts, read_blocks, read_rows
 from pairnorm.data.tabular import EndpointColumns, read_edges
 
 Write = Callable[[str, str], Path]
@@ -26,7 +27,7 @@ NODES = Table("nodes.csv", ("id",))
     ],
 )
 def test_names_are_numbers_only_where_nothing_is_lost(cells: list[object], expected: list[object]) -> None:
-    assert node_names(NODES, "id", pandas.Series(cells)).tolist() == expected
+    assert integers_or_texts(check_ids(NODES, "id", pandas.Series(cells))).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -40,12 +41,12 @@ def test_names_are_there_and_unlike(
     cells: list[object], code: str, where: str, value: object, raises: Callable
 ) -> None:
     with raises(code, where, value=value):
-        node_names(NODES, "id", pandas.Series(cells))
+        integers_or_texts(check_ids(NODES, "id", pandas.Series(cells)))
 
 
 @pytest.mark.parametrize("names", [np.array([5, 7, 9]), np.array(["5", "7", "x"], dtype=object)])
 def test_ends_are_found(write: Write, names: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables.read_blocks, "__defaults__", ((), 2))
+    monkeypatch.setattr(tables.read_blocks, "__defaults__", ((), 2, math.inf))
     last = names[2]
     edges = open_table(write("edges.csv", f"a,b,w\n5,7,1\n7,{last},2.5\n{last},5,3\n"))
     ends, weights, _ = read_edges(edges, EndpointColumns("a", "b"), names, "w")
@@ -112,7 +113,7 @@ def test_cells_longer_than_csv_allows_are_quoted_in_part(write: Write, raises: C
     table = open_table(path)
     (frame,) = read_blocks(table, rows=None)
     with raises("duplicate-id", value=long) as caught:
-        node_names(table, "id", frame["id"])
+        integers_or_texts(check_ids(table, "id", frame["id"]))
     assert "t.csv, line 4: id 'xxx" in str(caught.value)
     assert len(str(caught.value)) < 250
     with raises("unknown-column") as caught:

@@ -17,7 +17,7 @@ import pytest
 
 from pairnorm.base.errors import PairNormError
 from pairnorm.base.memory import MemoryLimit
-from pairnorm.data import Graph
+from pairnorm.data import Graph, GraphWarning
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import find_files
 from pairnorm.data.readers import open_table, open_tables
@@ -459,3 +459,66 @@ def test_edges_may_have_two_columns_of_the_same_title(write: Write) -> None:
     assert table.columns == ("column 1", "column 2", "kind")
     assert not open_table(write("t.txt", "ann\tann\nann\tbob\n"), "edges").has_header
     assert not open_table(write("t.txt", "3\t3\n1\t3\n"), "edges").has_header
+
+
+PEOPLE = [{"id": name, "x": place} for place, name in enumerate("abcd")]
+PAIRS = [(0, 1), (1, 2), (2, 3)]
+LINKS = [{"source": "abcd"[s], "target": "abcd"[t]} for s, t in PAIRS]
+GRAPHS_IN_JSON = {
+    "links": {"nodes": PEOPLE, "links": LINKS},
+    "edges": {"directed": False, "graph": {}, "nodes": PEOPLE, "edges": LINKS},
+    "positions": {"nodes": PEOPLE, "links": [{"source": s, "target": t} for s, t in PAIRS]},
+    "nodes as ends": {
+        "nodes": [{"index": place, **node} for place, node in enumerate(PEOPLE)],
+        "links": [{"source": PEOPLE[s], "target": PEOPLE[t]} for s, t in PAIRS],
+    },
+    "adjacency": {
+        "nodes": PEOPLE,
+        "adjacency": [[{"id": "b", "weight": 1}], [{"id": "a"}, {"id": "c"}], [{"id": "d"}], []],
+    },
+    "elements": {
+        "elements": {
+            "nodes": [{"data": node} for node in PEOPLE],
+            "edges": [{"data": link} for link in LINKS],
+        }
+    },
+    "list of elements": {"elements": [{"data": row} for row in (*PEOPLE, *LINKS)]},
+}
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("layout", GRAPHS_IN_JSON)
+def test_a_graph_in_json(write: Write, layout: str) -> None:
+    graph = Graph.from_files(write("graph.json", json.dumps(GRAPHS_IN_JSON[layout])))
+    assert graph.node_names.tolist() == ["a", "b", "c", "d"]
+    assert graph.feature_names == ("x",)
+    assert graph.edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
+
+
+@pytest.mark.parametrize("end", [-1, 4, True, [0], None, {"id": "e"}, {}])
+def test_an_end_that_is_no_node_is_refused(write: Write, end: object) -> None:
+    graph = {"nodes": PEOPLE, "links": [{"source": 0, "target": end}]}
+    with pytest.raises(PairNormError, match=r"graph\.json"):
+        Graph.from_files(write("graph.json", json.dumps(graph)))
+
+
+def test_cells_of_duckdb_that_python_does_not_have(tmp_path: Path, raises: Callable) -> None:
+    """Infinite and early dates are missing, moments with a zone need no pytz, durations are days."""
+    duckdb = pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
+    pytest.importorskip("sqlalchemy", reason="needs sqlalchemy: pip install pairnorm[all]")
+    with duckdb.connect(str(tmp_path / "base.db")) as base:
+        base.execute("CREATE TABLE edges AS SELECT 1 AS source, 2 AS target")
+        dates = ["'infinity'::DATE", "'0044-03-15 (BC)'::DATE", "'1970-01-11'::DATE", "'200000-01-01'::DATE"]
+        rows = ", ".join(
+            f"({n}, {date}, {date}::TIMESTAMP, {date}::TIMESTAMPTZ, to_days({n}), union_value(k := 1), [1])"
+            for n, date in enumerate(dates)
+        )
+        base.execute(f"CREATE TABLE nodes AS FROM (VALUES {rows}) AS r(id, d, t, z, s, u, l)")
+    url = f"duckdb:///{tmp_path}/base.db"
+    with pytest.warns(GraphWarning):
+        graph = Graph.from_files("SELECT id, d, t, z, s FROM nodes", "edges", database=url)
+    assert graph.features.tolist() == [[0, 0, 0, 0], [0, 0, 0, 1], [10, 10, 10, 2], [0, 0, 0, 3]]
+    assert graph.missing[:, 0].tolist() == [True, True, False, True]
+    for name, code in (("u", "file-damaged"), ("l", "not-a-cell")):
+        with raises(code, "the query for nodes"):
+            Graph.from_files(f"SELECT id, {name} FROM nodes", "edges", database=url)

@@ -14,7 +14,7 @@ import torch
 
 from pairnorm.base.memory import parse_memory
 from pairnorm.data import Graph, PackedGraph
-from pairnorm.data.encoder import Encoder
+from pairnorm.data.encoder import Column, Encoder
 from pairnorm.data.packed import Facts
 from pairnorm.impute import feature_propagation
 from pairnorm.nn import PairNorm, normalized_adjacency, sgc_iterates
@@ -55,7 +55,7 @@ def packed_graph(folder, nodes=NODES, features=FEATURES, degree=4, weighted=True
     Facts(
         nodes=nodes, entries=len(column), weighted=weighted, dtype="float32", block=4,
         missing=(int(gone.sum()), int(entries)),
-        encoder=Encoder.of_numbers([f"x{number}" for number in range(features)]),
+        encoder=Encoder(tuple(Column(f"x{number}", "number") for number in range(features))),
         known=tuple(known.sum(0).tolist()), mean=tuple(np.nanmean(x, 0, dtype=float).tolist()),
         deviation=tuple(np.nanstd(x, 0, dtype=float).tolist()), classes=("a", "b", "c"), notes=(),
     ).write(folder)  # fmt: skip

@@ -255,7 +255,8 @@ def _read_files(
 ) -> dict[str, Any]:
     """Return the parts of a graph in tables of nodes, edges and features, or in one file that holds it."""
     load_library("pandas", "Graph.from_files")
-    from pairnorm.data.readers import LINKS, TABLES, edges_missing, open_tables
+    from pairnorm.data.frames import LINKS, edges_missing
+    from pairnorm.data.readers import TABLES, open_tables
     from pairnorm.data.tabular import read_tables
 
     for role, value in inputs.items():

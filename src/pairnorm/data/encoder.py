@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError, did_you_mean, one_of, quoted, whole_number
-from pairnorm.data.adjacency import csr_tensor
-from pairnorm.data.features import take_columns
+from pairnorm.data.adjacency import csr_matrix, csr_tensor
 from pairnorm.data.files import check_encoding, quote_names
 from pairnorm.data.profile import is_number
 
@@ -197,11 +196,6 @@ class Encoder(ReadingOptions):
     bins: tuple[float, ...] = ()
     edge_columns: tuple[Column, ...] = ()
 
-    @classmethod
-    def of_numbers(cls, names: Sequence[str]) -> Self:
-        """Return the encoder of features that have names, each a column of numbers."""
-        return cls(tuple(Column(name, "number") for name in names))
-
     @cached_property
     def features(self) -> dict[str, Column]:
         """The columns that are features, by name."""
@@ -324,7 +318,12 @@ def compare_categories(place: str, column: Column, known: Column, strict: bool) 
     Raises an error where the column is of another kind and, where ``strict``, for unknown categories.
     """
     name, unknown = quoted(column.name), sorted(set(column.categories) - set(known.categories))
-    if column.kind == "number" or (
+    if column.kind == "date":
+        code = "text-for-numbers"
+        content = (
+            f"dates in column {name}, where the model knows {'numbers' if known.width == 1 else 'texts'}"
+        )
+    elif column.kind == "number" or (
         unknown and is_number(unknown[0]) and not any(map(is_number, known.categories))
     ):
         content = f"numbers in column {name}, where the model knows categories"
@@ -353,6 +352,23 @@ def reject_dates(place: str, name: str, form: str) -> NoReturn:
     raise PairNormError(problem, code="other-dates", value=name, expected=expected, hint=hint)
 
 
+def conform(place: str, values: ColumnValues, known: Column, strict: bool) -> tuple[ColumnValues, list[str]]:
+    """Return the values of a column as a model has it, and a note on unknown categories: missing."""
+    (column,), is_blank = values.columns, bool(values.empty.all())
+    if known.kind == "date" and column.form and known.form and column.form != known.form:
+        reject_dates(place, known.name, known.form)
+    # A column whose cells are all empty is read as one of numbers, whatever it was before.
+    if known.kind != "category" and (column.kind == known.kind or is_blank):
+        return values._replace(columns=(known,)), []
+    note = "" if is_blank else compare_categories(place, column, known, strict)
+    numbers = {text: number for number, text in enumerate(known.categories)}
+    codes = np.array([numbers.get(text, -1) for text in column.categories], np.int64)[values.places]
+    is_known, empty = codes >= 0, values.empty.copy()
+    empty[values.rows[~is_known]] = True
+    values = ColumnValues((known,), values.rows[is_known], codes[is_known], values.values[is_known], empty)
+    return values, [note] if note else []
+
+
 def align_features(
     name: str, features: Tensor, missing: Tensor, current: Encoder, known: Encoder, strict: bool = False
 ) -> tuple[Tensor, Tensor, list[str]]:
@@ -361,52 +377,34 @@ def align_features(
     A category that no node has becomes a column of zeros, and so do all those of a column whose cells are
     all empty. An absent column and cells of unknown categories are missing; unknown columns are left out.
     """
+    from scipy.sparse import csc_array
+
     notes = compare_columns(
         name, [column.name for column in current.named("number", "category", "date")], known, strict
     )
-    widths = [column.width for column in current.features.values()]
-    starts = dict(zip(current.features, np.cumsum([0, *widths]), strict=False))
-    empty = missing.all(0).expand(features.shape[1]).tolist()
-    sparse = next((int(starts[column.name]) for column in current.named("sparse")), -1)
-    places, missing_from, absent = list[int](), list[int](), list[int]()
-    unknown: dict[int, Tensor] = {}
+    ends = np.cumsum([column.width for column in current.features.values()])
+    stops = dict(zip(current.features, ends.tolist(), strict=True))
+    is_sparse = features.layout == torch.sparse_csr
+    matrix = csc_array(csr_matrix(features) if is_sparse else features.cpu().numpy())
+    entries = (missing if missing.dim() == 2 else missing[:, None].expand(features.shape)).cpu().numpy()
+    everywhere, blocks = np.ones((len(entries), 1), bool), []
     for column in known.features.values():
-        if column.name not in current.features:
-            # A word of a long table that no node has is zero; any other column is missing.
-            absent += range(len(places), len(places) + column.width) if column.kind != "sparse" else ()
-            places += [-1] * column.width
-            missing_from += [sparse] * column.width
+        here, nothing = current.features.get(column.name), np.empty(0, np.int64)
+        if here is None:  # a word of a long table that no node has is zero
+            words = [stops[word.name] for word in current.named("sparse")] if column.kind == "sparse" else []
+            empty = entries[:, words[0] - 1 : words[0]] if words else everywhere
+            blocks.append(ColumnValues((column,), nothing, nothing, nothing.astype(np.float32), empty))
             continue
-        here, start = current.features[column.name], int(starts[column.name])
-        # A column whose cells are all empty is read as one of numbers, whatever it was before.
-        blank = here.kind == "number" and column.kind != "number" and empty[start]
-        if column.kind == "date" and here.form and column.form and here.form != column.form:
-            reject_dates(name, column.name, column.form)
-        if column.kind != "category" and (here.kind == column.kind or blank):
-            places.append(start)
-        else:
-            if not blank and (note := compare_categories(name, here, column, strict)):
-                notes.append(note)
-                others = [
-                    start + place
-                    for place, value in enumerate(here.categories)
-                    if value not in column.categories
-                ]
-                cells = take_columns(features, others).to_dense().any(1)
-                unknown |= {len(places) + place: cells for place in range(column.width)}
-            order = {value: start + place for place, value in enumerate(here.categories)}
-            places += [order.get(value, -1) for value in column.categories]
-        # Of a column of categories any place will do: all are missing together, and all where it has none.
-        missing_from += [start if here.width else -1] * column.width
-    if missing.dim() == 2:
-        missing = torch.cat([missing, missing.new_ones(len(missing), 1)], 1)[:, missing_from]
-    elif absent or unknown:
-        missing = missing[:, None].repeat(1, len(places))
-    if absent:
-        missing[:, absent] = True
-    for place, cells in unknown.items():
-        missing[:, place] |= cells
-    return take_columns(features, places), missing, notes
+        stop = stops[here.name]
+        cells = matrix[:, stop - here.width : stop].tocoo()
+        rows, places = (axis.astype(np.int64) for axis in cells.coords)
+        # All entries of a column of categories are missing together, and all where it has none.
+        empty = entries[:, stop - 1 : stop] if here.width else everywhere
+        values, more = conform(name, ColumnValues((here,), rows, places, cells.data, empty), column, strict)
+        blocks.append(values)
+        notes += more
+    features, missing = (part.to(features.device) for part in assemble(blocks, len(entries)))
+    return features, missing, notes
 
 
 def aggregate_edges(

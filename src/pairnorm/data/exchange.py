@@ -20,11 +20,12 @@ from pairnorm.base.errors import PairNormError, load_library, quoted, whole_numb
 from pairnorm.base.memory import MemoryLimit
 from pairnorm.data.adjacency import check_csr, csr_matrix
 from pairnorm.data.encoder import ColumnOptions, Encoder
-from pairnorm.data.features import UNKNOWN, to_class_numbers, to_dense_or_csr
+from pairnorm.data.features import UNKNOWN, is_null, to_class_numbers, to_dense_or_csr
 from pairnorm.data.files import COMPRESSED, check_is_file, explain_read_errors, file_type, open_plain
 
 if TYPE_CHECKING:
     import networkx
+    import pandas
     import scipy.sparse
     from torch_geometric.data import Data
 
@@ -262,64 +263,53 @@ def from_networkx(
     from pairnorm.data.tables import Table
     from pairnorm.data.tabular import EndpointColumns, add_edges, read_nodes
 
-    for items, default in (
-        (graph.nodes(data=True), "node_default"),
-        (graph.edges(data=True), "edge_default"),
-    ):
-        keys = {key for *_, attributes in items for key in attributes}
-        limit(len(items), len(keys.union(_defaults(graph, default))))
-    nodes = _attributes(
-        [attributes for _, attributes in graph.nodes(data=True)], _defaults(graph, "node_default")
-    )
-    edges = _edges(graph)
+    nodes = _attributes(graph.nodes(data=True), graph.graph.get("node_default"), limit)
+    edges = _attributes(graph.edges(data=True), graph.graph.get("edge_default"), limit)
+    sources, targets = (pandas.Series([edge[end] for edge in graph.edges], dtype=object) for end in (0, 1))
+    edges = edges.assign(**{_SOURCE: sources, _TARGET: targets})
+    if not graph.is_directed():
+        back = edges[sources.to_numpy() != targets.to_numpy()]
+        edges = pandas.concat(
+            [edges, back.rename(columns={_SOURCE: _TARGET, _TARGET: _SOURCE})], ignore_index=True
+        )
     options = options.after(encoder)
     if encoder is None:
-        candidates = nodes.keys() - set(options.ignore)
+        candidates = set(nodes) - {*options.ignore}
         defaults: dict[str, Any] = {
             name: name for name in ("label", "split") if name in candidates and not getattr(options, name)
         }
         options = replace(options, **defaults)
     else:
-        candidates = nodes.keys() - {*options.ignore, *encoder.features}
+        candidates = set(nodes) - {*options.ignore, *encoder.features}
         options = replace(options, id=_NODE)
     vectors = nodes[features] if features in candidates and any(map(_is_vector, nodes[features])) else None
     if vectors is not None:
         used = (options.label, options.split, *options.ignore)
-        nodes = {name: cells for name, cells in nodes.items() if name in used}
+        nodes = nodes.filter([name for name in used if name is not None], axis=1)
     weight = options.weight
     if weight is None and "weight" in edges:
         weight = "weight"
-        edges[weight] = [1.0 if value is None else value for value in edges[weight]]
+        edges[weight] = edges[weight].fillna(1.0)
+    nodes.insert(0, _NODE, pandas.Series([*graph.nodes], dtype=object))
     node_table, edge_table = (
-        Table(f"the {what} of the networkx graph", tuple(columns), pandas.DataFrame(columns))
-        for what, columns in (("nodes", {_NODE: list(graph.nodes)} | nodes), ("edges", edges))
+        Table(f"the {what} of the networkx graph", tuple(frame.columns), frame.infer_objects())
+        for what, frame in (("nodes", nodes), ("edges", edges))
     )
     weight = weight and edge_table.column("weight", weight)
     parts = read_nodes([node_table], options, encoder)
     parts = add_edges(parts, [edge_table], [EndpointColumns(_SOURCE, _TARGET)], weight, options, encoder)
     parts["name"] = graph.name or "graph"
-    return parts if vectors is None else parts | _vectors(vectors, features)
+    return parts if vectors is None else parts | _vectors(vectors.tolist(), features)
 
 
-def _edges(graph: networkx.Graph) -> dict[str, list[Any]]:
-    """Return the two ends and the attributes of every edge, in both directions where it has none."""
-    edges = list(graph.edges(data=True))
-    if not graph.is_directed():
-        edges += [(target, source, attributes) for source, target, attributes in edges if source != target]
-    ends = {_SOURCE: [edge[0] for edge in edges], _TARGET: [edge[1] for edge in edges]}
-    return ends | _attributes([edge[2] for edge in edges], _defaults(graph, "edge_default"))
+def _attributes(items: Any, defaults: Any, limit: Callable[[int, int], None]) -> pandas.DataFrame:
+    """Return a column per attribute of nodes or edges, with the defaults that GraphML may declare."""
+    import pandas
 
-
-def _defaults(graph: networkx.Graph, key: str) -> dict[Any, Any]:
-    """Return the default of each attribute, which GraphML may declare."""
-    defaults = graph.graph.get(key)
-    return defaults if isinstance(defaults, dict) else {}
-
-
-def _attributes(items: list[dict[Any, Any]], defaults: dict[Any, Any]) -> dict[str, list[Any]]:
-    """Return a column per attribute of nodes or edges; the default, or None, for those without it."""
-    known = dict.fromkeys([*(key for attributes in items for key in attributes), *defaults])
-    return {str(key): [attributes.get(key, defaults.get(key)) for attributes in items] for key in known}
+    defaults = defaults if isinstance(defaults, dict) else {}
+    rows = [{str(key): cell for key, cell in (defaults | row).items()} for *_, row in items]
+    limit(len(rows), len({key for row in rows for key in row}))
+    return pandas.DataFrame(rows, range(len(rows)), dtype=object)
 
 
 def _is_vector(value: object) -> bool:
@@ -330,7 +320,9 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
     """Stack the feature vectors of nodes; the features of nodes with None are missing."""
     width = len(next(filter(_is_vector, vectors)))
     try:
-        values = torch.tensor([[torch.nan] * width if vector is None else list(vector) for vector in vectors])
+        values = torch.tensor(
+            [[torch.nan] * width if is_null(vector) else list(vector) for vector in vectors]
+        )
     except (TypeError, ValueError) as error:
         problem = f"attribute {quoted(attribute)} is not {width} numbers on every node: {error}"
         raise PairNormError(problem, code="wrong-shape", value=attribute) from error
@@ -417,7 +409,7 @@ def from_frames(
 def _frame_source(name: str, frame: Any) -> Table:
     import pandas
 
-    from pairnorm.data.readers import arrow_frame, check_column_names
+    from pairnorm.data.frames import arrow_frame, check_column_names
     from pairnorm.data.tables import Table
 
     if isinstance(frame, Mapping):

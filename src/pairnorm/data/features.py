@@ -67,17 +67,12 @@ def with_values(features: Tensor, values: Tensor) -> Tensor:
 
 
 def take_columns(features: Tensor, places: Sequence[int]) -> Tensor:
-    """Return the columns at ``places``, zeros for -1."""
+    """Return the columns at ``places``."""
     if features.layout != torch.sparse_csr:
-        padded = torch.cat([features, features.new_zeros(len(features), 1)], 1)
-        return padded[:, torch.tensor(places, dtype=torch.int64, device=features.device)]
-    from scipy.sparse import coo_array
-
-    present = np.flatnonzero(np.asarray(places) >= 0)
-    chosen = (np.ones(len(present), dtype=np.float32), (np.asarray(places)[present], present))
-    moved = (csr_matrix(features) @ coo_array(chosen, shape=(features.shape[1], len(places))).tocsr()).tocsr()
-    moved.sort_indices()
-    return csr_tensor(moved).to(features.device)
+        return features[:, torch.tensor(places, dtype=torch.int64, device=features.device)]
+    chosen = csr_matrix(features)[:, list(places)]
+    chosen.sort_indices()
+    return csr_tensor(chosen).to(features.device)
 
 
 def append_columns(features: Tensor, missing: Tensor, values: NDArray[np.float32]) -> tuple[Tensor, Tensor]:

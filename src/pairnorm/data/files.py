@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from pairnorm.base.errors import PairNormError, load_library, quoted
 from pairnorm.base.files import check_path
-from pairnorm.base.memory import MemoryLimit, as_file
+from pairnorm.base.memory import MemoryLimit, as_file, size
 
 PathOrPaths = str | PathLike[str] | Sequence[str | PathLike[str]]
 Open = Callable[[], IO[bytes]]
@@ -32,6 +32,8 @@ Open = Callable[[], IO[bytes]]
 STDIN = "-"
 MAX_CELL = 2**24
 """Characters of a cell of text."""
+# Of the memory of ``pack``, the share that the characters of a block of rows may take.
+CHARS_SHARE = 8
 SIGNS = (",", ";", "\t", "|")
 COMMENT, MAX_COMMENT_LINES = ("#", "%"), 1000
 PADDED = re.compile("0[0-9]+")
@@ -90,6 +92,17 @@ def check_is_file(path: Path) -> Path:
         raise PairNormError(problem, code="not-a-file", value=str(path), expected="a regular file", hint=hint)
     problem = f"{path}: there is no such file"
     raise PairNormError(problem, code="file-missing", value=str(path), hint="Check the name and the folder.")
+
+
+def check_utf8_name(path: Path) -> None:
+    """Raise an error for a file whose name DuckDB cannot take."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        problem = f"{path}: the name is not valid UTF-8, which DuckDB needs"
+        raise PairNormError(
+            problem, code="unusable-path", value=str(path), hint="Rename the file."
+        ) from error
 
 
 def file_type(path: PurePath) -> str:
@@ -282,6 +295,26 @@ def long_cells() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(limit)
+
+
+class CountedText:
+    """A text file that counts the characters read of a block of rows, up to a limit."""
+
+    def __init__(self, name: str, file: IO[str], limit: float) -> None:
+        self._name, self._file, self._limit, self.count = name, file, limit, 0
+
+    def read(self, count: int = -1) -> str:
+        """Read as a text file does."""
+        text = self._file.read(count)
+        self.count += len(text)
+        if self.count > self._limit:
+            problem = f"{self._name}: a row, or a few, have more than {int(self._limit):,} characters"
+            hint = "The end of a quote may be missing. If not, allow {memory}."
+            memory = size(2 * CHARS_SHARE * self._limit)
+            raise PairNormError(problem, code="memory-limit", value=self.count, hint=hint, memory=memory)
+        return text
+
+    __iter__ = None  # pandas asks for it, and reads
 
 
 def quote_names(names: Sequence[str], count: int = 3) -> str:

@@ -97,7 +97,7 @@ class Graph(GraphConstructors):
         if self.encoder is not None:
             self._set("feature_names", self.encoder.feature_names)
         elif self.feature_names is not None:
-            self._set("encoder", Encoder.of_numbers(self.feature_names))
+            self._set("encoder", Encoder(tuple(Column(name, "number") for name in self.feature_names)))
         _check_shapes(self)
         matrices.check_labels(self.labels, self.num_classes)
         check_split(self.split, self.labeled, names)

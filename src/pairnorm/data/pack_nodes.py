@@ -47,8 +47,9 @@ class NodeTable:
         self.table = QueriedTable(base, files, "nodes", options)
         self.source, self.cells = self.table.source, self.table.cells
         self.classes: tuple[str, ...] = ()
-        self.class_of: dict[str, str] = {}
+        self.class_numbers: dict[str, int] = {}
         self.bins: tuple[float, ...] = ()
+        self.label_number = ""  # the SQL of a label of numbers that is cut into classes
         self.decisions: dict[str, Decision] = {}
         self.name = options.check(self.source)
         self.table.reject_nested(self.name)
@@ -126,29 +127,31 @@ class NodeTable:
             expected = f"from 2 to {MAX_CLASSES:,}"
             self.source.reject(None, problem, "too-many-classes", value=column, expected=expected)
         merge = bool(self.options.merge_classes)
-        self.class_of = choose_classes(self.source, column, counts, each=each, merge=merge)
-        self.classes = tuple(sorted({*self.class_of.values()}, key=class_sort_key))
+        class_of = choose_classes(self.source, column, counts, each=each, merge=merge)
+        self.classes = tuple(sorted({*class_of.values()}, key=class_sort_key))
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        self.class_numbers = {text: numbers[name] for text, name in class_of.items()}
 
     def _find_bins(self, column: str, classes: int) -> tuple[float, ...]:
-        cell = self.cells[column]
-        number = f"nullif({cell.number}, 'NaN'::DOUBLE)::FLOAT::DOUBLE"  # in the precision of features
+        decision, _ = self.table.decide(column, kind="number")
+        if decision.kind != "number":
+            reject_bins(self.source, column, classes)
+        self.label_number = self.table.number(column, decision)
+        number = f"nullif({self.label_number}, 'NaN'::DOUBLE)::FLOAT::DOUBLE"  # in the precision of features
         shares = [part / classes for part in range(1, classes)]
-        ((cuts, low, known, filled),) = self.base.run(
-            f"SELECT quantile_cont({number}, {shares}), min({number}), count({number}), "
-            f"count({cell.text}) FROM {self.table.from_([column])}"
+        ((cuts, low),) = self.base.run(
+            f"SELECT quantile_cont({number}, {shares}), min({number}) FROM {self.table.from_([column])}"
         )
-        if not known or known < filled:
+        if low is None:
             reject_bins(self.source, column, classes)
         return cut_points(cuts, low)
 
     def _choose_features(self, names: Sequence[str]) -> Iterator[Column]:
         """Decide how to encode columns."""
-        plain = self.table.plain_numbers(names)
+        self.table.find_plain_numbers(names)
         for name in names:
             kind = "category" if name in self.options.categorical else None
-            decision, texts = self.table.decide(
-                name, name in plain, kind=kind, keep=name in self.options.keep
-            )
+            decision, texts = self.table.decide(name, kind=kind, keep=name in self.options.keep)
             self.decisions[name] = decision
             categories = tuple(texts) if decision.kind == "category" else ()
             yield Column(name, decision.kind, categories, decision.form)

@@ -21,11 +21,12 @@ from pairnorm.base.files import atomic_folder
 from pairnorm.base.memory import parse_memory, size
 from pairnorm.data.adjacency import EdgeCounts, ExternalSort
 from pairnorm.data.encoder import Column, ColumnOptions
+from pairnorm.data.files import check_utf8_name
 from pairnorm.data.labels import PARTS, bin_codes, check_training
 from pairnorm.data.pack_nodes import NodeTable, Tick
 from pairnorm.data.packed import DTYPES, ROWS_PER_BATCH, Facts, PackedGraph
-from pairnorm.data.profile import EMPTY_NOTE, NumberFormat, parse_numbers
-from pairnorm.data.queries import Database, File, Files, Parse, QueriedTable, sql_row
+from pairnorm.data.profile import EMPTY_NOTE
+from pairnorm.data.queries import Database, File, Files, QueriedTable, sql_row
 from pairnorm.data.tables import without_header
 from pairnorm.data.tabular import find_endpoint_columns, header_is_edge, note_unused_columns
 
@@ -76,6 +77,7 @@ def pack(
     whole_number("block", block, least=1)
     limit = whole_number("memory", parse_memory(memory), least=MIN_MEMORY)
     place = Path(out)
+    check_utf8_name(place)
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         problem = f"{place}: there is something of that name"
         hint = "Choose another folder, or remove it."
@@ -191,10 +193,15 @@ class NodePacker(NodeTable):
         label, split = self.options.label, self.options.split
         names = [name for name in (label, split) if name is not None]
         with open(self.draft / "labels", "wb") as labels, open(self.draft / "split", "wb") as splits:
-            for rows, values in self._read_batches(names, [self.cells[name].text for name in names]):
+            codes = [] if label is None else [self.label_number or self._lookup(label, self.class_numbers)]
+            codes += [] if split is None else [self._lookup(split, PARTS, lower=True)]
+            for rows, values in self._read_batches(names, codes):
                 unknown = np.full(rows.stop - rows.start, -1)
-                classes = self._class_codes(values[0]) if label else unknown
-                parts = _numbers_of(values[-1], PARTS, lower=True) if split else unknown
+                classes = unknown
+                if label is not None:
+                    number = values[0].astype(np.float32)
+                    classes = bin_codes(number, self.bins) if self.bins else _codes(number)
+                parts = _codes(values[-1]) if split else unknown
                 if (blank := (parts >= 0) & (classes < 0)).any():
                     node = rows.start + int(blank.argmax()) + 1
                     problem = f"node {node:,} is in a part of the split but has no label"
@@ -206,11 +213,14 @@ class NodePacker(NodeTable):
         if split is not None:
             check_training(self.source, split, training, self.classes)
 
-    def _class_codes(self, texts: NDArray[Any]) -> NDArray[np.int64]:
-        if self.bins:
-            return bin_codes(parse_numbers(texts, NumberFormat()).astype(np.float32), self.bins)
-        numbers = {name: number for number, name in enumerate(self.classes)}
-        return _numbers_of(texts, {text: numbers[name] for text, name in self.class_of.items()})
+    def _lookup(self, column: str, numbers: Mapping[str, int], lower: bool = False) -> str:
+        """Return the SQL of the number of the text in a column, NULL where it has none."""
+
+        def look_up(texts: NDArray[Any]) -> NDArray[Any]:
+            cells = pandas.Series(texts, dtype=object)
+            return (cells.str.lower() if lower else cells).map(numbers).to_numpy(np.float64)
+
+        return f"{self.base.function(look_up)}({self.cells[column].text})"
 
     def _write_features(
         self,
@@ -231,16 +241,15 @@ class NodePacker(NodeTable):
             paths = [self.draft / f"features-{start // block:04d}" for start in starts]
             files = [stack.enter_context(open(path, "wb")) for path in paths]
             names = [column.name for column in used]
-            for rows, values in self._read_batches(names, [sql for sql, _ in expressions], width):
+            for rows, values in self._read_batches(names, expressions, width):
                 filled = np.empty((rows.stop - rows.start, width), np.float32)
                 offset = int(ends[first] - columns[first].width) - features.start
                 with np.errstate(over="ignore"):
-                    for column, (_, parse), value in zip(used, expressions, values, strict=True):
-                        cells = value if parse is None else parse(value)
+                    for column, value in zip(used, values, strict=True):
                         if column.kind == "category":
-                            _write_one_hot(filled, cells, offset, column.width)
+                            _write_one_hot(filled, _codes(value), offset, column.width)
                         else:
-                            filled[:, offset] = cells
+                            filled[:, offset] = value
                         offset += column.width
                 self._check_finite(filled, features.start, dtype)
                 moments.add(filled, features.start)
@@ -259,19 +268,17 @@ class NodePacker(NodeTable):
                 hint, more = "Correct it, leave the cell empty, or pass {dtype}.", {"dtype": "float32"}
             self.source.reject(None, problem, "not-finite", value=value, hint=hint, **more)
 
-    def _expression(self, column: Column) -> tuple[str, Parse | None]:
-        """Return the SQL of a column, NULL where missing, and what parses its texts; of categories, codes."""
+    def _expression(self, column: Column) -> str:
+        """Return the SQL of a column, NULL where missing; of categories, their number."""
         if column.kind == "category":
-            index = pandas.Index(column.categories, dtype=object)
-            return self.cells[column.name].text, lambda texts: index.get_indexer(texts)
+            return self._lookup(column.name, {text: code for code, text in enumerate(column.categories)})
         return self.table.number(column.name, self.decisions[column.name])
 
 
-def _numbers_of(texts: NDArray[Any], numbers: Mapping[str, int], lower: bool = False) -> NDArray[np.int64]:
-    """Return the number of each text, -1 where it has none."""
-    cells = pandas.Series(texts, dtype=object)
-    cells = cells.str.lower() if lower else cells
-    return np.asarray(cells.map(numbers).fillna(-1), dtype=np.int64)
+def _codes(numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """Return numbers of classes or categories as integers, -1 for NaN."""
+    codes: NDArray[np.int64] = np.nan_to_num(numbers, nan=-1).astype(np.int64)
+    return codes
 
 
 def _write_one_hot(filled: NDArray[np.float32], codes: NDArray[np.int64], offset: int, width: int) -> None:
@@ -314,7 +321,7 @@ class _EdgePacker:
     def write(self, nodes: int, are_integers: bool) -> tuple[int, EdgeCounts]:
         """Write crow, column and weight; return the number of entries, and the counts of changes."""
         self._check_header()
-        weight, parse = ("", None) if self.weight is None else self._weight(self.weight)
+        weight = "" if self.weight is None else self._weight(self.weight)
         first, second = (self.cells[end].endpoint(are_integers) for end in self.ends[:2])
         used = [*self.ends[:2], *([] if self.weight is None else [self.weight])]
         self.tick("edges", 0.0)
@@ -337,7 +344,7 @@ class _EdgePacker:
         )
         rows = -(-nodes // max(1, -(-2 * listed // length)))
         with ExternalSort(self.draft / WORK, rows, nodes, bool(weight)) as ranges:
-            edges, loops = self._partition_edges(joined, listed, ranges, parse)
+            edges, loops = self._partition_edges(joined, listed, ranges)
         if lost := listed - edges - loops:
             self._reject_end(self.ends.target, second, lost)
         self.base.run("DROP TABLE half")
@@ -365,23 +372,20 @@ class _EdgePacker:
         hint = "Add the node, drop the edge, or name another column as an end of edges."
         self.source.reject(None, problem, code, value=value, hint=hint)
 
-    def _weight(self, name: str) -> tuple[str, Parse | None]:
-        """Return the SQL of the weights as a column ``w``, and what parses their texts."""
-        decision, _ = self.table.decide(name, name in self.table.plain_numbers([name]), kind="number")
-        weight, parse = self.table.number(name, decision)
-        return f", {weight} AS w", parse
+    def _weight(self, name: str) -> str:
+        """Return the SQL of the weights as a column ``w``."""
+        decision, _ = self.table.decide(name, kind="number")
+        return f", {self.table.number(name, decision)} AS w"
 
-    def _partition_edges(
-        self, query: str, listed: int, ranges: ExternalSort, parse: Parse | None
-    ) -> tuple[int, int]:
+    def _partition_edges(self, query: str, listed: int, ranges: ExternalSort) -> tuple[int, int]:
         """Write both directions of all edges to files by range of rows; return edges and self-loops."""
         edges = loops = 0
         for s, t, *value in self.base.batches(query, EDGES_PER_BATCH):
             between, weights = s != t, None
             if value:
-                numbers = value[0] if parse is None else parse(value[0])
+                (numbers,) = value
                 if (wrong := ~((numbers > 0) & (numbers <= np.finfo(np.float32).max))).any():
-                    cell = "empty" if np.isnan(numbers[wrong][0]) else value[0][wrong][0]
+                    cell = "empty" if np.isnan(numbers[wrong][0]) else numbers[wrong][0]
                     problem = f"a weight in column {quoted(self.weight)} is {cell}"
                     expected = "a positive number"
                     self.source.reject(None, problem, "bad-weight", value=self.weight, expected=expected)

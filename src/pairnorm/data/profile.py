@@ -31,14 +31,15 @@ MAX_CODES = 10
 # Up to this share of texts among numbers are mistakes; a larger share makes the column one of texts.
 MAX_TEXT_SHARE = 0.5
 
-CURRENCY = r"(?:[$€£¥₹]|USD|EUR|GBP|CHF|JPY)"
+CURRENCY = r"(?:[A-Z]{0,2}[$]|[€£¥₹₽₩₺]|USD|EUR|GBP|CHF|JPY|CNY|SEK|NOK|DKK|PLN|kr|zł|Kč)"
+SPACES = " \u00a0\u2009\u202f"  # also the narrow ones that group digits
 DECORATED = re.compile(
-    rf"(\()?\s*([+\-−]?)\s*{CURRENCY}?\s*([+-]?[\d.,'’\u00a0\u202f]*\d[\d.,]*(?:[eE][+-]?\d+)?)\s*"
-    rf"(%|{CURRENCY})?\s*(\))?",
+    rf"(\()?[{SPACES}]*([+\-−–]?)[{SPACES}]*{CURRENCY}?[{SPACES}]*"
+    rf"([+-]?[\d.,'’{SPACES}]*\d[\d.,]*(?:[eE][+-]?\d+)?)[{SPACES}]*(%|{CURRENCY})?[{SPACES}]*(\))?",
     re.ASCII,
 )
-GROUPING = re.compile("['’\u00a0\u202f]")
-GROUPED = re.compile(r"[+-]?\d{1,3}(['’\u00a0\u202f]\d{3})+([.,]\d+)?", re.ASCII)
+GROUPING = re.compile(f"['’{SPACES}]")
+GROUPED = re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:(['’{SPACES}])\d{{3}})(?:\1\d{{3}})*([.,]\d+)?", re.ASCII)
 PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 COMMA_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", re.ASCII)
 COMMA_DECIMAL = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][+-]?\d+)?", re.ASCII)
@@ -48,8 +49,8 @@ LETTER = re.compile(r"[^\W\d_]")
 # A column without a name is the index that pandas writes, which pandas names "Unnamed: 0" when it reads it.
 ID_NAME = re.compile(r"(^|_| )id$|^$|^Unnamed: \d+$", re.IGNORECASE)
 
-MAX_DAYS = 3_000_000
-"""Days from 1970 beyond the year 9999: databases write an infinite date so."""
+MIN_DAYS, MAX_DAYS = -719_162, 2_932_897
+"""Days from 1970 of the years 1 and 10,000: databases write an infinite date as one beyond."""
 ISO, MONTH_FIRST, DAY_FIRST = "ISO8601", "%m/%d/%Y", "%d/%m/%Y"
 DATE_PATTERNS = {
     ISO: re.compile(
@@ -156,7 +157,12 @@ class ColumnProfile:
     @property
     def filled(self) -> int:
         """The number of cells that are not missing, if the column holds numbers."""
-        return int(self.counts[~self.is_missing].sum()) if self.total is None else self.total
+        return self.sampled if self.total is None else self.total
+
+    @property
+    def sampled(self) -> int:
+        """The number of cells with one of ``texts`` that are not missing, if the column holds numbers."""
+        return int(self.counts[~self.is_missing].sum())
 
     @property
     def distinct(self) -> int:
@@ -189,7 +195,7 @@ class ColumnProfile:
         """Return the format that most cells share, and the texts that are no numbers in it."""
         if self.others and all(text in BOOLEAN_WORDS for text in self.others) and not self.is_plain.any():
             return NumberFormat(is_boolean=True), []
-        cores = {text: core for text in self.others if (core := _undecorated(text)) is not None}
+        cores = {text: number[0] for text in self.others if (number := _undecorated(text))}
         commas = {text: core for text, core in cores.items() if "," in core}
         symbols = any(core != text.lstrip("+-") for text, core in cores.items())
         texts = [text for text in self.others if text not in cores]
@@ -248,7 +254,7 @@ class ColumnProfile:
             invalid = np.isnan(parse_dates(np.array([*dates, None], dtype=object)[:-1], form))
             dates = [date for date, is_invalid in zip(dates, invalid, strict=True) if not is_invalid]
         texts = sorted({*self.texts[~self.is_missing]}.difference(dates))
-        max_texts = MAX_TEXT_SHARE * self.filled if lenient else 0
+        max_texts = MAX_TEXT_SHARE * self.sampled if lenient else 0
         return (form, texts) if dates and self.count(texts) <= max_texts else ("", [])
 
 
@@ -281,7 +287,7 @@ def decide(
         # Words for true and false next to other texts are categories, next to numbers they are mistakes.
         if not all(text in BOOLEAN_WORDS for text in texts) or profile.is_plain.any():
             wrong = profile.count(texts)
-            if wrong <= MAX_TEXT_SHARE * profile.filled:
+            if wrong <= MAX_TEXT_SHARE * profile.sampled:
                 is_one_word = len(texts) == 1 < wrong and not any(map(str.isdigit, texts[0]))
                 if lenient or (is_one_word and profile.distinct > MAX_CODES):
                     notes = _number_notes(profile, numbers, decimal) + _unreadable_note(profile, texts)
@@ -362,7 +368,8 @@ def _number_notes(profile: ColumnProfile, numbers: NumberFormat, decimal: str | 
     if numbers.comma == "thousands":
         notes.append("commas are read as separators of thousands")
     if numbers.has_symbols:
-        text = next(text for text in profile.others if _undecorated(text) not in (None, text.lstrip("+-")))
+        cores = ((text, number[0]) for text in profile.others if (number := _undecorated(text)))
+        text = next(text for text, core in cores if core != text.lstrip("+-"))
         value = float(parse_numbers(np.array([text], dtype=object), numbers)[0])
         notes.append(f"numbers with signs or units are read as numbers, {quoted(text)} as {value:g}")
     if dashes := [word for word in DASHES if word in profile.texts[profile.is_missing]]:
@@ -370,18 +377,21 @@ def _number_notes(profile: ColumnProfile, numbers: NumberFormat, decimal: str | 
     return tuple(notes)
 
 
-def _undecorated(text: str) -> str | None:
-    """Return a number without currency, percent sign, parentheses and grouping marks; None if it is none.
+def _undecorated(text: str) -> tuple[str, float] | None:
+    """Return a number without currency, percent sign, parentheses and grouping marks, and what multiplies it.
 
-    >>> _undecorated("$1,200"), _undecorated("(3.5)"), _undecorated("12 kg"), _undecorated("1.2.3")
-    ('1,200', '3.5', None, None)
+    >>> _undecorated("$1,200"), _undecorated("(3.5)"), _undecorated("1 200 %"), _undecorated("12 kg")
+    (('1,200', 1.0), ('3.5', -1.0), ('1200', 0.01), None)
     """
     match = DECORATED.fullmatch(text)
     if match is None or (match[1] is None) != (match[5] is None) or (match[1] and match[2]):
         return None
     core = GROUPING.sub("", match[3]) if GROUPED.fullmatch(match[3]) else match[3]
     is_number = any(form.fullmatch(core) for form in (PLAIN, COMMA_THOUSANDS, COMMA_DECIMAL))
-    return core if is_number and not (match[2] and core[0] in "+-") else None
+    if not is_number or (match[2] and core[0] in "+-"):
+        return None
+    sign = -1.0 if match[1] or match[2] not in ("", "+") else 1.0
+    return core, sign / 100 if match[4] == "%" else sign
 
 
 def parse_numbers(texts: NDArray[np.object_], form: NumberFormat) -> NDArray[np.float64]:
@@ -398,17 +408,12 @@ def parse_numbers(texts: NDArray[np.object_], form: NumberFormat) -> NDArray[np.
 
 
 def _parse_number(text: str | None, comma: str) -> float:
-    match = None if text is None or text in MISSING_WORDS else DECORATED.fullmatch(text)
-    core = GROUPING.sub("", match[3]) if match else text or ""
-    if match and comma == "decimal":
-        core = core.replace(".", "").replace(",", ".")
-    try:
-        value = float(core.replace(",", ""))
-    except ValueError:
+    number = None if text is None or text in MISSING_WORDS else _undecorated(text)
+    if number is None:
         return np.nan
-    if match and (match[1] or match[2] in ("-", "−")):
-        value = -value
-    return value / 100 if match and match[4] == "%" else value
+    core, factor = number
+    core = core.replace(".", "").replace(",", ".") if comma == "decimal" else core.replace(",", "")
+    return float(core) * factor if PLAIN.fullmatch(core) else np.nan
 
 
 def parse_dates(texts: NDArray[np.object_], form: str) -> NDArray[np.float64]:
@@ -429,7 +434,7 @@ def to_days(moments: Any) -> NDArray[np.float64]:
         moments = moments.dt.tz_convert("UTC").dt.tz_localize(None)
     units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[np.datetime_data(moments.dtype)[0]]
     days = moments.astype(np.int64).to_numpy() / units / 86400
-    return np.where(pandas.isna(moments) | (abs(days) > MAX_DAYS), np.nan, days)
+    return np.where(pandas.isna(moments) | (days < MIN_DAYS) | (days >= MAX_DAYS), np.nan, days)
 
 
 def is_missing(text: str) -> bool:

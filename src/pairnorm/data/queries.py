@@ -15,9 +15,21 @@ from numpy.typing import NDArray
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.memory import BYTES_PER_CELL, MAX_LINE_SHARE, MemoryLimit, size
 from pairnorm.data.encoder import ColumnOptions
-from pairnorm.data.files import COMPRESSED, MAX_CELL, explain_read_errors, file_type, find_files
+from pairnorm.data.files import (
+    CHARS_SHARE,
+    COMPRESSED,
+    MAX_CELL,
+    STDIN,
+    check_utf8_name,
+    explain_read_errors,
+    file_type,
+    find_files,
+)
+from pairnorm.data.frames import FRAMES
 from pairnorm.data.profile import (
     DASHES,
+    MAX_DAYS,
+    MIN_DAYS,
     MISSING_WORDS,
     NULLS,
     ColumnProfile,
@@ -26,16 +38,15 @@ from pairnorm.data.profile import (
     null_note,
     parse_dates,
     parse_numbers,
-    to_days,
 )
-from pairnorm.data.readers import FRAMES, open_table
+from pairnorm.data.readers import open_table
 from pairnorm.data.tables import read_blocks
 
 SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 WHOLE = (*SIGNED, *(f"U{kind}" for kind in SIGNED))
 # A column of Arrow that is empty throughout may have no other type than null.
 NUMERIC = (*WHOLE, "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN", '"NULL"')
-NESTED = ("STRUCT", "MAP", "UNION", "BLOB", "BIT", "VARIANT")
+NESTED = ("STRUCT", "MAP", "UNION", "BLOB", "BIT", "INTERVAL", "VARIANT")
 DURATION = "DURATION"
 UNITS_PER_DAY = {"s": 86400, "ms": 86400 * 10**3, "us": 86400 * 10**6, "ns": 86400 * 10**9}
 SPACES = " \t\n\r\v\f\u00a0"
@@ -48,7 +59,6 @@ COLUMNS_PER_PART = 256
 
 File = str | PathLike[str]
 Files = File | Sequence[File]
-Parse = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class Cell(NamedTuple):
@@ -78,6 +88,9 @@ class Cell(NamedTuple):
     @property
     def number(self) -> str:
         """The cell as a number, NULL or NaN where it is none."""
+        if self.kind.startswith(("DATE", "TIMESTAMP")):  # days since 1970, of the years that pandas reads
+            days = f"(epoch(try_cast({self.sql} AS TIMESTAMPTZ)) / 86400)"
+            return f"CASE WHEN {days} >= {MIN_DAYS} AND {days} < {MAX_DAYS} THEN {days} END"
         # As short as possible, because every part of it takes memory; missing words are no numbers.
         return f"try_cast(trim({self.sql}) AS DOUBLE)" if self.kind == "VARCHAR" else f"{self.sql}::DOUBLE"
 
@@ -124,13 +137,14 @@ class Database:
         import duckdb
 
         self.memory, self.folder = memory, folder
-        _check_name(folder)
+        check_utf8_name(folder)
         with explain_duckdb_errors(memory):
             self._base = duckdb.connect(str(folder / "names.duckdb"))
         self.run(f"SET memory_limit='{memory // 2}B'")
         self.run("SET temp_directory=?", [str(folder / "spill")])
         self.run("SET enable_progress_bar=false")
         self.run("SET TimeZone='UTC'")
+        self._functions: list[str] = []
 
     def close(self) -> None:
         """Write what is still to be written."""
@@ -142,6 +156,22 @@ class Database:
         with explain_duckdb_errors(self.memory):
             rows: list[tuple[Any, ...]] = self._base.execute(query, list(values)).fetchall()
         return rows
+
+    def function(self, compute: Callable[[NDArray[Any]], NDArray[Any]]) -> str:
+        """Make a function of texts, computed in Python, for queries; return its name. NaN becomes NULL."""
+        import pyarrow
+
+        name = f"function_{len(self._functions)}"
+        self._functions.append(name)
+        self._base.create_function(
+            name,
+            lambda texts: pyarrow.array(compute(texts.to_numpy(zero_copy_only=False)), from_pandas=True),
+            ["VARCHAR"],
+            "DOUBLE",
+            type="arrow",
+            null_handling="special",
+        )
+        return name
 
     def batches(self, query: str, rows: int) -> Iterator[list[NDArray[Any]]]:
         """Yield the columns of a query's result, ``rows`` rows at a time."""
@@ -169,7 +199,7 @@ class QueriedTable:
             _check_type(path)
         limit = MemoryLimit(None, base.memory // MAX_LINE_SHARE)
         self.sources = [open_table(path, role, options, limit) for path in self.paths]
-        self.source = self.sources[0]
+        self.source, self._is_plain = self.sources[0], dict[str, bool]()
         self.at_once = max(4, min(COLUMNS_AT_ONCE, base.memory // BYTES_PER_COLUMN))
         for other in self.sources:
             if other.columns != self.source.columns:
@@ -186,7 +216,7 @@ class QueriedTable:
             self._parts = {name: parts[place // COLUMNS_PER_PART] for place, name in enumerate(columns)}
             return
         for path in self.paths:
-            _check_name(path)
+            check_utf8_name(path)
         units = _durations(self.paths)
         table = f"read_parquet([{', '.join(sql_text(str(path)) for path in self.paths)}])"
         self._parts = dict.fromkeys(columns, table)
@@ -194,7 +224,8 @@ class QueriedTable:
         # DuckDB renames columns without a name, and those that differ from another only in case.
         described = self.base.run(f"DESCRIBE SELECT * FROM {table}")
         for name, (column, kind, *_) in zip(columns, described, strict=True):
-            self.cells[name] = Cell(sql_name(column), kind)
+            cell = f"{sql_name(column)}::TIME" if kind == "TIME WITH TIME ZONE" else sql_name(column)
+            self.cells[name] = Cell(cell, kind)
             if name in units:
                 days = f"({sql_name(column)} / {UNITS_PER_DAY[units[name]]}.0)"
                 self.cells[name] = Cell(days, DURATION)
@@ -215,7 +246,8 @@ class QueriedTable:
                 stack.enter_context(parquet.ParquetWriter(path, schema([(name, string()) for name in group])))
                 for path, group in zip(paths, groups, strict=True)
             ]
-            blocks = (read_blocks(source, source.columns, rows) for source in self.sources)
+            chars = self.base.memory / CHARS_SHARE
+            blocks = (read_blocks(source, source.columns, rows, chars) for source in self.sources)
             for frame in chain.from_iterable(blocks):
                 cells = frame.set_axis(columns, axis=1).astype(object)
                 for writer, group in zip(writers, groups, strict=True):
@@ -235,7 +267,7 @@ class QueriedTable:
         columns = ", ".join(f"{cell.sql}: 'VARCHAR'" for cell in self.cells.values())
         try:
             for path in self.paths:
-                _check_name(path)
+                check_utf8_name(path)
             self.base.run(
                 f"COPY (FROM read_csv([{listed}], delim={sql_text(delimiter)}, header={has_header}, "
                 f"quote='\"', escape='\"', auto_detect=false, columns={{{columns}}}, "
@@ -286,27 +318,22 @@ class QueriedTable:
             hint = "Give each of its numbers a column, or pass {ignore}."
             self.source.reject(None, problem, "not-a-cell", value=name, hint=hint, **more)
 
-    def plain_numbers(self, names: Iterable[str]) -> set[str]:
-        """Return the columns of text whose cells are plain numbers, without leading zeros, or missing."""
-        plain, texts = set[str](), [name for name in names if self.cells[name].kind == "VARCHAR"]
+    def find_plain_numbers(self, names: Iterable[str]) -> None:
+        """Find the columns of text whose cells are plain numbers, without leading zeros, or missing."""
+        texts = [name for name in names if self.cells[name].kind == "VARCHAR"]
         for start in range(0, len(texts), self.at_once):
             batch = texts[start : start + self.at_once]
             flags = ", ".join(f"bool_or({self.cells[name].is_other_text})" for name in batch)
             (row,) = self.base.run(f"SELECT {flags} FROM {self.from_(batch)}")
-            plain |= {name for name, others in zip(batch, row, strict=True) if not others}
-        return plain
+            self._is_plain |= {name: not others for name, others in zip(batch, row, strict=True)}
 
     def decide(
-        self, name: str, is_plain: bool, *, kind: str | None = None, keep: bool = False
+        self, name: str, *, kind: str | None = None, keep: bool = False
     ) -> tuple[Decision, dict[str, int]]:
-        """Decide how to encode a column, by the rules of ``pairnorm.data.profile``; also return its texts.
-
-        Args:
-            name: the column.
-            is_plain: whether it holds text, but plain numbers only.
-            kind: what it must be.
-            keep: whether to keep a column of many different texts.
-        """
+        """Decide how to encode a column, by the rules of ``pairnorm.data.profile``; also return its texts."""
+        if name not in self._is_plain:
+            self.find_plain_numbers([name])
+        is_plain = self._is_plain.get(name, False)
         self.reject_nested(name)
         dtype = None if kind == "category" else "number" if is_plain else _dtype(self.cells[name].kind)
         if dtype is not None:
@@ -331,16 +358,14 @@ class QueriedTable:
         )
         return counts
 
-    def number(self, name: str, decision: Decision) -> tuple[str, Parse | None]:
-        """Return the SQL of a column of numbers or dates, NULL where missing, and what parses its texts."""
+    def number(self, name: str, decision: Decision) -> str:
+        """Return the SQL of a column of numbers or dates, NULL or NaN where missing."""
         cell = self.cells[name]
-        if decision.kind == "date" and decision.dates:
-            return cell.text, partial(parse_dates, form=decision.dates)
+        if decision.dates:
+            return f"{self.base.function(partial(parse_dates, form=decision.dates))}({cell.text})"
         if not decision.numbers.is_plain:
-            return cell.text, partial(parse_numbers, form=decision.numbers)
-        if decision.kind == "date":
-            return cell.sql, to_days
-        return cell.number, None
+            return f"{self.base.function(partial(parse_numbers, form=decision.numbers))}({cell.text})"
+        return cell.number
 
 
 def _dtype(kind: str) -> Literal["number", "date", "duration"] | None:
@@ -354,6 +379,9 @@ def _dtype(kind: str) -> Literal["number", "date", "duration"] | None:
 
 def _check_type(path: Path) -> None:
     """Raise an error for a type of file that must be read into memory whole."""
+    if str(path) == STDIN:
+        problem, hint = "the standard input is read once, pack reads tables again", "Name a file."
+        raise PairNormError(problem, code="file-missing", value=STDIN, hint=hint)
     kind = file_type(path)
     if kind in FRAMES and kind != ".parquet":
         raise PairNormError(
@@ -363,17 +391,6 @@ def _check_type(path: Path) -> None:
             expected="one of '.csv', '.tsv', '.parquet'",
             hint="Write it as one of these; or fit it as it is, where it fits memory.",
         )
-
-
-def _check_name(path: Path) -> None:
-    """Raise an error for a file whose name DuckDB cannot take."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        problem = f"{path}: the name is not valid UTF-8, which DuckDB needs"
-        raise PairNormError(
-            problem, code="unusable-path", value=str(path), hint="Rename the file."
-        ) from error
 
 
 def _durations(paths: Sequence[Path]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
+from math import inf
 from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, did_you_mean, quoted
 from pairnorm.data.features import plain_integers
-from pairnorm.data.files import TextFile, explain_read_errors, quote_names
+from pairnorm.data.files import CountedText, TextFile, explain_read_errors, quote_names
 from pairnorm.data.labels import SPELLING, plain_form
 from pairnorm.data.profile import (
     NULLS,
@@ -32,7 +33,7 @@ from pairnorm.data.profile import (
 )
 
 ROWS_PER_BLOCK = 1_000_000
-NOT_A_CELL = (bytes, list, dict, set, np.ndarray)
+NOT_A_CELL = (bytes, list, tuple, dict, set, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Table:
         load: gives the rows of a file that is no text.
         decimal: the decimal point, where the user named it.
         notes: what was odd, a sentence each; grows while the rows are read.
-        parts: the tables that it was put together from, and of each row the number of its table and its row.
+        parts: the tables that its rows are from, by the index of ``frame``: number of the table, row.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Table:
     load: Callable[[], pandas.DataFrame] | None = None
     decimal: str | None = None
     notes: list[str] = field(default_factory=list, compare=False)
-    parts: tuple[Sequence[Table], NDArray[np.int64]] | None = None
+    parts: Sequence[Table] = ()
     _column_notes: dict[str, list[str]] = field(default_factory=dict, compare=False)
 
     @property
@@ -104,11 +105,10 @@ class Table:
 
     def place(self, row: int) -> str:
         """Name the table and the position of a row."""
-        if self.parts is None:
+        if not self.parts:
             return f"{self.name}, {self.line(row)}"
-        tables, rows = self.parts
-        number, row = rows[:, row].tolist()
-        table: Table = tables[number]
+        number, row = cast("Any", self.frame).index[row]
+        table: Table = self.parts[number]
         return table.place(row)
 
     def reject(self, row: int | None, problem: str, code: str, **fields: Any) -> NoReturn:
@@ -274,9 +274,12 @@ def without_header(source: Table, what: str, named: Sequence[str | None]) -> Tab
 
 
 def read_blocks(
-    source: Table, text: Sequence[str] = (), rows: int | None = ROWS_PER_BLOCK
+    source: Table, text: Sequence[str] = (), rows: int | None = ROWS_PER_BLOCK, max_chars: float = inf
 ) -> Iterator[pandas.DataFrame]:
-    """Read a table block by block, or whole where ``rows`` is None; columns of ``text`` stay so."""
+    """Read a table block by block, or whole where ``rows`` is None; columns of ``text`` stay so.
+
+    Blocks have fewer rows where long cells would make a block of more than ``max_chars`` characters.
+    """
     frame = source.load() if source.load is not None else source.frame
     if frame is not None:
         step = rows or max(len(frame), 1)
@@ -285,8 +288,9 @@ def read_blocks(
     assert source.text is not None
     with explain_read_errors(source.name), warnings.catch_warnings(), source.text.characters() as file:
         warnings.simplefilter("error", pandas.errors.ParserWarning)
-        whole_or_blocks = pandas.read_csv(
-            file,
+        counted = CountedText(source.name, file, max_chars)
+        reader = pandas.read_csv(
+            cast("Any", counted),
             sep=source.text.delimiter,
             header=0 if source.text.has_header else None,
             names=list(source.columns),
@@ -296,9 +300,17 @@ def read_blocks(
             keep_default_na=False,
             skipinitialspace=True,
             low_memory=False,
-            chunksize=rows,
+            iterator=True,
         )
-        yield from [whole_or_blocks] if isinstance(whole_or_blocks, pandas.DataFrame) else whole_or_blocks
+        if rows is None:
+            yield reader.read()
+            return
+        block = rows if max_chars == inf else 1
+        with suppress(StopIteration):
+            while True:
+                counted.count = 0
+                yield reader.get_chunk(block)
+                block = int(min(rows, 2 * block, max(1, block * max_chars / 8 / max(counted.count, 1))))
 
 
 def read_rows(
@@ -308,45 +320,33 @@ def read_rows(
 
     Returns where the rows are from, the rows, and the names of the nodes.
     """
-    frames, sources = [], list[Table]()
-    for table in tables:
+    frames = dict[int, pandas.DataFrame]()
+    for number, table in enumerate(tables):
         table.column("id", identity)
         (frame,) = read_blocks(table, [name for name in text if name in table.columns], rows=None)
-        source, frame = _drop_repeated_rows(table, identity, frame)
+        frame, source = frame.reset_index(drop=True), table
+        repeated = np.zeros(0, bool)
+        with suppress(TypeError):  # cells that are lists are refused where they are read
+            repeated = frame.duplicated().to_numpy() if frame[identity].duplicated().any() else repeated
+        if repeated.any():
+            table.notes.append(repeated_rows_note(table.name, int(repeated.sum())))
+            frame = frame[~repeated]
+            source = replace(table, parts=[table], frame=pandas.concat({0: frame}))
         if len(tables) == 1:
-            return source, frame, node_names(source, identity, frame[identity])
-        frames.append(frame.assign(**{identity: _check_ids(source, identity, frame[identity])}))
-        sources.append(source)
-    frame = pandas.concat(frames, ignore_index=True)
-    sizes = enumerate(map(len, frames))
-    places = [np.stack([np.full(size, table), np.arange(size)]) for table, size in sizes]
-    rows = np.concatenate(places, 1)
+            return source, frame, integers_or_texts(check_ids(source, identity, frame[identity]))
+        frames[number] = frame.assign(**{identity: check_ids(source, identity, frame[identity])})
+    frame = pandas.concat(frames)
     columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
     name = " and ".join(table.name for table in tables) if len(tables) < 4 else f"{tables[0].name} and others"
-    merged = Table(name, columns, frame, tables[0].text, decimal=tables[0].decimal, parts=(sources, rows))
+    merged = Table(name, columns, frame, tables[0].text, decimal=tables[0].decimal, parts=tables)
     again = frame[identity].duplicated().to_numpy()
     if again.any():
         _check_agreement(merged, identity, frame)
-        frame = frame.groupby(identity, sort=False, as_index=False).first()[list(columns)]
-        merged = replace(merged, parts=(sources, rows[:, ~again]))
+        index = frame.index[~again]
+        frame = frame.groupby(identity, sort=False, as_index=False).first()[list(columns)].set_axis(index)
     merged.notes.extend(remark for table in tables for remark in table.all_notes())
     names = frame[identity].to_numpy(dtype=object)
     return replace(merged, frame=frame), frame, integers_or_texts(names)
-
-
-def _drop_repeated_rows(
-    table: Table, identity: str, frame: pandas.DataFrame
-) -> tuple[Table, pandas.DataFrame]:
-    """Return a table without rows that repeat another exactly, which are noted."""
-    repeated = np.zeros(0, bool)
-    with suppress(TypeError):  # cells that are lists are refused where they are read
-        repeated = frame.duplicated().to_numpy() if frame[identity].duplicated().any() else repeated
-    if not repeated.any():
-        return table, frame
-    table.notes.append(repeated_rows_note(table.name, int(repeated.sum())))
-    rows = np.flatnonzero(~repeated)
-    parts = (table,), np.stack([np.zeros_like(rows), rows])
-    return replace(table, parts=parts), frame[~repeated].reset_index(drop=True)
 
 
 def repeated_rows_note(name: str, count: int) -> str:
@@ -361,18 +361,13 @@ def _check_agreement(merged: Table, identity: str, frame: pandas.DataFrame) -> N
         differing = several[[identity, name]].dropna().drop_duplicates()
         second = differing[identity].duplicated()
         if second.any():
-            row = int(second.index[int(second.to_numpy().argmax())])
-            node = differing[identity][row]
+            key = second.index[int(second.to_numpy().argmax())]
+            row, node = cast("Any", frame.index.get_loc(key)), differing[identity][key]
             cells = [quoted(str(cell)) for cell in differing[name][differing[identity] == node][:2]]
             problem = (
                 f"{quoted(node)} has {cells[1]} in column {quoted(name)}, but {cells[0]} in another file"
             )
             merged.reject(row, problem, "conflicting-rows", value=node, hint="Correct one of them.")
-
-
-def node_names(source: Table, name: str, column: pandas.Series) -> NDArray[Any]:
-    """Return the names of the nodes, integers or texts."""
-    return integers_or_texts(_check_ids(source, name, column))
 
 
 def integers_or_texts(names: NDArray[np.object_]) -> NDArray[Any]:
@@ -381,7 +376,7 @@ def integers_or_texts(names: NDArray[np.object_]) -> NDArray[Any]:
     return names if integers is None else integers
 
 
-def _check_ids(source: Table, name: str, column: pandas.Series) -> NDArray[np.object_]:
+def check_ids(source: Table, name: str, column: pandas.Series) -> NDArray[np.object_]:
     """Return the names of nodes as texts; raise an error for empty and repeated ones."""
     text, hint = source.texts(name, column), "Give every node an id of its own."
     empty = pandas.isna(text)
@@ -391,7 +386,7 @@ def _check_ids(source: Table, name: str, column: pandas.Series) -> NDArray[np.ob
     again = pandas.Series(text).duplicated().to_numpy()
     if again.any():
         row = int(again.argmax())
-        first = source.line(text.tolist().index(text[row]))
+        first = source.place(text.tolist().index(text[row])).removeprefix(f"{source.name}, ")
         problem = f"id {quoted(text[row])} was used before, in {first}"
         source.reject(row, problem, "duplicate-id", value=text[row], hint=hint)
     return text

@@ -19,8 +19,8 @@ from pairnorm.data.encoder import (
     Encoder,
     aggregate_edges,
     assemble,
-    compare_categories,
     compare_columns,
+    conform,
     reject_dates,
 )
 from pairnorm.data.features import append_columns, class_sort_key
@@ -156,25 +156,22 @@ def read_column(
     if decision.kind == "ignored":
         return ColumnValues.of_numbers((Column(name, "ignored"),), np.empty((0, 1), np.float32))
     if decision.kind in ("number", "date"):
-        if known and known.kind != decision.kind and not np.isnan(read.values).all():
-            texts = (str(cells.dropna().iloc[0]),) if decision.kind == "date" else ()
-            current = Column(name, "category" if texts else "number", texts)
-            compare_categories(table.name, current, known, options.strict)  # refuses it
         unread = distinct[np.isnan(parse_dates(distinct, form))] if form else ()
         if any(map(DATE_PATTERNS[MONTH_FIRST].fullmatch, unread)):
             reject_dates(table.name, name, form)
         narrow = table.to_float32(name, read.values, lenient=lenient)
-        column = known or Column(name, decision.kind, form=decision.form)
-        return ColumnValues.of_numbers((column,), narrow[:, None])
-    column = known or Column(name, "category", tuple(sorted(distinct)))
-    if known:
-        here = Column(name, "category", tuple(distinct))
-        if note := compare_categories(table.name, here, known, options.strict):
-            table.notes.append(note)
-    order = pandas.Index(column.categories, dtype=object).get_indexer(pandas.Index(distinct, dtype=object))
-    codes = np.append(order, -1)[read.codes].astype(np.int64)
-    rows = np.flatnonzero(codes >= 0)
-    return ColumnValues((column,), rows, codes[rows], np.ones(len(rows), np.float32), codes[:, None] < 0)
+        values = ColumnValues.of_numbers((Column(name, decision.kind, form=decision.form),), narrow[:, None])
+    else:
+        order = np.argsort(distinct)
+        codes = np.append(np.argsort(order), -1)[read.codes]
+        rows = np.flatnonzero(codes >= 0)
+        column = Column(name, "category", tuple(distinct[order]))
+        ones = np.ones(len(rows), np.float32)
+        values = ColumnValues((column,), rows, codes[rows], ones, codes[:, None] < 0)
+    if known is not None:
+        values, notes = conform(table.name, values, known, options.strict)
+        table.notes.extend(notes)
+    return values
 
 
 def read_long(
