@@ -38,7 +38,6 @@ DECORATED = re.compile(
     rf"([+-]?[\d.,'’{SPACES}]*\d[\d.,]*(?:[eE][+-]?\d+)?)[{SPACES}]*(%|{CURRENCY})?[{SPACES}]*(\))?",
     re.ASCII,
 )
-GROUPING = re.compile(f"['’{SPACES}]")
 GROUPED = re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:(['’{SPACES}])\d{{3}})(?:\1\d{{3}})*([.,]\d+)?", re.ASCII)
 PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 COMMA_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", re.ASCII)
@@ -386,7 +385,7 @@ def _undecorated(text: str) -> tuple[str, float] | None:
     match = DECORATED.fullmatch(text)
     if match is None or (match[1] is None) != (match[5] is None) or (match[1] and match[2]):
         return None
-    core = GROUPING.sub("", match[3]) if GROUPED.fullmatch(match[3]) else match[3]
+    core = re.sub(f"['’{SPACES}]", "", match[3]) if GROUPED.fullmatch(match[3]) else match[3]
     is_number = any(form.fullmatch(core) for form in (PLAIN, COMMA_THOUSANDS, COMMA_DECIMAL))
     if not is_number or (match[2] and core[0] in "+-"):
         return None
