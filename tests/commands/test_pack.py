@@ -93,7 +93,17 @@ def test_what_cannot_be(packed: Path, tmp_path: Path, pairnorm) -> None:
 
 HONORED = {
     *("--graph", "--memory", "--out", "--spreadsheet-safe", "--model", "--depth", "--norm", "--scale"),
-    *("--impute", "--metric", "--device", "--quiet", "--json", "--backend", "--seed", "--help"),
+    *(
+        "--impute",
+        "--metric",
+        "--device",
+        "--quiet",
+        "--json",
+        "--backend",
+        "--seed",
+        "--time-limit",
+        "--help",
+    ),
 }
 
 
