@@ -106,6 +106,12 @@ class Shards:
         """Return the value of the first rank."""
         return self.of_all(value)[0]
 
+    def of_all(self, value: T) -> list[T]:
+        """Return the values of all ranks."""
+        values: list[T] = [value] * self.process_group.size()
+        dist.all_gather_object(values, value, self.process_group)
+        return values
+
     def _share(self, count: int) -> slice:
         sizes, rank = blocks(count, self.process_group.size()), self.process_group.rank()
         return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
