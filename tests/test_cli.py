@@ -56,14 +56,14 @@ def raising(error: BaseException) -> Callable[[Namespace], None]:
     return act
 
 
-def test_datasets_shows_the_papers_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_datasets_prints_the_papers_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["datasets", "--root", str(tmp_path)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["cora", "2,708", "5,429", "5,278", "1,433", "7", "0.052", "bundled"] in rows
     assert ["coauthor-cs", "18,333", "81,894", "81,894", "6,805", "15", "0.030", "absent"] in rows
 
 
-def test_absent_files_get_a_hint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_absent_datasets_print_a_hint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cli.main(["datasets", "--root", str(tmp_path)])
     text = capsys.readouterr().out
     assert f"Absent from {tmp_path}: citeseer, pubmed, coauthor-cs." in text
@@ -73,7 +73,7 @@ def test_absent_files_get_a_hint(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert all(len(line) <= 80 for line in table)
 
 
-def test_an_error_is_short_and_has_no_traceback(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_is_short_without_traceback(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
     added(raising(PairNormError("nodes.csv, line 7: [x] is not a number.\nCorrect it.")))
     assert cli.main(["act"]) == 1
     printed = capsys.readouterr()
@@ -81,7 +81,7 @@ def test_an_error_is_short_and_has_no_traceback(added: Added, capsys: pytest.Cap
     assert printed.err == "Error: nodes.csv, line 7: [x] is not a number.\nCorrect it.\n"
 
 
-def test_a_hint_names_options_as_they_are_typed(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hint_names_options_as_typed(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
     added(raising(PairNormError("no column 'a'", hint="Pass {ignore}.", ignore=["two words"])))
     assert cli.main(["act"]) == 1
     assert capsys.readouterr().err == "Error: no column 'a'. Pass --ignore 'two words'.\n"
@@ -105,7 +105,7 @@ def test_debug_shows_the_traceback(
     assert "line 7" in printed
 
 
-def test_what_nobody_expected_is_logged_and_to_be_reported(
+def test_unexpected_error_is_logged(
     added: Added, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -119,7 +119,7 @@ def test_what_nobody_expected_is_logged_and_to_be_reported(
     assert "raise error" in log.read_text(encoding="utf-8")
 
 
-def test_where_no_log_can_be_written_the_error_is_told_all_the_same(
+def test_unwritable_log_still_prints_the_error(
     added: Added, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
@@ -137,7 +137,7 @@ def test_where_no_log_can_be_written_the_error_is_told_all_the_same(
         (ImportError("broken"), 70),
     ],
 )
-def test_a_library_that_is_lacking_is_named(
+def test_missing_library_is_named(
     added: Added, capsys: pytest.CaptureFixture[str], error: ImportError, code: int, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -151,14 +151,14 @@ def test_a_library_that_is_lacking_is_named(
         assert f"this needs {str(error.name).partition('.')[0]}," in printed
 
 
-def test_an_interruption_is_one_line(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keyboard_interrupt_prints_one_line(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
     added(raising(KeyboardInterrupt()))
     assert cli.main(["act"]) == 130
     assert capsys.readouterr().err.split() == ["Stopped."]
 
 
 @pytest.mark.parametrize("module", ["pairnorm.cli", "argparse", "torch", "pandas"])
-def test_an_interruption_of_the_imports_is_one_line(tmp_path: Path, module: str) -> None:
+def test_keyboard_interrupt_during_imports_prints_one_line(tmp_path: Path, module: str) -> None:
     """Nothing of weight is imported before somebody can catch it."""
     program = f"""
 import sys
@@ -181,7 +181,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("words", [["datasets"], ["fit", "--help"]])
-def test_a_closed_pipe_is_no_error(words: list[str]) -> None:
+def test_closed_pipe_prints_no_error(words: list[str]) -> None:
     program = f"import sys; from pairnorm.cli import main; sys.exit(main({words!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -196,7 +196,7 @@ def test_a_closed_pipe_is_no_error(words: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
-def test_a_full_disk_is_one_line() -> None:
+def test_full_disk_prints_one_line() -> None:
     program = "import sys; from pairnorm.cli import main; sys.exit(main(['datasets']))"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -207,7 +207,7 @@ def test_a_full_disk_is_one_line() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_summary_that_cannot_be_written_is_no_bug(
+def test_unwritable_summary_raises_output_closed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As with ``pairnorm fit … --json > summary.json`` on a full disk."""
@@ -225,16 +225,14 @@ def test_a_summary_that_cannot_be_written_is_no_bug(
             cli._call(command, Namespace(json=True), [])
 
 
-def test_a_terminal_that_cannot_show_a_letter_gets_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_characters_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = BytesIO()
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(printed, encoding="ascii"))
     assert cli.main(["datasets", "--root", str(tmp_path / "日本")]) == 0
     assert rb"\u65e5\u672c" in printed.getvalue()
 
 
-def test_a_warning_about_the_users_data_is_a_note(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graph_warning_is_printed_as_note(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
     added(lambda options: warnings.warn("3 self-loops were dropped", GraphWarning, stacklevel=1))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -243,30 +241,30 @@ def test_a_warning_about_the_users_data_is_a_note(added: Added, capsys: pytest.C
 
 
 @pytest.mark.parametrize("words", [["datsets"], ["--bad"], ["datasets", "extra"], ["fit"], ["fit", "--bad"]])
-def test_a_wrong_command_line_is_code_two(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_usage_error_has_exit_code_two(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert cli.main(words) == 2
     printed = capsys.readouterr().err
     assert "Usage: pairnorm" in printed
     assert len(printed.splitlines()) == 3
 
 
-def test_a_command_that_is_not_there_leads_to_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_suggests_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["datsets"]) == 2
     assert "Did you mean 'datasets'?" in capsys.readouterr().err
 
 
-def test_no_word_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert set(NAMES) <= set(capsys.readouterr().out.split())
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"pairnorm {__version__}\n"
 
 
 @pytest.mark.parametrize("name", ["fit", "compare", "diagnose", "predict", "pack"])
-def test_nodes_come_before_edges_in_the_help_too(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_help_lists_nodes_before_edges(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert cli.main([name, "--help-all"]) == 0
     options = capsys.readouterr().out.partition("Files:")[2]
     assert -1 < options.find("--nodes ") < options.find("--edges ") < options.find("--delimiter ")
@@ -274,7 +272,7 @@ def test_nodes_come_before_edges_in_the_help_too(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("name", ["", *NAMES])
 @pytest.mark.parametrize("word", ["-h", "--help", "--help-all"])
-def test_every_command_has_help_in_eighty_columns_with_an_example(
+def test_command_help_fits_eighty_columns_with_an_example(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, word: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -289,7 +287,7 @@ def test_every_command_has_help_in_eighty_columns_with_an_example(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_option_is_accepted(name: str) -> None:
+def test_all_options_are_accepted(name: str) -> None:
     command = cli.build_parser()[1][name]
     words = [word for option in OPTIONS[name] for word in (f"--{option}", "7")]
     parsed = command.parse([*words, *(["table1"] if name == "reproduce" else [])])
@@ -297,7 +295,7 @@ def test_every_option_is_accepted(name: str) -> None:
     assert all(value in (7, Path("7"), "7", ["7"]) for value in given.values()), given
 
 
-def test_help_of_options_starts_with_a_verb_and_ends_with_a_period() -> None:
+def test_option_help_starts_with_a_verb_and_ends_with_a_period() -> None:
     for command in cli.build_parser()[1].values():
         for action in command._actions:
             if action.help and action.help != "==SUPPRESS==" and action.option_strings:
@@ -311,7 +309,7 @@ def test_commands_are_grouped_in_the_help(capsys: pytest.CaptureFixture[str]) ->
     assert [line.split()[0] for line in group.splitlines()] == ["reproduce", "report", "datasets"]
 
 
-def test_a_working_directory_that_was_deleted_is_an_error(
+def test_deleted_working_directory_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -324,7 +322,7 @@ def test_a_working_directory_that_was_deleted_is_an_error(
         assert "the working directory no longer exists" in printed
 
 
-def test_standard_input_that_is_closed_is_an_error() -> None:
+def test_closed_standard_input_is_an_error() -> None:
     program = "import os; os.close(0); os.execv(__import__('sys').argv[1], __import__('sys').argv[1:])"
     words = [sys.executable, "-m", "pairnorm", "fit", "--nodes", "-", "--edges", "-", "--label", "x"]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
@@ -332,7 +330,7 @@ def test_standard_input_that_is_closed_is_an_error() -> None:
     assert "standard input is closed" in done.stderr
 
 
-def test_sigterm_stops_as_ctrl_c_does(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_stops_like_ctrl_c(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     added(lambda options: os.kill(os.getpid(), signal.SIGTERM))
     assert cli.main(["act"]) == 143
@@ -341,7 +339,7 @@ def test_sigterm_stops_as_ctrl_c_does(added: Added, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interruption_that_a_library_made_an_error_is_one(
+def test_interrupt_converted_by_a_library_is_recognized(
     added: Added, capsys: pytest.CaptureFixture[str], number: int, code: int
 ) -> None:
     def act(options: Namespace) -> None:
@@ -359,7 +357,7 @@ def test_an_interruption_that_a_library_made_an_error_is_one(
     assert capsys.readouterr().err.split() == ["Stopped."]
 
 
-def test_a_password_appears_in_no_message_and_no_log(
+def test_password_appears_in_no_message_or_log(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -392,7 +390,7 @@ def test_a_password_appears_in_no_message_and_no_log(
             assert "MARKER77" not in log.read_text(encoding="utf-8")
 
 
-def test_a_password_is_hidden_in_the_log_of_a_bug(
+def test_password_is_masked_in_the_error_log(
     added: Added, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -402,14 +400,14 @@ def test_a_password_is_hidden_in_the_log_of_a_bug(
     assert "MARKER77" not in capsys.readouterr().err + log.read_text(encoding="utf-8")
 
 
-def test_it_runs_as_a_module() -> None:
+def test_package_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pairnorm", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"pairnorm {__version__}\n"
 
 
-def test_no_file_takes_the_place_of_a_closed_stream() -> None:
+def test_closed_stream_is_replaced_by_devnull() -> None:
     program = (
         "import os, sys; os.close(2); sys.argv = ['pairnorm', '--version']; "
         "from pairnorm.__main__ import main; main(); "

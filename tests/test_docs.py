@@ -60,7 +60,7 @@ def public_names():
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
-def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch):
+def test_python_blocks_print_the_stated_output(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}
     for line, code, expected in blocks(page):
@@ -83,7 +83,7 @@ def tutorials(tmp_path_factory):
 @pytest.mark.parametrize(
     "group", [notebooks.ORDER[:2], *((name,) for name in notebooks.ORDER[2:])], ids=" ".join
 )
-def test_tutorials_run_and_print_what_they_show(group, tutorials, monkeypatch):
+def test_tutorials_print_the_stored_output(group, tutorials, monkeypatch):
     monkeypatch.chdir(tutorials)
     for name in group:
         path = notebooks.FOLDER / f"{name}.ipynb"
@@ -92,13 +92,13 @@ def test_tutorials_run_and_print_what_they_show(group, tutorials, monkeypatch):
                 assert notebooks.text_outputs(cell) == notebooks.text_outputs(stored), cell["source"]
 
 
-def test_every_notebook_is_a_tutorial_of_the_site():
+def test_notebooks_are_listed_on_the_site():
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert {path.stem for path in notebooks.FOLDER.glob("*.ipynb")} == set(notebooks.ORDER)
     assert [name for name in notebooks.ORDER if f"tutorials/{name}.md" not in site] == []
 
 
-def test_the_architecture_page_names_all_packages():
+def test_architecture_page_lists_all_packages():
     page, source = (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), ROOT / "src/pairnorm"
     table = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
     named = {name.strip("/") for name in re.findall(r"`([\w/]+)`", table)}
@@ -109,7 +109,7 @@ def test_the_architecture_page_names_all_packages():
         assert (source / name).exists() or (source / f"{name}.py").exists(), name
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     text = re.sub(r"^```.*?^```$", "", (ROOT / "README.md").read_text("utf-8"), flags=re.M | re.S)
     assert len(text.split()) <= 600
 
@@ -133,7 +133,7 @@ def reported(section):
 
 
 @pytest.mark.parametrize("method", ["SGC", "SGC-PN"])
-def test_the_table_of_missing_vectors_is_that_of_our_report(method):
+def test_missing_vectors_page_agrees_with_the_report(method):
     places = reported("Table 1")["Cora", method]
     accuracies, layers, _ = (" | ".join(row) for row in zip(*places, strict=True))
     page = (ROOT / "docs/missing-vectors.md").read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def test_the_table_of_missing_vectors_is_that_of_our_report(method):
         ("SGC with PairNorm, its optimizer tuned", "How much of the gain", "SGC-PN-tuned"),
     ],
 )
-def test_the_page_of_the_paper_has_the_numbers_of_our_report(name, section, method):
+def test_reproduction_page_agrees_with_the_report(name, section, method):
     graphs, table = ("Cora", "Citeseer", "Pubmed", "Coauthor CS"), reported(section)
     last = [table[graph, method][-1] for graph in graphs]  # 100% missing
     row = " | ".join(f"{ours} ({paper})" if paper else ours for ours, _, paper in last)
@@ -175,7 +175,7 @@ def rows(page):
         ("docs/which-method.md", "fp-vectors", "99.5%", ("Cora", "Citeseer", "Pubmed")),
     ],
 )
-def test_pages_say_of_fit_what_our_comparison_says(page, protocol, missing, graphs):
+def test_pages_state_results_of_fit(page, protocol, missing, graphs):
     stands = {tuple(row[:3]): row[3:] for row in rows("results/missing.md")}
     ours, _, other = zip(*(stands[protocol, graph, missing][:3] for graph in graphs), strict=True)
     shown = [tuple(row[1 : len(graphs) + 1]) for row in rows(page) if len(row) > len(graphs)]
@@ -185,7 +185,7 @@ def test_pages_say_of_fit_what_our_comparison_says(page, protocol, missing, grap
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
 @pytest.mark.parametrize("features", ["all features", "training nodes' features alone"])
-def test_methods_says_what_our_comparison_by_depth_says(features, model):
+def test_methods_page_agrees_with_depth_comparison(features, model):
     graphs, shown = ("Cora", "Citeseer", "Pubmed", "Coauthor CS"), rows("docs/methods.md")
     stands = {tuple(row[:3]): row[3:] for row in rows("results/depth.md")}
     places = [stands[f"{graph}, {model}", features, "any"] for graph in graphs]
@@ -194,7 +194,7 @@ def test_methods_says_what_our_comparison_by_depth_says(features, model):
         assert accuracies in [[cell.split()[0] for cell in row[1:]] for row in shown if all(row)], accuracies
 
 
-def test_methods_ranks_as_our_comparison_by_depth_does():
+def test_methods_page_states_ranks_of_depth_comparison():
     """Bug: counts and ranks were those of a store that had three methods less."""
     page = (ROOT / "docs/methods.md").read_text(encoding="utf-8").replace("\n", " ")
     with (ROOT / "results/depth.csv").open(newline="") as file:
@@ -215,7 +215,7 @@ def test_methods_ranks_as_our_comparison_by_depth_does():
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_and_headings_that_there_are(page):
+def test_links_lead_to_existing_files_and_headings(page):
     def anchors(path):
         headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -231,7 +231,7 @@ def test_links_lead_to_files_and_headings_that_there_are(page):
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_have_the_options_that_pages_name(page):
+def test_options_in_commands_exist(page):
     commands = build_parser()[1]
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     for name, rest in re.findall(rf"\bpairnorm ({'|'.join(commands)})\b([^\n`]*)", text):
@@ -254,7 +254,7 @@ def resolves(name):
     [*WRITTEN, *sorted(notebooks.FOLDER.glob("*.ipynb"))],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_modules_names_and_options_that_pages_name_exist(page):
+def test_modules_names_and_options_in_pages_exist(page):
     """Bug: pages named modules that had been merged into others."""
     source, text = ROOT / "src/pairnorm", page.read_text(encoding="utf-8")
     if page.name == "CHANGELOG.md":  # the first column of its table has old names, and so has all before 1.0
@@ -269,7 +269,7 @@ def test_modules_names_and_options_that_pages_name_exist(page):
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= known_options(), page.name
 
 
-def test_new_names_of_the_changelog_are_in_the_source():
+def test_new_names_in_changelog_exist():
     code = set(re.findall(r"\w+", "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))))
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## 0.2.0")[0]
     column = "".join(row.split(" | ", 1)[1] for row in text.splitlines() if row.startswith("| "))
@@ -294,7 +294,7 @@ def known_options():
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")
-def test_the_site_builds_strictly_and_documents_every_public_name(tmp_path):
+def test_site_builds_and_documents_public_names(tmp_path):
     # Not --quiet: it hides warnings from --strict too.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -52,19 +52,19 @@ def accuracies(text: str) -> list[float]:
     return [float(share) for share in re.findall(r"([\d.]+)% of the test papers right", text)]
 
 
-def test_a_deep_model_learns_with_pair_norm_only(run: Run) -> None:
+def test_deep_model_learns_only_with_pair_norm(run: Run) -> None:
     without, with_pair_norm = accuracies(run("plain_pytorch.py", "40"))
     assert with_pair_norm > without + 10
 
 
-def test_a_pyg_model_learns_with_pair_norm_only_and_the_probe_sees_each_layer(run: Run) -> None:
+def test_pyg_model_learns_only_with_pair_norm(run: Run) -> None:
     text = run("pyg_model.py", "25")
     without, with_pair_norm = accuracies(text)
     assert with_pair_norm > without + 10
     assert len(re.findall(r"^ +\d+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)) == 2 * 15
 
 
-def test_a_users_files_get_labels(run: Run, tmp_path: Path) -> None:
+def test_csv_files_are_labeled(run: Run, tmp_path: Path) -> None:
     text = run("own_csv.py", str(tmp_path))
     assert "labeled    150 (50%)" in text
     share = re.search(r"Right on (\d+)% of held-out customers", text)
@@ -74,7 +74,7 @@ def test_a_users_files_get_labels(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
 
 
-def test_ranks_go_on_from_a_checkpoint_to_what_one_run_gives(
+def test_ranks_resume_from_checkpoint_of_one_process(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint is of one process: it has what all ranks have alike, so any number of them goes on."""
@@ -102,21 +102,21 @@ def test_ranks_go_on_from_a_checkpoint_to_what_one_run_gives(
     assert abs(losses[0] - losses[1]) < 1e-4 * losses[0]
 
 
-def test_nodes_that_come_later_without_features_are_labeled(run: Run) -> None:
+def test_later_nodes_without_features_are_labeled(run: Run) -> None:
     text = run("new_nodes.py")
     share = re.search(r"and on (\d+)% of the 100 who came later", text)
     assert share is not None
     assert int(share[1]) > 60
 
 
-def test_a_method_of_ones_own_is_trained_by_workers_beside_the_others() -> None:
+def test_custom_method_is_trained_by_workers() -> None:
     text = run_alone("own_method.py", "30")
     none, pair_norm, whiten = accuracies(text)
     assert min(pair_norm, whiten) > none + 10
     assert "method=Whiten@1 strength=1.0" in text
 
 
-def test_calibrated_batches_give_what_the_whole_graph_gives(run: Run) -> None:
+def test_calibrated_batches_equal_the_whole_graph(run: Run) -> None:
     text = run("batches.py", "3")
     assert accuracies(text)[0] > 40
     difference = re.search(r"from the whole graph: (\S+)", text)
@@ -124,11 +124,11 @@ def test_calibrated_batches_give_what_the_whole_graph_gives(run: Run) -> None:
     assert float(difference[1]) < 1e-5
 
 
-def test_a_model_of_ones_own_learns(run: Run) -> None:
+def test_custom_model_learns(run: Run) -> None:
     assert min(accuracies(run("own_model.py", "30"))) > 50
 
 
-def test_a_registered_classifier_competes_in_fit(run: Run) -> None:
+def test_registered_classifier_is_evaluated_in_fit(run: Run) -> None:
     with mock.patch.dict(FACTORIES):
         text = run("own_candidate.py")
     share = re.search(r"Test accuracy: ([\d.]+)", text)

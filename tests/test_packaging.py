@@ -90,7 +90,7 @@ def run(python: Path, *words: str, folder: Path, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_core_gives_the_layer_the_patch_the_measures_and_the_models(core: Path, tmp_path: Path) -> None:
+def test_core_provides_layer_patch_measures_and_models(core: Path, tmp_path: Path) -> None:
     script = """
 import sys, warnings
 warnings.simplefilter("error")
@@ -114,13 +114,13 @@ print(float(row_diff(PairNorm()(torch.randn(5, 3)))) > 0, logits.shape[0], len(p
     assert run(core, "-c", script, folder=tmp_path).split() == ["True", "2708", "4"]
 
 
-def test_the_core_shows_the_graphs(core: Path, tmp_path: Path) -> None:
+def test_core_lists_datasets(core: Path, tmp_path: Path) -> None:
     shown = run(core, "-m", "pairnorm", "datasets", "--root", str(tmp_path), folder=tmp_path)
     assert "cora          2,708   5,429" in shown
     assert "[" not in shown
 
 
-def test_the_core_reproduces_a_table(core: Path, tmp_path: Path) -> None:
+def test_core_reproduces_a_table(core: Path, tmp_path: Path) -> None:
     words = "reproduce table1 --dataset cora --runs 1 --epochs 2 --depths 1,2 --missing 100 --workers 1"
     shown = run(core, "-m", "pairnorm", *words.split(), folder=tmp_path)
     assert "SGC-PN" in shown
@@ -129,7 +129,7 @@ def test_the_core_reproduces_a_table(core: Path, tmp_path: Path) -> None:
     assert (tmp_path / "reproduction" / "table1.csv").is_file()
 
 
-def test_a_command_that_lacks_a_library_names_the_extra(core: Path, tmp_path: Path) -> None:
+def test_missing_library_names_the_extra(core: Path, tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("id,x,y\na,1,u\nb,2,v\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\n")
     words = "fit --nodes n.csv --edges e.csv --label y"
@@ -139,7 +139,7 @@ def test_a_command_that_lacks_a_library_names_the_extra(core: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_all_of_it_labels_a_graph(everything: Path, tmp_path: Path) -> None:
+def test_all_extra_fits_a_graph(everything: Path, tmp_path: Path) -> None:
     nodes = "".join(f"n{i},{i % 2 + 0.01 * (i % 7)},{'uv'[i % 2]}\n" for i in range(60))
     (tmp_path / "n.csv").write_text("id,x,y\n" + nodes)
     (tmp_path / "e.csv").write_text("source,target\n" + "".join(f"n{i},n{(i + 2) % 60}\n" for i in range(60)))
@@ -148,7 +148,7 @@ def test_all_of_it_labels_a_graph(everything: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "predictions.csv").read_text().startswith("id,predicted,p_u,p_v")
 
 
-def test_the_readme_of_a_package_index_has_no_link_into_a_checkout(wheel: Path) -> None:
+def test_readme_of_the_wheel_has_no_relative_link(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("METADATA")]
         metadata = archive.read(name).decode()
@@ -157,7 +157,7 @@ def test_the_readme_of_a_package_index_has_no_link_into_a_checkout(wheel: Path) 
     assert not re.search(r"\]\((?!https?:|#)", metadata)
 
 
-def test_links_of_the_readme_lead_to_the_repository_once_it_has_one() -> None:
+def test_readme_links_are_made_absolute() -> None:
     names = runpy.run_path(str(ROOT / "hatch_build.py"))
     text = "![a](figures/a.png) [b](docs/b.md#c) [d](https://e.org) [f](#g)"
     assert names["absolute"](text, "https://host/us") == (
@@ -167,13 +167,13 @@ def test_links_of_the_readme_lead_to_the_repository_once_it_has_one() -> None:
     assert names["absolute"](text, None) == " b [d](https://e.org) [f](#g)"
 
 
-def test_the_citation_has_the_version_of_the_package() -> None:
+def test_citation_has_the_package_version() -> None:
     from pairnorm.version import __version__
 
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
-def test_the_source_distribution_builds_and_has_the_metadata_of_an_index(tmp_path: Path) -> None:
+def test_source_distribution_has_complete_metadata(tmp_path: Path) -> None:
     build = "from hatchling.build import build_sdist; import sys; print(build_sdist(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
     (archive,) = tmp_path.glob("*.tar.gz")

@@ -60,12 +60,12 @@ class TestPairNorm:
 
     @few
     @given(x=states())
-    def test_centering_leaves_tpsd_alone(self, x):
+    def test_centering_keeps_tpsd(self, x):
         torch.testing.assert_close(tpsd(x - x.mean(0)), tpsd(x), rtol=1e-9, atol=0)
 
     @few
     @given(x=states())
-    def test_tpsd_is_mean_squared_length_less_squared_length_of_the_mean(self, x):
+    def test_tpsd_equals_equation_8(self, x):
         """Eq. 8, against all n² distances."""
         n = len(x)
         eq8 = 2 * n**2 * (x.square().sum(1).mean() - x.mean(0).square().sum())
@@ -76,7 +76,7 @@ class TestPairNorm:
 
     @few
     @given(x=states(), shift=st.floats(-100, 100), factor=st.floats(0.01, 100), scale=scales)
-    def test_pn_forgets_where_and_how_large_the_states_were(self, x, shift, factor, scale):
+    def test_pn_is_invariant_to_shift_and_scale(self, x, shift, factor, scale):
         expected = pair_norm(x, scale, "PN", TINY)
         torch.testing.assert_close(
             pair_norm(factor * x + shift, scale, "PN", TINY), expected, rtol=1e-6, atol=1e-8
@@ -84,21 +84,21 @@ class TestPairNorm:
 
     @few
     @given(x=states(), scale=scales)
-    def test_pn_keeps_the_ratios_of_all_distances(self, x, scale):
+    def test_pn_keeps_ratios_of_distances(self, x, scale):
         before, after = (torch.cdist(state, state) for state in (x, pair_norm(x, scale, "PN", TINY)))
         factor = (tpsd(pair_norm(x, scale, "PN", TINY)) / tpsd(x)).sqrt()
         torch.testing.assert_close(after, factor * before, rtol=1e-5, atol=1e-5 * scale)
 
     @few
     @given(x=states(), scale=scales)
-    def test_pn_once_is_as_good_as_twice(self, x, scale):
+    def test_pn_is_idempotent(self, x, scale):
         once = pair_norm(x, scale, "PN", TINY)
         torch.testing.assert_close(pair_norm(once, scale, "PN", TINY), once, rtol=1e-9, atol=1e-12)
 
     @few
     @given(x=states(least=3), seed=st.integers(0, 1000))
     @pytest.mark.parametrize("mode", ["PN", "PN-SI", "PN-SCS"])
-    def test_the_order_of_the_nodes_does_not_matter(self, mode, x, seed):
+    def test_pair_norm_is_permutation_equivariant(self, mode, x, seed):
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
         torch.testing.assert_close(pair_norm(x[order], 1.0, mode), pair_norm(x, 1.0, mode)[order])
 
@@ -118,7 +118,7 @@ class TestSmoothing:
         assert all(later < earlier for earlier, later in pairwise(values)), values
         assert values[-1] < 0.25 * values[0]
 
-    def test_nodes_become_alike(self, connected):
+    def test_row_diff_falls_to_stationary_point(self, connected):
         """Row-diff falls with K, and D̃⁻¹Ã takes every column to its mean weighted by degree."""
         _, degree, x = connected
         point = degree @ x / degree.sum()
@@ -126,7 +126,7 @@ class TestSmoothing:
         self.assert_falling([row_diff(state).item() for state in states])
         self.assert_falling([(state - point).norm().item() for state in states])
 
-    def test_features_become_alike(self, connected):
+    def test_col_diff_falls_to_stationary_point(self, connected):
         """Col-diff falls with K, and D̃^-½ÃD̃^-½ takes columns to multiples of the root of the degrees."""
         _, degree, _ = connected
         point = (degree.sqrt() / degree.sqrt().sum()).unsqueeze(1)
@@ -135,7 +135,7 @@ class TestSmoothing:
         self.assert_falling([(state / state.sum(0) - point).norm().item() for state in states])
 
     @pytest.mark.parametrize("kind", ["rw", "sym"])
-    def test_the_stationary_point_stays(self, connected, kind):
+    def test_stationary_point_is_fixed(self, connected, kind):
         adjacency, degree, _ = connected
         point = (degree.sqrt() if kind == "sym" else torch.ones_like(degree)).unsqueeze(1)
         torch.testing.assert_close(normalized_adjacency(adjacency, kind) @ point, point, rtol=1e-6, atol=0)
@@ -149,11 +149,11 @@ class TestSGC:
         seen.append(model.hidden(graph.features, graph.adjacency)[:, 0])
         return seen
 
-    def test_pn_keeps_tpsd_constant_across_hops(self, homophilous):
+    def test_pn_keeps_tpsd_constant_across_layers(self, homophilous):
         values = torch.stack([tpsd(state) for state in self.states(homophilous, "PN", 2.0)])
         torch.testing.assert_close(values, torch.full_like(values, 2 * 300**2 * 2.0**2), rtol=1e-3, atol=0)
 
-    def test_without_it_tpsd_vanishes(self, homophilous):
+    def test_tpsd_vanishes_without_pair_norm(self, homophilous):
         values = [tpsd(state).item() for state in self.states(homophilous, None)]
         assert values[-1] < 1e-2 * values[0]
 
@@ -163,7 +163,7 @@ class TestSGC:
             torch.testing.assert_close(apsd(state, pairs).item(), 2.0, rtol=0.1, atol=0)
 
     @pytest.mark.parametrize("scale", [0.1, 5.0])
-    def test_scales_pass_through_all_hops(self, homophilous, scale):
+    def test_scale_multiplies_all_states(self, homophilous, scale):
         """With scale s every state is s times the state with scale 1."""
         for ours, one in zip(
             self.states(homophilous, "PN", scale), self.states(homophilous, "PN"), strict=True

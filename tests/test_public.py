@@ -44,13 +44,13 @@ def run(script, *words):
 @pytest.mark.parametrize(
     "module", ["pairnorm", *(f"pairnorm.{room}" for room in ("nn", "measure", "impute", "data"))]
 )
-def test_all_names_exist_once(module):
+def test_public_names_exist_and_are_unique(module):
     module = importlib.import_module(module)
     assert all(hasattr(module, name) for name in module.__all__)
     assert len(set(module.__all__)) == len(module.__all__)
 
 
-def test_the_top_has_a_handful_of_names():
+def test_top_level_names():
     handful = {"PairNorm", "pair_norm", "add_pair_norm", "remove_pair_norm", "Probe", "Graph", "load"}
     assert set(pairnorm.__all__) == handful | {"NodeClassifier", "PairNormError", "__version__"}
 
@@ -80,7 +80,7 @@ print(*set(sys.modules) - before)
     assert not loaded & {"pyarrow", "tensorboard", "rich", "typer", "safetensors"}
 
 
-def test_layers_and_stores_work_where_only_torch_is_installed(tmp_path):
+def test_layers_and_stores_need_torch_only(tmp_path):
     script = """
 import sys
 for name in ("pandas", "torch_geometric", "matplotlib", "numba", "llvmlite", "triton", "networkx", "pyarrow",
@@ -102,7 +102,7 @@ with Store(sys.argv[1]) as store:
     run(script, tmp_path / "store")
 
 
-def test_what_needs_an_extra_names_it():
+def test_missing_extra_raises_with_library_name():
     script = """
 import sys
 for name in ("pandas", "sklearn"):

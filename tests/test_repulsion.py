@@ -116,7 +116,7 @@ def test_repel_conv_is_the_closed_form(dense):
 
 
 @graphs
-def test_without_repulsion_it_is_the_plain_graph_convolution(dense):
+def test_zero_lambda_is_graph_convolution(dense):
     x, adjacency = features(dense).float(), dense.float().to_sparse_csr()
     torch.testing.assert_close(repel_conv(x, adjacency, 0.0), normalized_adjacency(adjacency) @ x)
 
@@ -154,7 +154,7 @@ def test_largest_lambda_of_larger_graphs(nodes, density, seed):
     assert largest_lambda(dense.to_sparse_coo()) == pytest.approx(exact_bound(dense), rel=1e-8)
 
 
-def test_where_every_two_nodes_are_joined_nothing_is_repelled():
+def test_complete_graph_has_infinite_bound():
     dense = two_cliques(4)[:4, :4]
     adjacency, x = dense.to_sparse_csr(), features(dense)
     assert largest_lambda(adjacency) == math.inf
@@ -174,7 +174,7 @@ def test_repulsion_keeps_disconnected_nodes_further_apart(dense):
     assert all(less < more for less, more in pairwise(sums))
 
 
-def test_the_weighted_mean_stays():
+def test_weighted_mean_is_preserved():
     """Both penalties ignore a common offset, so that Σ d̃ᵢ yᵢ = Σ d̃ᵢ xᵢ."""
     dense = GRAPHS["weighted"]
     x, adjacency, degree = features(dense), dense.to_sparse_csr(), 1 + dense.sum(1)
@@ -184,7 +184,7 @@ def test_the_weighted_mean_stays():
 
 @pytest.mark.parametrize("function", [repel, repel_conv], ids=["repel", "repel_conv"])
 class TestBoth:
-    def test_gradients(self, function):
+    def test_gradients_are_correct(self, function):
         dense = GRAPHS["weighted"]
         adjacency, x = dense.to_sparse_csr(), features(dense, 2).requires_grad_()
         assert torch.autograd.gradcheck(lambda x: function(x, adjacency, 0.05), x)
@@ -197,7 +197,7 @@ class TestBoth:
         for trial in range(4):
             torch.testing.assert_close(together[:, trial], function(x[:, trial], adjacency, 0.05))
 
-    def test_layouts_and_self_loops(self, function):
+    def test_layouts_and_self_loops_do_not_matter(self, function):
         dense = GRAPHS["isolated nodes"]
         x = features(dense)
         expected = function(x, dense.to_sparse_csr(), 0.05)
@@ -213,7 +213,7 @@ class TestBoth:
     @pytest.mark.parametrize(
         ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)]
     )
-    def test_precision(self, function, dtype, tolerance):
+    def test_dtypes_are_kept_within_tolerance(self, function, dtype, tolerance):
         dense = GRAPHS["random"]
         x = features(dense).to(dtype)
         result = function(x, dense.to_sparse_csr(), 0.05)
@@ -221,7 +221,7 @@ class TestBoth:
         expected = function(x.double(), dense.to_sparse_csr(), 0.05)
         torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
 
-    def test_a_graph_changed_in_place_is_another_graph(self, function):
+    def test_graph_changed_in_place_is_recomputed(self, function):
         adjacency = GRAPHS["weighted"].to_sparse_coo().coalesce()
         x = features(adjacency)
         before = function(x, adjacency, 0.01)
@@ -230,7 +230,7 @@ class TestBoth:
         assert not torch.allclose(before, after)
         torch.testing.assert_close(after, function(x, adjacency.clone(), 0.01))
 
-    def test_a_large_graph(self, function):
+    def test_large_graph_equals_eigenvector_solution(self, function):
         """A matrix of all pairs would take 80 GB here."""
         nodes = 100_000
         ring = torch.arange(nodes)
@@ -241,16 +241,16 @@ class TestBoth:
         factor = 1 / (1 + gradient) if function is repel else 1 - gradient
         torch.testing.assert_close(function(wave, edges, lam), factor * wave)
 
-    def test_one_node_stays(self, function):
+    def test_single_node_is_unchanged(self, function):
         x = torch.ones(1, 2)
         assert torch.equal(function(x, torch.zeros(2, 0, dtype=torch.long), 0.5), x)
 
     @pytest.mark.parametrize("lam", [-0.1, math.nan, math.inf])
-    def test_lam_is_checked(self, function, lam, raises):
+    def test_invalid_lambda_raises(self, function, lam, raises):
         with raises("not-a-number"):
             function(features(star(4)), star(4).to_sparse_csr(), lam)
 
-    def test_errors(self, function, raises):
+    def test_invalid_input_raises(self, function, raises):
         x, adjacency = features(star(4)), star(4).to_sparse_csr()
         with raises("not-symmetric"):
             function(x, torch.tensor([[0, 1, 2], [1, 0, 3]]), 0.1)
@@ -274,14 +274,14 @@ def test_nan_stays_in_its_column():
     torch.testing.assert_close(result[:, 1:], expected[:, 1:])
 
 
-def test_too_close_to_the_bound_is_an_error_not_a_wrong_answer(raises):
+def test_lambda_near_the_bound_raises(raises):
     dense = GRAPHS["random"]
     x, lam = features(dense).float(), exact_bound(dense) * (1 - 1e-13)
     with raises("not-converged", value=lam):
         repel(x, dense.to_sparse_csr(), lam)
 
 
-def test_the_bound_is_iterated_to_convergence():
+def test_bound_is_iterated_to_convergence():
     """Bug: after 200 steps it was returned as it was, 2e-5 too large here."""
     nodes = 500
     weight, start = torch.logspace(-6, 6, nodes - 1), torch.arange(nodes - 1)
@@ -290,13 +290,13 @@ def test_the_bound_is_iterated_to_convergence():
     assert largest_lambda(dense.to_sparse_csr()) == pytest.approx(exact_bound(dense), rel=1e-6)
 
 
-def test_a_bound_that_is_not_found_is_an_error(monkeypatch, raises):
+def test_unconverged_bound_raises(monkeypatch, raises):
     monkeypatch.setattr(_largest_ratio, "__defaults__", (4, 1, 1e-5))
     with raises("not-converged"):
         largest_lambda(random_graph(150, 0.1, 1).to_sparse_csr())
 
 
-def test_inference_tensors():
+def test_inference_tensors_are_supported():
     """Bug: they count no changes, which was asked of them."""
     with torch.inference_mode():
         adjacency, x = star(6).to_sparse_csr(), features(star(6))

@@ -109,7 +109,7 @@ def complaints_about(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("place", CLEAN_CODE)
-def test_code_uses_the_words_of_the_field(place: str) -> None:
+def test_code_vocabulary(place: str) -> None:
     complaints = []
     path = ROOT / place
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
@@ -134,11 +134,11 @@ def test_code_uses_the_words_of_the_field(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", CLEAN_PAGES)
-def test_pages_use_the_words_of_the_field(place: str) -> None:
+def test_page_vocabulary(place: str) -> None:
     assert not complaints_about((ROOT / place).read_text(encoding="utf-8"))
 
 
-def test_the_check_finds_words_in_names_and_sentences() -> None:
+def test_check_finds_words_in_names_and_sentences() -> None:
     tree = ast.parse('def f(told_rows):\n    """Do it lest it fail."""\n    os.walk("remedy")\n')
     assert [name for name, _ in defined_names(tree) if "told" in words_of(name)] == ["told_rows"]
     assert [complaint for text, _ in texts(tree) for complaint in complaints_about(text)] == [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pairnorm.base.errors import PairNormError, quoted, real_number, redact, register_password, whole_number
 
 
-def test_an_error_comes_back_from_another_process_with_its_fields() -> None:
+def test_pickled_error_keeps_its_fields() -> None:
     error = PairNormError(
         "a b", code="unknown-column", value=3, expected="x", hint="Pass {ignore}.", ignore=["b"]
     )
@@ -19,7 +19,7 @@ def test_an_error_comes_back_from_another_process_with_its_fields() -> None:
     assert vars(again) == vars(error)
 
 
-def test_a_place_is_named_once() -> None:
+def test_location_is_added_once() -> None:
     error = PairNormError("line 3 is short", code="file-damaged", hint="Mend it.")
     placed = error.within("n.csv").within("n.csv")
     assert str(placed) == "n.csv: line 3 is short. Mend it."
@@ -27,20 +27,20 @@ def test_a_place_is_named_once() -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=3))
-def test_options_can_be_pasted_into_a_shell(names: list[str]) -> None:
+def test_typed_options_are_shell_quoted(names: list[str]) -> None:
     assume(all(redact(name) == name for name in names))  # passwords are masked on purpose
     typed = PairNormError("no", hint="{unknown_edges}", unknown_edges=names).typed()
     words = shlex.split(typed.removeprefix("no. "))
     assert words == [word for name in names for word in ("--unknown-edges", name)]
 
 
-def test_braces_in_a_value_are_no_options() -> None:
+def test_braces_in_values_are_not_placeholders() -> None:
     error = PairNormError("column '{x}'", hint="Pass {ignore} or {keep}.", ignore=["{keep}"], keep=...)
     assert str(error) == "column '{x}'. Pass ignore=['{keep}'] or keep=...."
 
 
 @given(st.text(max_size=300), st.integers(5, 80))
-def test_what_is_quoted_has_no_more_characters_than_asked_for(text: str, most: int) -> None:
+def test_quoted_text_respects_the_length_limit(text: str, most: int) -> None:
     shown = quoted(text, most)
     assert len(shown) <= most
     # Backslashes are as in the file, so that a search for the text finds it.
@@ -48,24 +48,24 @@ def test_what_is_quoted_has_no_more_characters_than_asked_for(text: str, most: i
 
 
 @pytest.mark.parametrize("value", [True, "3", 2.0, None, -1, 11])
-def test_what_is_no_whole_number_within_bounds(value: object, raises: Callable) -> None:
+def test_invalid_whole_number_raises(value: object, raises: Callable) -> None:
     with raises("not-a-whole-number", value=value):
         whole_number("depth", value, most=10)
 
 
 @pytest.mark.parametrize("value", [True, "3", float("nan"), float("inf"), None, 0, 1.5])
-def test_what_is_no_number_within_bounds(value: object, raises: Callable) -> None:
+def test_invalid_real_number_raises(value: object, raises: Callable) -> None:
     with raises("not-a-number"):
         real_number("rate", value, above=0, most=1)
 
 
-def test_numbers_of_other_libraries_become_pythons() -> None:
+def test_numpy_numbers_become_python_numbers() -> None:
     assert type(whole_number("depth", np.int64(3))) is int
     assert type(real_number("scale", np.float32(0.5))) is float
     assert str(real_number("scale", -0.0)) == "0.0"
 
 
-def test_a_short_password_hides_no_other_word() -> None:
+def test_short_password_does_not_mask_other_words() -> None:
     register_password("postgresql://ann:risk@host/bank")
     assert redact("the riskiest asterisk, risk_level, frisk42, 'at-risk'") == (
         "the riskiest asterisk, risk_level, frisk42, 'at-***'"
@@ -86,6 +86,6 @@ def test_a_short_password_hides_no_other_word() -> None:
         r"line 1\nrisk\n",
     ],
 )
-def test_a_short_password_is_hidden_wherever_it_stands_alone_or_in_a_url(text: str) -> None:
+def test_short_password_is_masked_alone_and_in_urls(text: str) -> None:
     register_password("postgresql://ann:risk@host/bank")
     assert "risk" not in redact(text)

@@ -53,14 +53,14 @@ def test_markdown_shows_the_name(name: str) -> None:
 
 
 @given(names)
-def test_code_is_one_span(name: str) -> None:
+def test_markdown_code_is_one_span(name: str) -> None:
     parsed = Parsed(render(f"Run {markdown_code(name)} now"))
     assert set(parsed.tags) <= {"p", "code"}
     assert parsed.tags.count("code") <= 1
 
 
 @given(names)
-def test_a_terminal_is_not_steered(name: str) -> None:
+def test_terminal_escapes_control_characters(name: str) -> None:
     assert not any(ord(one) < 32 or 0x7F <= ord(one) < 0xA0 for one in terminal(name))
     assert terminal(terminal(name)) == terminal(name)
 
@@ -70,7 +70,7 @@ def test_a_terminal_is_not_steered(name: str) -> None:
 @example("-1.5")
 @example(" =1+1")
 @example("＝1")
-def test_a_cell_is_no_formula(name: str) -> None:
+def test_spreadsheet_cell_is_no_formula(name: str) -> None:
     cell = spreadsheet(name)
     assert cell in (name, f"'{name}")
     if cell == name and name.strip(" ").startswith(("=", "+", "-", "@", "\t", "\r")):

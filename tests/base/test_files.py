@@ -22,7 +22,7 @@ from pairnorm.base.files import (
 NAMES = tuple(f"{letter}.txt" for letter in "abcdef")
 
 
-def test_a_file_comes_with_its_folders_and_replaces_an_older_one(tmp_path: Path) -> None:
+def test_atomic_file_creates_folders_and_replaces(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "table.csv"
     for text in ("old", "new"):
         with atomic_file(path) as draft:
@@ -32,7 +32,7 @@ def test_a_file_comes_with_its_folders_and_replaces_an_older_one(tmp_path: Path)
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_an_error_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
+def test_error_keeps_old_file_and_removes_draft(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
     with pytest.raises(KeyError), atomic_file(path) as draft:  # noqa: PT012
@@ -42,12 +42,12 @@ def test_an_error_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_is_no_file(tmp_path: Path, raises) -> None:
+def test_writing_to_a_folder_raises(tmp_path: Path, raises) -> None:
     with raises("is-a-folder", value=str(tmp_path)), atomic_file(tmp_path):
         pass
 
 
-def test_what_cannot_be_written_is_named(tmp_path: Path, raises) -> None:
+def test_unwritable_path_raises_with_reason(tmp_path: Path, raises) -> None:
     (tmp_path / "file").touch()
     with raises("not-writable"), atomic_file(tmp_path / "file" / "out.csv"):
         pass
@@ -62,9 +62,7 @@ def test_what_cannot_be_written_is_named(tmp_path: Path, raises) -> None:
 @pytest.mark.parametrize(
     "write", [atomic_file, lambda path: atomic_folder(path, NAMES)], ids=["file", "folder"]
 )
-def test_only_what_is_wrong_with_the_disk_or_the_draft_is_said_of_the_file(
-    tmp_path: Path, raises, write
-) -> None:
+def test_only_disk_errors_are_attributed_to_the_file(tmp_path: Path, raises, write) -> None:
     """What fails for its own reasons, such as reading something else, is not the writing's fault."""
     out = tmp_path / "out"
     with pytest.raises(FileNotFoundError, match="elsewhere"), write(out):
@@ -89,7 +87,7 @@ def write_run(folder: Path, text: str, names: tuple[str, ...] = NAMES, pause: fl
             time.sleep(pause)
 
 
-def test_a_change_replaces_and_removes_its_own_files_and_no_others(tmp_path: Path) -> None:
+def test_atomic_folder_replaces_own_files_only(tmp_path: Path) -> None:
     write_run(tmp_path / "deep" / "run", "1")
     (tmp_path / "deep" / "run" / "theirs.md").write_text("theirs")
     write_run(tmp_path / "deep" / "run", "2", NAMES[:2])
@@ -97,7 +95,7 @@ def test_a_change_replaces_and_removes_its_own_files_and_no_others(tmp_path: Pat
 
 
 @pytest.mark.parametrize("done", range(len(NAMES) + 1))
-def test_an_interrupted_move_goes_on_where_it_stopped(tmp_path: Path, done: int) -> None:
+def test_interrupted_change_is_completed(tmp_path: Path, done: int) -> None:
     write_run(tmp_path, "old")
     (tmp_path / CHANGE).mkdir()
     for place, name in enumerate(NAMES[:-1]):
@@ -119,7 +117,7 @@ def _keep_writing(folder: Path, text: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12, of threads
 @pytest.mark.parametrize("there", [False, True])
-def test_processes_killed_at_random_moments_never_mix_their_files(tmp_path: Path, there: bool) -> None:
+def test_killed_processes_never_mix_their_files(tmp_path: Path, there: bool) -> None:
     """Two at a time write into one folder; whoever comes after a kill finds one whole run, and no remains."""
     out, draw = tmp_path / "run", random.Random(0)
     if there:
@@ -146,7 +144,7 @@ def test_processes_killed_at_random_moments_never_mix_their_files(tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_reader_never_sees_two_runs(tmp_path: Path) -> None:
+def test_reader_never_sees_two_runs(tmp_path: Path) -> None:
     write_run(tmp_path, "first")
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_keep_writing, args=(tmp_path, name)) for name in "xy"]
@@ -165,7 +163,7 @@ def test_a_reader_never_sees_two_runs(tmp_path: Path) -> None:
             writer.join()
 
 
-def test_drafts_of_a_process_that_is_alive_are_left_alone(tmp_path: Path) -> None:
+def test_drafts_of_a_live_process_are_kept(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "run", NAMES) as first:
         (first / "a.txt").write_text("first")
         write_run(tmp_path / "run", "second")
@@ -173,7 +171,7 @@ def test_drafts_of_a_process_that_is_alive_are_left_alone(tmp_path: Path) -> Non
     assert content(tmp_path / "run") == {"a.txt": "first"}
 
 
-def test_a_reserved_folder_is_ours_alone_and_stays_while_there_is_work(tmp_path: Path, raises) -> None:
+def test_reserved_folder_is_exclusive_and_kept_after_errors(tmp_path: Path, raises) -> None:
     folder = tmp_path / "work"
     with pytest.raises(KeyError), reserved(folder):  # noqa: PT012
         with atomic_file(folder / "done") as draft:  # which locks the folder too
@@ -190,14 +188,12 @@ def test_a_reserved_folder_is_ours_alone_and_stays_while_there_is_work(tmp_path:
     assert not folder.exists()
 
 
-def test_numpy_on_a_full_disk_is_told_as_one(tmp_path: Path, raises) -> None:
+def test_numpy_write_error_is_a_full_disk(tmp_path: Path, raises) -> None:
     with raises("not-writable", value="out"), writable(Path("out"), tmp_path):
         raise OSError("250 requested and 0 written")
 
 
-def test_a_lock_that_another_process_holds_is_waited_for_a_limited_time(
-    tmp_path: Path, raises, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_lock_times_out(tmp_path: Path, raises, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pairnorm.base.files.LOCK_SECONDS", 0.1)
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -209,7 +205,7 @@ def test_a_lock_that_another_process_holds_is_waited_for_a_limited_time(
         os.close(held)
 
 
-def test_pipes_and_devices_are_refused_at_once(tmp_path: Path, raises) -> None:
+def test_pipes_and_devices_raise(tmp_path: Path, raises) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/null")):
         with raises("not-a-file", value=str(path)), atomic_file(path):
@@ -218,7 +214,7 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path: Path, raises) -> None:
         check_not_file(tmp_path / "pipe")
 
 
-def test_drafts_of_this_process_can_be_read_before_they_are_moved(tmp_path: Path) -> None:
+def test_own_drafts_can_be_read_before_commit(tmp_path: Path) -> None:
     """``fit`` loads the model that it wrote before it reports success."""
     with atomic_folder(tmp_path / "run", NAMES) as drafts:
         (drafts / "a.txt").write_text("new")

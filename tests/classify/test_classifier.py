@@ -33,7 +33,7 @@ from pairnorm.data.adjacency import reachable
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
 
 
-def test_blanked_cora_is_labeled_as_well_as_the_papers_protocol_does_it(blanked_cora: Graph) -> None:
+def test_cora_without_features_reaches_the_papers_accuracy(blanked_cora: Graph) -> None:
     classifier = NodeClassifier(**QUICK, impute="zero", simple=True, refit=False, metric="accuracy").fit(
         blanked_cora
     )
@@ -47,7 +47,7 @@ def test_blanked_cora_is_labeled_as_well_as_the_papers_protocol_does_it(blanked_
 
 
 @pytest.mark.skipif("PAIRNORM_DATA" not in os.environ, reason="PAIRNORM_DATA is not set")
-def test_blanked_citeseer_beats_two_layers() -> None:
+def test_citeseer_without_features_needs_depth_or_imputation() -> None:
     graph = load("citeseer", os.environ["PAIRNORM_DATA"])
     missing = missing_vectors(graph, 1.0)
     graph = graph.replace(features=features_after(graph, missing).trial(0), missing=missing.mask[:, 0])
@@ -58,7 +58,7 @@ def test_blanked_citeseer_beats_two_layers() -> None:
     assert filled > flat + 0.1, "what stands in for a missing vector matters as much as depth"
 
 
-def test_the_test_nodes_take_no_part_in_anything(small: Graph) -> None:
+def test_test_labels_do_not_affect_fit(small: Graph) -> None:
     flipped = small.replace(labels=torch.where(small.test, 1 - small.labels, small.labels))
     first, second = (NodeClassifier(depth=(1, 4)).fit(graph) for graph in (small, flipped))
     assert first.best_ == second.best_
@@ -66,7 +66,7 @@ def test_the_test_nodes_take_no_part_in_anything(small: Graph) -> None:
     assert first.score(small) == pytest.approx(1 - second.score(flipped))
 
 
-def test_set_params_changes_and_checks() -> None:
+def test_set_params_updates_and_validates() -> None:
     classifier = NodeClassifier()
     assert classifier.set_params(depth=7, norm="PN") is classifier
     assert (classifier.depth, classifier.norm) == (7, "PN")
@@ -74,13 +74,13 @@ def test_set_params_changes_and_checks() -> None:
         classifier.set_params(depht=3)
 
 
-def test_repr_shows_what_differs_from_the_defaults() -> None:
+def test_repr_shows_non_default_parameters() -> None:
     assert repr(NodeClassifier()) == "NodeClassifier()"
     assert repr(NodeClassifier("GCN", seeds=2)) == "NodeClassifier(model='GCN', seeds=2)"
     assert repr(NodeClassifier(depth=np.arange(2))) == "NodeClassifier(depth=array([0, 1]))"
 
 
-def test_fitting_leaves_the_parameters_alone_and_can_be_repeated(small: Graph) -> None:
+def test_fit_is_repeatable_and_keeps_parameters(small: Graph) -> None:
     classifier = NodeClassifier(depth=(2, 4), random_state=3)
     before = classifier.get_params()
     first = classifier.fit(small).predict_proba(small)
@@ -90,7 +90,7 @@ def test_fitting_leaves_the_parameters_alone_and_can_be_repeated(small: Graph) -
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN"])
-def test_probabilities_sum_to_one_and_predict_names_the_largest(small: Graph, model: str) -> None:
+def test_predict_is_the_most_probable_class(small: Graph, model: str) -> None:
     graph = small.replace(class_names=("low", "high"))
     classifier = NodeClassifier(model, 2, seeds=2, epochs=20).fit(graph)
     found = classifier.predict_proba(graph)
@@ -100,7 +100,7 @@ def test_probabilities_sum_to_one_and_predict_names_the_largest(small: Graph, mo
     assert classifier.score(graph) == pytest.approx(right.mean())
 
 
-def test_probabilities_have_the_temperature_of_held_out_nodes(small: Graph) -> None:
+def test_probabilities_use_held_out_temperature(small: Graph) -> None:
     classifier = NodeClassifier("SGC", depth=1, norm="PN", scale=1e4, refit=False).fit(small)
     logits = classifier.choice_.probabilities.log().unsqueeze(1)
     assert classifier.temperature_ == fit_temperature(logits, classifier.task_.held_out_labels) > 1.5
@@ -109,7 +109,7 @@ def test_probabilities_have_the_temperature_of_held_out_nodes(small: Graph) -> N
     np.testing.assert_allclose(classifier.probabilities_, expected, atol=1e-6)
 
 
-def test_progress_counts_up_to_the_end_with_the_best_score_and_the_time_left(small: Graph) -> None:
+def test_progress_reports_steps_score_and_time_left(small: Graph) -> None:
     seen: list[tuple[float, FitProgress]] = []
     classifier = NodeClassifier(depth=(1, 2))
     classifier.fit(small, progress=lambda now: seen.append((perf_counter(), now)))
@@ -125,7 +125,7 @@ def test_progress_counts_up_to_the_end_with_the_best_score_and_the_time_left(sma
         assert now.seconds_left < 3 * (last - when) + 1
 
 
-def test_unreached_papers_of_cora_are_taken_for_the_largest_class(blanked_cora: Graph) -> None:
+def test_unreachable_cora_nodes_get_the_largest_class(blanked_cora: Graph) -> None:
     """20 labels per class say nothing about the 126 test nodes that neither a feature nor a label reaches."""
     graph = blanked_cora
     unreached = (~reachable(graph.adjacency, graph.train) & graph.test).numpy()
@@ -140,7 +140,7 @@ def without_split(graph: Graph) -> Graph:
     return graph.replace(train=nobody, validation=nobody, test=nobody)
 
 
-def test_a_graph_without_split_gets_one_and_is_scored_on_what_was_held_out(small: Graph) -> None:
+def test_graph_without_split_is_split_and_scored_on_held_out_nodes(small: Graph) -> None:
     graph = without_split(small)
     classifier = NodeClassifier(depth=(1, 4)).fit(graph)
     assert [int(mask.sum()) for mask in classifier.split_] == [180, 60, 60]
@@ -154,7 +154,7 @@ def test_a_graph_without_split_gets_one_and_is_scored_on_what_was_held_out(small
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("given", ["integers", "floats", "nullable", "texts", "csv", "parquet"])
-def test_classes_come_back_as_they_were_given(tmp_path: Path, small: Graph, given: str) -> None:
+def test_classes_keep_their_type(tmp_path: Path, small: Graph, given: str) -> None:
     """As scikit-learn does; what is written to files are names."""
     values = 5 * small.labels.numpy() - 5
     labels = pandas.Series(values).where(np.arange(300) % 3 > 0)
@@ -188,7 +188,7 @@ def test_classes_come_back_as_they_were_given(tmp_path: Path, small: Graph, give
     "given", ["frame", "array", "list", "tensor", "csv", "parquet", "packed csv", "packed parquet"]
 )
 @pytest.mark.parametrize("unknown", [False, True])
-def test_truths_come_back_as_truths(tmp_path: Path, small: Graph, given: str, unknown: bool) -> None:
+def test_boolean_labels_stay_boolean(tmp_path: Path, small: Graph, given: str, unknown: bool) -> None:
     values = pandas.Series(small.labels.numpy() > 0)
     labels = values.astype(object).where(np.arange(300) % 3 > 0, None) if unknown else values
     nodes = pandas.DataFrame({"id": np.arange(300), "x": small.features.to_dense()[:, 0], "y": labels})
@@ -218,14 +218,14 @@ def test_truths_come_back_as_truths(tmp_path: Path, small: Graph, given: str, un
     assert NodeClassifier.load(tmp_path / "model").predict(graph).dtype == bool
 
 
-def test_new_names_are_no_numbers(small: Graph) -> None:
+def test_renamed_classes_are_text(small: Graph) -> None:
     assert small.classes.tolist() == [0, 1]
     assert small.replace(class_names=("low", "7")).classes.tolist() == ["low", "7"]
     assert small.replace(class_names=("3", "7")).classes.tolist() == ["3", "7"]
     assert small.replace(name="other").classes.tolist() == [0, 1]
 
 
-def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
+def test_score_excludes_fitted_nodes(small: Graph) -> None:
     """Not where only the test part is lacking, nor where labels or nodes have changed since."""
     small = small.replace(node_names=np.arange(300))
     nobody = torch.zeros_like(small.test)
@@ -243,7 +243,7 @@ def test_nodes_that_took_part_in_fitting_are_never_judged(small: Graph) -> None:
     assert classifier.score(as_text) == pytest.approx(right[held_out].mean())
 
 
-def test_after_the_choice_all_labels_are_learned_from_but_those_to_be_tested(small: Graph) -> None:
+def test_refit_uses_all_labels_except_a_given_test_part(small: Graph) -> None:
     graph = without_split(small)
     before, after = (NodeClassifier(depth=(1, 4), refit=refit).fit(graph) for refit in (False, True))
     assert before.held_out_ is not None
@@ -267,7 +267,7 @@ def rare(small: Graph) -> Graph:
     return without_split(small).replace(labels=labels, features=small.features.to_dense() + 0.5 * noise)
 
 
-def test_the_metric_and_class_weights_find_rare_classes(small: Graph) -> None:
+def test_metric_and_class_weight_raise_recall_of_rare_class(small: Graph) -> None:
     graph, found = rare(small), {}
     for name, options in {
         "plain": {},
@@ -286,7 +286,7 @@ def test_the_metric_and_class_weights_find_rare_classes(small: Graph) -> None:
     assert found["metric"].recall[1] >= found["plain"].recall[1]
 
 
-def test_an_average_is_no_worse_on_validation_than_its_parts(small: Graph) -> None:
+def test_average_has_no_larger_validation_loss_than_its_parts(small: Graph) -> None:
     classifier = NodeClassifier().fit(small)
     assert classifier.best_.validation_loss <= min(one.validation_loss for _, one in classifier.parts_) + 1e-6
     assert classifier.best_.validation_loss <= min(one.validation_loss for one in classifier.search_) + 1e-6
@@ -309,25 +309,23 @@ def test_an_average_is_no_worse_on_validation_than_its_parts(small: Graph) -> No
         ("dropout", 1.0, "not-a-number"),
     ],
 )
-def test_what_nothing_can_be_fitted_with_is_named(
-    small: Graph, raises, parameter: str, value: object, code: str
-) -> None:
+def test_invalid_parameter_raises(small: Graph, raises, parameter: str, value: object, code: str) -> None:
     with raises(code, value=value) as caught:
         NodeClassifier("SGC", **{parameter: value}).fit(small)
     assert str(caught.value).startswith(f"{parameter} is {value!r}; expected ")
 
 
-def test_labels_beside_the_graph_are_refused(small: Graph, raises) -> None:
+def test_separate_labels_raise(small: Graph, raises) -> None:
     with raises("conflicting-options"):
         NodeClassifier("SGC").fit(small, small.labels)
 
 
-def test_a_model_is_named_as_on_the_command_line(small: Graph) -> None:
+def test_model_names_accept_hyphens(small: Graph) -> None:
     found = [NodeClassifier(name).fit(small) for name in ("label propagation", "label-propagation")]
     assert found[0].best_ == found[1].best_
 
 
-def test_where_all_nodes_look_alike_there_is_a_model_still() -> None:
+def test_ring_without_features_is_fitted() -> None:
     """In a ring all structure is the same, so no column of features is left; labels tell what can be told."""
     ring = torch.arange(60)
     labels = torch.arange(60) // 30
@@ -337,7 +335,7 @@ def test_where_all_nodes_look_alike_there_is_a_model_still() -> None:
     assert classifier.score(graph) > 0.8
 
 
-def test_where_nothing_else_is_labeled_there_is_no_score(small: Graph, raises) -> None:
+def test_score_without_unseen_labels_raises(small: Graph, raises) -> None:
     classifier = NodeClassifier(depth=2, norm="PN").fit(small)
     labels = torch.where(small.test, -1, small.labels)
     with raises("nothing-to-evaluate"):
@@ -347,7 +345,7 @@ def test_where_nothing_else_is_labeled_there_is_no_score(small: Graph, raises) -
 @pytest.mark.parametrize(
     "parameters", [{}, {"scaling": "columns"}, {"model": "GCN", "scaling": "columns"}, {"time_limit": "5m"}]
 )
-def test_features_too_large_to_be_dense_are_refused_before_they_are_made_so(
+def test_too_large_features_raise_before_densification(
     small: Graph, monkeypatch: pytest.MonkeyPatch, raises, parameters: dict[str, str]
 ) -> None:
     monkeypatch.setattr(scaling, "MAX_DENSE_BYTES", 1000)
@@ -357,7 +355,7 @@ def test_features_too_large_to_be_dense_are_refused_before_they_are_made_so(
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])
-def test_a_few_labels_per_class_are_enough_to_go_on(small: Graph, each: int) -> None:
+def test_few_labels_per_class_are_enough(small: Graph, each: int) -> None:
     rank = sum(((small.labels == k).cumsum(0) * (small.labels == k)) for k in (0, 1))
     graph = without_split(
         small.replace(
@@ -371,7 +369,7 @@ def test_a_few_labels_per_class_are_enough_to_go_on(small: Graph, each: int) -> 
     assert (classifier.held_out_ is None) == (each < 3)
 
 
-def test_nothing_works_before_fit(small: Graph, tmp_path: Path, raises) -> None:
+def test_unfitted_classifier_raises(small: Graph, tmp_path: Path, raises) -> None:
     classifier, p = NodeClassifier(), np.ones((small.num_nodes, 2), np.float32)
     for use in (
         classifier.predict,
@@ -397,7 +395,7 @@ def test_nothing_works_before_fit(small: Graph, tmp_path: Path, raises) -> None:
         NodeClassifier.load(tmp_path).probabilities_
 
 
-def test_what_is_no_graph_or_has_no_labels_is_refused(small: Graph, raises) -> None:
+def test_invalid_or_unlabeled_graph_raises(small: Graph, raises) -> None:
     with raises("wrong-type", value="ndarray") as caught:
         NodeClassifier().fit(np.ones((3, 2)))
     assert "from_frames" in caught.value.hint
@@ -411,7 +409,7 @@ def test_what_is_no_graph_or_has_no_labels_is_refused(small: Graph, raises) -> N
         classifier.score(bare)
 
 
-def test_a_graph_that_has_grown_is_labeled(small: Graph) -> None:
+def test_larger_graph_is_predicted(small: Graph) -> None:
     classifier = NodeClassifier(depth=4, norm="PN").fit(small)
     keep = torch.arange(small.num_nodes) < 250
     ends = small.edge_index[:, keep[small.edge_index].all(0)]
@@ -422,7 +420,7 @@ def test_a_graph_that_has_grown_is_labeled(small: Graph) -> None:
     assert agreement > 0.85
 
 
-def test_only_files_of_models_need_pydantic() -> None:
+def test_fit_does_not_need_pydantic() -> None:
     """So that ``fit`` can be evaluated on a machine on which nothing can be installed."""
     program = """
 import sys
@@ -449,7 +447,7 @@ def test_rows_of_unrelated_graphs_share_no_labels(small: Graph) -> None:
     assert classifier.score(other) == pytest.approx((small.labels[order].numpy() == found[0].argmax()).mean())
 
 
-def test_the_column_of_time_is_no_feature() -> None:
+def test_time_column_is_not_a_feature() -> None:
     """The day says the class of early nodes, and the opposite of later ones."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 2
@@ -466,7 +464,7 @@ def test_the_column_of_time_is_no_feature() -> None:
     assert ranked.cross_fitted_ is None, "folds would mix times"
 
 
-def test_scikit_learns_contract_holds(small: Graph) -> None:
+def test_scikit_learn_contract(small: Graph) -> None:
     for check in (
         check_estimator_cloneable,
         check_estimator_repr,
@@ -483,7 +481,7 @@ def test_scikit_learns_contract_holds(small: Graph) -> None:
     assert np.array_equal(deepcopy(fitted).predict_proba(small), fitted.predict_proba(small))
 
 
-def test_a_pickle_stays_as_small_after_a_prediction_for_another_graph(small: Graph) -> None:
+def test_pickle_size_is_unchanged_by_other_graphs(small: Graph) -> None:
     classifier = NodeClassifier(depth=[2, 4], scale=10.0).fit(small)
     before, copied = (len(pickle.dumps(one)) for one in (classifier, deepcopy(classifier)))
     other = csbm(2000, classes=2, seed=2)
@@ -509,7 +507,7 @@ def with_strangers(graph: Graph, count: int) -> Graph:
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("model", ["GCN", "GAT", "SGC"])
 @pytest.mark.parametrize("norm", ["PN", "PN-SI"])
-def test_nodes_that_come_later_do_not_change_predictions_of_others(
+def test_unconnected_later_nodes_change_no_prediction(
     small: Graph, model: str, norm: str, tmp_path: Path
 ) -> None:
     named = small.replace(
@@ -525,7 +523,7 @@ def test_nodes_that_come_later_do_not_change_predictions_of_others(
         np.testing.assert_allclose(loaded.predict_proba(grown)[:300], before, atol=1e-5)
 
 
-def test_a_deep_model_labels_a_graph_that_lost_a_third_of_its_nodes() -> None:
+def test_deep_model_predicts_a_graph_with_fewer_nodes() -> None:
     """Bug: below nine tenths of the fitted nodes, stored statistics turned all labels into one class."""
     whole = csbm(400, classes=2, features=8, signal=0.0, seed=0)
     whole = whole.replace(node_names=[f"n{number}" for number in range(400)])
@@ -539,7 +537,7 @@ def test_a_deep_model_labels_a_graph_that_lost_a_third_of_its_nodes() -> None:
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("model", ["GCN", "SGC", "logistic regression"])
-def test_predictions_of_a_part_are_those_of_the_whole_graph(model: str) -> None:
+def test_component_is_predicted_as_in_whole_graph(model: str) -> None:
     """Two components: one alone is normalized by the stored statistics of both."""
     halves = [csbm(200, classes=2, seed=seed) for seed in (1, 2)]
     shift = torch.tensor([[0.0], [1.0]]) * torch.ones(1, halves[0].num_features)

@@ -44,9 +44,7 @@ def covers(
     ("held_out", "rate", "rank"),
     [(9, 0.2, 8), (10, 0.2, 9), (20, 0.1, 19), (19, 0.1, 18), (10, 0.5, 6), (19, 0.05, 19), (19, 1.0, 1)],
 )
-def test_the_threshold_is_the_order_statistic_of_the_definition(
-    held_out: int, rate: float, rank: int
-) -> None:
+def test_threshold_is_the_defined_order_statistic(held_out: int, rate: float, rank: int) -> None:
     """The true class is the second one and scores 0.51, 0.52, ...; the threshold is one of these."""
     scores = 0.5 + np.arange(1, held_out + 1) / 100
     evaluated = np.stack([scores, 1 - scores], 1).astype(np.float32)
@@ -69,21 +67,21 @@ def test_the_threshold_is_the_order_statistic_of_the_definition(
     assert (found.sizes == 1).all(), "where the first class is always right, one is enough"
 
 
-def test_the_rank_of_the_threshold_is_not_off_by_rounding() -> None:
+def test_threshold_rank_is_exact_in_float64() -> None:
     """In float64, 100 · (1 - 0.45) is above 55."""
     scores = np.arange(1, 100) / 100
     [[threshold, _]] = Calibration(scores, np.zeros(99, dtype=bool)).thresholds([0.45], by_group=False)
     assert threshold == 0.55
 
 
-def test_few_held_out_nodes_rule_nothing_out() -> None:
+def test_few_held_out_nodes_give_full_sets() -> None:
     drawn = simulate(30, 0)
     [found] = sets_of(drawn, np.arange(30) < 9, 0.05)
     assert (found.sizes == 4).all(), "nine nodes cannot promise 95%"
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.15])
-def test_new_nodes_are_covered_as_promised_with_and_without_features(rate: float) -> None:
+def test_coverage_is_nominal_in_both_groups(rate: float) -> None:
     covered: dict[bool, list[float]] = {False: [], True: []}
     for seed in range(20):
         drawn = simulate(4000, seed)
@@ -96,7 +94,7 @@ def test_new_nodes_are_covered_as_promised_with_and_without_features(rate: float
         assert np.mean(shares) == pytest.approx(1 - rate, abs=0.008)
 
 
-def test_measured_coverage_is_that_of_new_nodes() -> None:
+def test_measured_coverage_equals_coverage_of_new_nodes() -> None:
     drawn, held_out = simulate(20_000, 0), np.arange(20_000) < 2000
     for found in sets_of(drawn, held_out, *ERROR_RATES, 0.6):
         measured = found.coverage["all held-out nodes"]
@@ -106,7 +104,7 @@ def test_measured_coverage_is_that_of_new_nodes() -> None:
         assert found.coverage["without features"].nodes == (held_out & drawn[2]).sum()
 
 
-def test_coverage_is_measured_on_nodes_that_set_no_threshold() -> None:
+def test_coverage_is_measured_on_separate_nodes() -> None:
     """Of 20 + 20 nodes at 10%, the 19th of 20 scores covers 19 of 20 that set it, and 19 / 21 of others."""
     measured = []
     for seed in range(60):
@@ -119,14 +117,14 @@ def test_coverage_is_measured_on_nodes_that_set_no_threshold() -> None:
     assert np.mean(measured) == pytest.approx(19 / 21, abs=0.02)
 
 
-def test_a_larger_error_rate_gives_smaller_sets_that_are_never_empty() -> None:
+def test_larger_error_rate_gives_smaller_nonempty_sets() -> None:
     sizes = [found.sizes for found in sets_of(simulate(2000, 0), np.arange(2000) < 500, *ERROR_RATES, 0.9)]
     assert all((one >= other).all() for one, other in pairwise(sizes))
     assert (sizes[-1] == 1).all()
 
 
 @pytest.mark.parametrize(("few", "guaranteed"), [(29, False), (30, True)])
-def test_a_small_group_shares_the_guarantee_of_all(few: int, guaranteed: bool) -> None:
+def test_small_group_has_no_separate_guarantee(few: int, guaranteed: bool) -> None:
     probabilities, labels, incomplete = simulate(1000, 0)
     incomplete[:] = np.arange(1000) < few
     [found] = sets_of((probabilities, labels, incomplete), np.arange(1000) < 500, 0.1)
@@ -183,7 +181,7 @@ def simulate_coverage(
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("columns", [False, True])
-def test_coverage_is_nominal_for_nodes_that_lack_features(
+def test_coverage_is_nominal_for_nodes_without_features(
     monkeypatch: pytest.MonkeyPatch, rate: float, columns: bool
 ) -> None:
     monkeypatch.setattr(predictions, "MAX_SPLITS", 2)
@@ -198,6 +196,6 @@ def test_coverage_is_nominal_for_nodes_that_lack_features(
         assert 0.9 - 2 * error <= found[:, 0].mean() <= 0.9 + 2 * error + 1 / (held_out + 1), name
 
 
-def test_coverage_fails_where_held_out_nodes_are_not_masked() -> None:
+def test_unmasked_held_out_nodes_give_too_low_coverage() -> None:
     shares = [simulate_coverage(seed, 0.9, columns=True, masked=False)["all"][0] for seed in range(20)]
     assert np.mean(shares) < 0.85

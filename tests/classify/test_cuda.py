@@ -41,7 +41,7 @@ def graph(request):
 
 @needs_cuda
 @pytest.mark.parametrize("settings", CONVEX, ids=lambda settings: "-".join(settings.values()))
-def test_convex_candidates_equal_those_of_a_cpu(graph, settings):
+def test_convex_candidates_equal_those_on_cpu(graph, settings):
     ours, theirs = (NodeClassifier(**settings, device=device).fit(graph) for device in ("cuda", "cpu"))
     assert ours.best_ == replace(
         theirs.best_,
@@ -53,7 +53,7 @@ def test_convex_candidates_equal_those_of_a_cpu(graph, settings):
 
 
 @needs_cuda
-def test_all_candidates_are_trained_saved_and_loaded(graph, tmp_path):
+def test_all_candidates_are_trained_saved_and_loaded_on_cuda(graph, tmp_path):
     classifier = NodeClassifier(device="cuda").fit(graph)
     assert classifier.held_out_.accuracy > 0.7
     classifier.save(tmp_path)

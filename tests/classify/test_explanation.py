@@ -73,7 +73,7 @@ def test_contributions_sum_to_the_margin(three_classes: Task, family: Family) ->
     assert values.sum(1) + rest == pytest.approx(margins.numpy(), abs=1e-4)
 
 
-def test_contributions_of_trees_are_those_of_lightgbm(small: Graph) -> None:
+def test_tree_contributions_equal_lightgbm(small: Graph) -> None:
     """With two classes, a margin is the raw score of the second one, or minus it."""
     graph = small.replace(features=small.features.to_dense()[:, :5])
     task = Task(graph, PreparedGraph(graph, graph.features, CPU))
@@ -92,7 +92,7 @@ def test_contributions_of_trees_are_those_of_lightgbm(small: Graph) -> None:
     assert ("labels", "neighbors labeled b") in member.keys
 
 
-def test_label_propagation_names_the_neighbors_that_send_a_label() -> None:
+def test_label_propagation_is_explained_by_labeled_neighbors() -> None:
     """A star: node 0 between two nodes labeled a and one labeled b. All three send the same amount."""
     graph = Graph.from_edges([[0, 0, 0], [1, 2, 3]], np.eye(4), [-1, 0, 0, 1], node_names=list("xuvw"))
     prepared = PreparedGraph(graph, graph.features, CPU)
@@ -124,7 +124,7 @@ def aged() -> Graph:
 
 
 @pytest.mark.parametrize("model", ["logistic regression", "boosted trees"])
-def test_the_feature_that_decides_is_named_first(aged: Graph, model: str, tmp_path: Path) -> None:
+def test_decisive_feature_comes_first(aged: Graph, model: str, tmp_path: Path) -> None:
     classifier = NodeClassifier(model, simple=True).fit(aged)
     table = classifier.explain(aged, top=2)
     first = table.groupby("id", sort=False).first()
@@ -136,7 +136,7 @@ def test_the_feature_that_decides_is_named_first(aged: Graph, model: str, tmp_pa
     assert again["value"].tolist() == pytest.approx(table["value"].tolist(), abs=1e-5)
 
 
-def test_members_that_have_no_additive_form_are_counted(small: Graph) -> None:
+def test_members_without_additive_form_are_not_explained(small: Graph) -> None:
     classifier = NodeClassifier("GCN", depth=2, norm="none", epochs=3, seeds=1).fit(small)
     explanation = classifier.explain_nodes(small, classifier.decide(classifier.probabilities_))
     assert explanation.explained == 0
@@ -144,9 +144,7 @@ def test_members_that_have_no_additive_form_are_counted(small: Graph) -> None:
 
 
 @pytest.mark.parametrize("metric", ["loss", "balanced-accuracy"])
-def test_prediction_sets_cover_as_often_as_asked_and_are_never_empty(
-    aged: Graph, metric: str, tmp_path: Path
-) -> None:
+def test_prediction_sets_reach_the_requested_coverage(aged: Graph, metric: str, tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     truth = (aged.features[:, 0] + torch.from_numpy(random.normal(0, 0.7, 300)) > 0.8).long()
     graph = aged.replace(labels=truth.where(aged.labeled, -1))

@@ -38,7 +38,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 5)
 
 
-def test_groups_with_and_without_features_make_up_the_held_out_nodes(findings: Findings) -> None:
+def test_groups_partition_the_held_out_nodes(findings: Findings) -> None:
     groups = findings.groups()
     assert list(groups) == ["all held-out nodes", "with features", "without features", LATER]
     everyone, *parts, _ = (scores.confusion for scores in groups.values())
@@ -48,7 +48,7 @@ def test_groups_with_and_without_features_make_up_the_held_out_nodes(findings: F
     assert groups["without features"].count == test.sum()
 
 
-def test_without_missing_vectors_there_is_one_group(findings: Findings) -> None:
+def test_complete_features_give_one_group(findings: Findings) -> None:
     classifier = copy(findings.classifier)
     complete = findings.graph.replace(missing=torch.zeros_like(findings.graph.train))
     classifier.task_ = replace(classifier.task_, graph=complete)
@@ -57,7 +57,7 @@ def test_without_missing_vectors_there_is_one_group(findings: Findings) -> None:
 
 @pytest.mark.filterwarnings("ignore:column .* alone predicts")
 @pytest.mark.usefixtures("brief")
-def test_held_out_nodes_are_masked_like_nodes_to_predict_and_both_accuracies_are_stated(small: Graph) -> None:
+def test_masked_and_unmasked_accuracies_are_stated(small: Graph) -> None:
     """Labels and features are known of the same nodes, and the features say all: what is left without."""
     known = torch.arange(300) % 3 > 0
     nobody = torch.zeros_like(known)
@@ -84,9 +84,7 @@ def test_held_out_nodes_are_masked_like_nodes_to_predict_and_both_accuracies_are
 
 
 @pytest.mark.usefixtures("brief")
-def test_what_comes_later_is_labeled_without_retraining(
-    small: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_nodes_are_predicted_without_retraining(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither features nor labels nor edges of those that come later change what was learned."""
     classifier = NodeClassifier("SGC", depth=4, norm="PN", scale=10.0, refit=False).fit(small)
     fit, fitted = Choice.fit, []
@@ -103,9 +101,7 @@ def test_what_comes_later_is_labeled_without_retraining(
 
 
 @pytest.mark.usefixtures("brief")
-def test_features_of_what_comes_later_do_not_enter_the_scaling(
-    small: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_features_do_not_affect_scaling(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     learned, fit = [], Choice.fit
 
     def record(choice: Choice, task: Task) -> Average:
@@ -125,7 +121,7 @@ def test_features_of_what_comes_later_do_not_enter_the_scaling(
 
 
 @pytest.mark.usefixtures("brief")
-def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> None:
+def test_selected_directions_are_reported(flow: Graph, tmp_path: Path) -> None:
     classifier = NodeClassifier("boosted trees", refit=False).fit(flow)
     assert classifier.held_out_ is not None
     assert classifier.held_out_.accuracy > 0.85
@@ -139,7 +135,7 @@ def test_directions_that_were_of_use_are_told(flow: Graph, tmp_path: Path) -> No
     assert plain.held_out_.accuracy < 0.65
 
 
-def test_what_was_there_before_keeps_its_directions(flow: Graph) -> None:
+def test_remove_nodes_keeps_directions(flow: Graph) -> None:
     before = remove_nodes(flow, flow.test)
     assert flow.directed is not None
     assert before.directed is not None
@@ -153,7 +149,7 @@ def test_what_was_there_before_keeps_its_directions(flow: Graph) -> None:
 
 @pytest.mark.filterwarnings("ignore:column .* alone predicts")
 @pytest.mark.usefixtures("brief")
-def test_time_decides_what_is_held_out(raises, tmp_path: Path) -> None:
+def test_time_column_determines_held_out_nodes(raises, tmp_path: Path) -> None:
     """Classes drift: what tells them early is reversed late."""
     generator = torch.Generator().manual_seed(0)
     labels, day = torch.arange(400) % 2, torch.arange(400.0)
@@ -180,7 +176,7 @@ def test_time_decides_what_is_held_out(raises, tmp_path: Path) -> None:
         NodeClassifier(time="day").fit(graph.replace(feature_names=None))
 
 
-def test_rivals_start_with_the_model_itself(findings: Findings) -> None:
+def test_comparison_starts_with_the_model(findings: Findings) -> None:
     baselines = findings.comparison()
     assert next(iter(baselines)) == findings.classifier.best_.name
     assert baselines[findings.classifier.best_.name].accuracy == findings.classifier.held_out_.accuracy
@@ -203,14 +199,14 @@ def baseline(findings: Findings, wrong: float) -> Findings:
 @pytest.mark.parametrize(
     ("wrong", "opening"), [(0.9, "**The model beats the baselines.**"), (0.0, "**A baseline does better.**")]
 )
-def test_the_verdict_follows_the_interval(findings: Findings, wrong: float, opening: str) -> None:
+def test_verdict_follows_the_interval(findings: Findings, wrong: float, opening: str) -> None:
     text = verdict(baseline(findings, wrong))
     assert text.startswith(opening)
     assert "a guess" in text
     assert f"{100 * findings.classifier.held_out_.accuracy:.1f}%" in text
 
 
-def test_a_draw_is_called_a_draw(findings: Findings) -> None:
+def test_verdict_of_equal_models_is_a_draw(findings: Findings) -> None:
     same = replace(findings, baselines=[guess(findings, "a twin", findings.predicted)])
     assert verdict(same).startswith("**A twin does as well.** Its predictions are the same.")
     twin, places = findings.predicted.copy(), np.flatnonzero(findings.test)
@@ -225,16 +221,14 @@ def test_a_draw_is_called_a_draw(findings: Findings) -> None:
     assert "The difference is +0.6 points" in ahead
 
 
-def test_labels_of_the_target_are_unknown_to_its_strata(
-    findings: Findings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_target_strata_ignore_target_labels(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
     strata: list[np.ndarray] = []
     monkeypatch.setattr("pairnorm.classify.findings.standardize", lambda *given: strata.extend(given[1:]))
     assert replace(findings).standardized is None  # the target are the test nodes, as all nodes are labeled
     assert (strata[1] // (MAX_HOPS + 2) > 0).all()
 
 
-def test_a_large_loss_is_stated_though_it_is_not_significant(findings: Findings) -> None:
+def test_large_insignificant_loss_is_reported(findings: Findings) -> None:
     """Of 40 nodes the model is right on the first 20, the baseline on the last 24."""
     nodes = findings.graph.test.nonzero()[:40].squeeze(1)
     few = torch.zeros_like(findings.graph.test)
@@ -253,14 +247,14 @@ def test_a_large_loss_is_stated_though_it_is_not_significant(findings: Findings)
     assert "10.0 points less than a guess" in text
 
 
-def test_a_class_that_is_never_predicted_is_said(findings: Findings) -> None:
+def test_never_predicted_class_is_reported(findings: Findings) -> None:
     assert "never predicts" not in verdict(findings)
     probabilities = np.tile(np.float32([0.7, 0.3]), (300, 1))
     text = verdict(replace(findings, probabilities=probabilities))
     assert "It never predicts '1'; selecting by macro F1 (`--metric macro-f1`)" in text
 
 
-def test_of_two_classes_ranking_and_threshold_are_told(findings: Findings) -> None:
+def test_two_classes_report_ranking_and_threshold(findings: Findings) -> None:
     scores = findings.classifier.held_out_
     low, high = scores.interval_of("average-precision")
     text, average = verdict(findings), 100 * scores.average_precision
@@ -273,7 +267,7 @@ def test_of_two_classes_ranking_and_threshold_are_told(findings: Findings) -> No
     assert "from a probability of 0.50." in text
 
 
-def test_cross_fitted_scores_are_stated_in_place_of_few_test_nodes(findings: Findings) -> None:
+def test_cross_fitted_scores_replace_few_test_nodes(findings: Findings) -> None:
     classifier = copy(findings.classifier)
     classifier.cross_fitted_ = Scores(np.array([[180, 0], [10, 10]]), auc=0.7, average_precision=0.4)
     classifier.metric = "average-precision"
@@ -289,7 +283,7 @@ def test_cross_fitted_scores_are_stated_in_place_of_few_test_nodes(findings: Fin
 @pytest.mark.parametrize(
     "metric", ["loss", "accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc"]
 )
-def test_the_gain_is_over_the_best_baseline_by_the_metric(findings: Findings, metric: str) -> None:
+def test_gain_is_over_best_baseline_by_metric(findings: Findings, metric: str) -> None:
     classifier = copy(findings.classifier)
     classifier.metric = metric
     found = replace(findings, classifier=classifier)
@@ -310,7 +304,7 @@ def test_the_gain_is_over_the_best_baseline_by_the_metric(findings: Findings, me
     )
 
 
-def test_of_one_class_held_out_the_accuracy_is_compared(findings: Findings) -> None:
+def test_one_held_out_class_compares_accuracy(findings: Findings) -> None:
     """A ranking of nodes of one class has no value."""
     classifier = copy(findings.classifier)
     classifier.metric = "auc"
@@ -321,7 +315,7 @@ def test_of_one_class_held_out_the_accuracy_is_compared(findings: Findings) -> N
     assert "nan" not in render_markdown(fit_page(found))
 
 
-def test_too_little_held_out_is_said(findings: Findings) -> None:
+def test_too_few_held_out_nodes_are_reported(findings: Findings) -> None:
     few = torch.zeros_like(findings.graph.test)
     few[findings.graph.test.nonzero()[:5].squeeze(1)] = True
     assert "is right on " in (found := verdict(replace(findings, graph=findings.graph.replace(test=few))))
@@ -330,7 +324,7 @@ def test_too_little_held_out_is_said(findings: Findings) -> None:
     assert "they selected the model: expect less" in verdict(replace(findings, graph=nobody))
 
 
-def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None:
+def test_baselines_learn_an_easy_graph(findings: Findings) -> None:
     accuracy = {
         baseline.name: findings.comparison()[baseline.name].accuracy for baseline in findings.baselines
     }
@@ -345,7 +339,7 @@ def test_all_rivals_learn_something_on_an_easy_graph(findings: Findings) -> None
     }
 
 
-def test_a_gcn_without_features_gets_one_hot_ids() -> None:
+def test_gcn_without_features_uses_one_hot_ids() -> None:
     """Two communities: degrees tell nothing about them, and who is near whom tells all."""
     graph = csbm(300, classes=2, seed=3).with_split("per-class-20")
     bare = Graph.from_edges(
@@ -359,7 +353,7 @@ def test_a_gcn_without_features_gets_one_hot_ids() -> None:
 
 
 @pytest.mark.usefixtures("brief")
-def test_baselines_are_tuned_also_after_a_search_that_used_up_its_time(small: Graph) -> None:
+def test_baselines_are_tuned_after_an_expired_search(small: Graph) -> None:
     classifier = NodeClassifier("most frequent class", refit=False).fit(small)
     classifier.task_ = replace(classifier.task_, started=classifier.task_.started - 1000, time_limit=900.0)
     counts = {one.name: one.num_candidates for one in Findings.of(classifier, small).baselines}
@@ -368,9 +362,7 @@ def test_baselines_are_tuned_also_after_a_search_that_used_up_its_time(small: Gr
     }  # fmt: skip
 
 
-def test_the_gcn_baseline_stops_when_the_time_of_the_baselines_is_up(
-    small: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gcn_baseline_stops_at_its_time_limit(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GCN of 100,000 epochs stops when that time is up, with its best weights so far."""
     monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 100_000)
     monkeypatch.setattr(search_module, "MIN_NETWORK_SECONDS", 1.0)
@@ -387,7 +379,7 @@ def test_the_gcn_baseline_stops_when_the_time_of_the_baselines_is_up(
 
 
 @pytest.mark.usefixtures("brief")
-def test_the_model_is_asked_about_the_graph_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_predicts_the_graph_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, logits = [], FittedSGC.logits
 
     def count(self: FittedSGC, *arguments: object) -> torch.Tensor:
@@ -401,14 +393,14 @@ def test_the_model_is_asked_about_the_graph_once(small: Graph, monkeypatch: pyte
     assert np.array_equal(findings.probabilities, classifier.predict_proba(small))
 
 
-def test_findings_are_about_the_graph_that_was_fitted_on(small: Graph, tmp_path, raises) -> None:
+def test_findings_of_a_loaded_model_raise(small: Graph, tmp_path, raises) -> None:
     NodeClassifier(depth=1, norm="PN").fit(small).save(tmp_path)
     with raises("not-fitted", value="csbm"):
         Findings.of(NodeClassifier.load(tmp_path), small)
 
 
 @pytest.mark.usefixtures("brief")
-def test_what_fit_tried_is_not_tried_again(small: Graph, monkeypatch) -> None:
+def test_baselines_evaluated_by_fit_are_not_refitted(small: Graph, monkeypatch) -> None:
     classifier = NodeClassifier(model=["SGC", "label propagation", "logistic regression"], depth=(1, 4))
     classifier.fit(small)
     searched = []

@@ -46,12 +46,12 @@ def sizes(graph: Graph, seed: int = 0) -> list[list[int]]:
         ((1, 10), [[1, 6], [0, 2], [0, 2]]),
     ],
 )
-def test_every_class_is_dealt_out_on_its_own(counts: tuple[int, int], expected: list[list[int]]) -> None:
+def test_split_is_stratified_by_class(counts: tuple[int, int], expected: list[list[int]]) -> None:
     labels = [0] * counts[0] + [1] * counts[1] + [-1] * 7
     assert sizes(graph(labels)) == expected
 
 
-def test_with_test_nodes_only_validation_nodes_are_drawn_from_the_others() -> None:
+def test_given_test_nodes_stay_and_validation_is_drawn() -> None:
     labels = [0, 1] * 20
     assert sizes(graph(labels, test=[0, 1, 2, 3])) == [[14, 14], [4, 4], [2, 2]]
 
@@ -68,7 +68,7 @@ def test_with_test_nodes_only_validation_nodes_are_drawn_from_the_others() -> No
         ((100, 100, 10), "auc", False, True),
     ],
 )
-def test_few_test_nodes_of_a_ranked_class_need_cross_fitting(
+def test_few_test_nodes_require_cross_fitting(
     counts: tuple[int, ...], metric: str, given: bool, expected: bool
 ) -> None:
     labels = [number for number, count in enumerate(counts) for _ in range(count)]
@@ -78,7 +78,7 @@ def test_few_test_nodes_of_a_ranked_class_need_cross_fitting(
     assert needs_cross_fitting(mine.with_split(split), parts, metric) is expected
 
 
-def test_a_users_parts_stay_and_lacking_ones_come_from_the_other_labeled_nodes() -> None:
+def test_given_parts_stay_and_missing_parts_are_drawn() -> None:
     labels = [0, 1] * 10 + [-1]
     given = graph(labels, train=[0, 1, 2, 3])
     with warnings.catch_warnings():
@@ -91,18 +91,18 @@ def test_a_users_parts_stay_and_lacking_ones_come_from_the_other_labeled_nodes()
     assert sizes(graph(labels, validation=[0, 1], test=[2, 3])) == [[8, 8], [1, 1], [1, 1]]
 
 
-def test_validation_is_taken_from_train_where_nothing_else_is_labeled() -> None:
+def test_validation_is_drawn_from_train_if_nothing_else_is_labeled() -> None:
     assert sizes(graph([0, 1] * 10, train=list(range(20)))) == [[8, 8], [2, 2], [0, 0]]
 
 
-def test_the_seed_decides() -> None:
+def test_seed_determines_split() -> None:
     labeled = graph([0, 1] * 100)
     first, again, other = (complete_split(labeled, seed).train for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-def test_what_cannot_be_learned_from_is_refused(raises) -> None:
+def test_unlearnable_labels_raise(raises) -> None:
     with raises("no-labels"):
         complete_split(graph([-1, -1]))
     with raises("one-class", value="1"):
@@ -120,20 +120,20 @@ def test_what_cannot_be_learned_from_is_refused(raises) -> None:
         ([0] * 20 + [1], "no test node is of class '1'"),
     ],
 )
-def test_few_labels_are_a_warning(labels: list[int], message: str) -> None:
+def test_few_labels_warn(labels: list[int], message: str) -> None:
     with pytest.warns(ClassifierWarning) as caught:
         complete_split(graph(labels))
     assert any(re.search(message, str(warning.message)) for warning in caught)
 
 
-def test_nodes_are_identified_by_name_on_every_machine() -> None:
+def test_fingerprints_of_names_are_stable() -> None:
     named = graph([0, 1]).replace(node_names=np.array(["c1", "7"]))
     assert fingerprints(named).tolist() == [5653263758500360259, -9038873097560174361]
     again = graph([0, 1, -1, 1]).replace(node_names=np.array([7, 8, 9, 10]))
     assert unseen(again, fingerprints(named)).tolist() == [False, True, False, True]
 
 
-def test_rows_identify_nodes_only_in_graphs_with_the_same_edges() -> None:
+def test_unnamed_nodes_are_identified_by_edges() -> None:
     first, second = graph([0, 1, 0]), Graph.from_edges([[0], [2]], torch.ones(3, 1), [0, 1, 0])
     assert fingerprints(first).tolist() == fingerprints(first.replace(labels=[1, 1, 0])).tolist()
     assert not np.isin(fingerprints(second), fingerprints(first)).any()
@@ -143,7 +143,7 @@ def test_rows_identify_nodes_only_in_graphs_with_the_same_edges() -> None:
     assert fingerprints(given.replace(labels=[1, 1, 1])).tolist() == fingerprints(given).tolist()
 
 
-def test_folds_hold_every_label_out_once_and_leave_none_without_its_class() -> None:
+def test_folds_hold_out_each_label_once_and_keep_all_classes() -> None:
     whole = graph([0] * 37 + [1] * 14 + [2] + [-1] * 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClassifierWarning)
@@ -159,7 +159,7 @@ def test_folds_hold_every_label_out_once_and_leave_none_without_its_class() -> N
         assert len(torch.unique(whole.labels[learnable & ~held])) == 3
 
 
-def test_more_classes_than_memory_holds_are_refused(raises, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_classes_for_memory_raise(raises, monkeypatch: pytest.MonkeyPatch) -> None:
     many = graph([number % 8000 for number in range(16_000)] + [-1] * 8000)
     monkeypatch.setattr(holdout, "free_memory", lambda: 8 * 2**30)
     with raises("too-many-classes", "8,000 classes of 24,000 nodes take about", value=8000):
@@ -167,7 +167,7 @@ def test_more_classes_than_memory_holds_are_refused(raises, monkeypatch: pytest.
     holdout.check_num_classes(graph([number % 200 for number in range(400)] + [-1] * 2000))
 
 
-def test_unreachable_nodes_of_a_fold_get_the_class_shares_of_its_training_labels() -> None:
+def test_unreachable_nodes_of_a_fold_get_its_class_shares() -> None:
     """Of six nodes of class 0 and four of class 1, the folds hold out 2 + 1, 4 + 0 and 0 + 3."""
     mine = graph([0] * 6 + [1] * 4)
     masks = [
@@ -182,7 +182,7 @@ def test_unreachable_nodes_of_a_fold_get_the_class_shares_of_its_training_labels
     assert torch.allclose(task.held_out_fallback, torch.tensor(expected))
 
 
-def test_only_given_validation_nodes_make_folds_unnecessary() -> None:
+def test_given_validation_nodes_disable_folds() -> None:
     given = graph([0, 1] * 50, train=list(range(40)), validation=list(range(40, 60)))
     assert draw_folds(given, complete_split(given)) == []
     drawn = graph([0, 1] * 50, train=list(range(40)), test=list(range(60, 100)))
@@ -192,7 +192,7 @@ def test_only_given_validation_nodes_make_folds_unnecessary() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:only 15 labeled nodes are left to test on")
-def test_a_split_by_time_counts_labeled_nodes_and_keeps_equal_times_together() -> None:
+def test_time_split_counts_labeled_nodes_and_keeps_ties_together() -> None:
     """Two labeled nodes without a time count as the first; 50 later ones without a label do not count."""
     node = torch.arange(150)
     day = torch.where(node < 100, node // 7, 1000)
@@ -205,7 +205,7 @@ def test_a_split_by_time_counts_labeled_nodes_and_keeps_equal_times_together() -
     assert torch.equal(split.test, (day > 78 // 7) & (node < 100) & ~missing)
 
 
-def test_columns_that_alone_predict_the_label_are_named() -> None:
+def test_columns_that_predict_the_label_warn() -> None:
     """A code of the label, a category that is one, and a threshold; neither noise nor a rare class counts."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 3, 400)
@@ -237,7 +237,7 @@ def test_columns_that_alone_predict_the_label_are_named() -> None:
 @pytest.mark.parametrize(
     ("positive", "right", "named"), [(28, 1.0, True), (28, 0.96, False), (6, 1.0, False)]
 )
-def test_a_column_that_predicts_a_rare_class_is_named(positive: int, right: float, named: bool) -> None:
+def test_column_that_predicts_a_rare_class_warns(positive: int, right: float, named: bool) -> None:
     """Bug: where one class had more than 90% of the labels, no column was named, as of frauds."""
     random = np.random.default_rng(0)
     labels = random.permutation(np.arange(400) < positive).astype(np.int64)
@@ -250,7 +250,7 @@ def test_a_column_that_predicts_a_rare_class_is_named(positive: int, right: floa
     assert ["column '0' alone predicts" in str(one.message) for one in caught] == [True] * named
 
 
-def test_a_column_that_is_missing_for_one_class_is_named() -> None:
+def test_column_missing_for_one_class_warns() -> None:
     """Not one that is missing at random, or with all other columns of a node."""
     random = np.random.default_rng(0)
     labels, missing = np.arange(300) % 2, random.random((300, 3)) < 0.3
@@ -276,7 +276,7 @@ def test_a_column_that_is_missing_for_one_class_is_named() -> None:
         warn_label_predictors(graph_.replace(missing=torch.tensor(missing)), everyone)
 
 
-def test_numbers_that_are_many_classes_are_a_warning() -> None:
+def test_numeric_label_with_many_values_warns() -> None:
     ages = graph([number % 60 for number in range(600)])
     with pytest.warns(ClassifierWarning, match="the label has 60 different numbers"):
         complete_split(ages)

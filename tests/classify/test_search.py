@@ -34,7 +34,7 @@ from pairnorm.data import Graph
 from pairnorm.train import METHODS
 
 
-def test_by_default_sgc_at_all_depths_with_both_kinds_of_pair_norm(small: Graph) -> None:
+def test_default_plan_has_sgc_at_all_depths_with_two_norms(small: Graph) -> None:
     families = plan(NodeClassifier(time_limit=0), small)
     assert {family.name for family in families} >= {"SGC", *SIMPLE, "residual GCN"}
     sgc = find_sgc(families)
@@ -49,7 +49,7 @@ def find_sgc(families: Sequence[Family]) -> SGCFamily:
     return sgc
 
 
-def test_imputations_are_compared_where_features_are_missing(blanked_cora: Graph) -> None:
+def test_missing_features_add_imputations_to_the_plan(blanked_cora: Graph) -> None:
     sgc = find_sgc(plan(NodeClassifier(), blanked_cora))
     assert sgc.imputations == ("zero", "fp", "mass")
     (sgc,) = plan(NodeClassifier(impute="fp"), blanked_cora)
@@ -59,7 +59,7 @@ def test_imputations_are_compared_where_features_are_missing(blanked_cora: Graph
 
 
 @pytest.mark.parametrize(("told", "mixed", "once"), [("auto", 2, 1), ("yes", 2, 2), ("no", 1, 1)])
-def test_directions_count_where_only_some_edges_go_both_ways_or_it_is_said(
+def test_directed_option_decides_number_of_tree_candidates(
     flow: Graph, told: str, mixed: int, once: int
 ) -> None:
     """A list that has every edge once may be that of an undirected graph."""
@@ -71,14 +71,14 @@ def test_directions_count_where_only_some_edges_go_both_ways_or_it_is_said(
 
 
 @pytest.mark.parametrize("name", SIMPLE)
-def test_a_simple_method_may_be_the_model(small: Graph, name: str) -> None:
+def test_simple_method_can_be_requested_as_model(small: Graph, name: str) -> None:
     (family,) = plan(NodeClassifier(name), small)
     assert family.name == name
     (one,) = plan(NodeClassifier(name), small.replace(validation=torch.zeros_like(small.validation)))
     assert one.steps <= 1
 
 
-def test_an_average_learns_from_itself_where_that_gains(small: Graph, monkeypatch) -> None:
+def test_self_training_is_used_if_it_lowers_the_loss(small: Graph, monkeypatch) -> None:
     """Few labels on a graph of many nodes; then as from labels that count for as much as all others do."""
     graph = small.with_split("per-class-3")
     task = Task(graph, PreparedGraph(graph, Scaling.of(graph)(graph), torch.device("cpu")), "rw")
@@ -130,7 +130,7 @@ def test_pseudo_labels_of_a_fold_come_from_the_ensemble_of_that_fold(small: Grap
     assert asked == [True] * 3
 
 
-def test_where_labels_mean_nothing_one_of_every_kind_is_averaged(small: Graph) -> None:
+def test_random_labels_average_the_best_of_each_model(small: Graph) -> None:
     """Else the most frequent class would be chosen, which ranks nobody."""
     order = torch.randperm(small.num_nodes, generator=torch.Generator().manual_seed(1))
     without_meaning = small.replace(labels=small.labels[order].where(small.labels >= 0, -1))
@@ -143,7 +143,7 @@ def test_where_labels_mean_nothing_one_of_every_kind_is_averaged(small: Graph) -
     assert (len(classifier.best_.parts), classifier.best_.one_per_model) == (5, True)
 
 
-def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
+def test_time_limit_adds_networks_ordered_by_depth(small: Graph) -> None:
     *_, gnn = plan(NodeClassifier(time_limit="2m", seeds=3, random_state=7), small)
     assert {spec.model for spec in gnn.specs} == {"GCN", "GAT"}
     assert {spec.norm for spec in gnn.specs} == {"none", "PN-SI"}
@@ -154,7 +154,7 @@ def test_a_budget_brings_in_networks_shallow_ones_first(small: Graph) -> None:
     assert not gnn.required
 
 
-def test_what_is_asked_for_is_planned(small: Graph) -> None:
+def test_requested_settings_are_planned(small: Graph) -> None:
     wanted = NodeClassifier("GCN", [4, 2], "PN", 3.0, hidden=8, dropout=0.1, epochs=11, adjacency="sym")
     (gnn,) = plan(wanted, small)
     assert gnn.required
@@ -164,7 +164,7 @@ def test_what_is_asked_for_is_planned(small: Graph) -> None:
     assert (spec.hidden, spec.dropout, spec.epochs, spec.adjacency) == (8, 0.1, 11, "sym")
 
 
-def test_initial_residuals_have_no_norm(small: Graph, raises: Any) -> None:
+def test_initial_residual_methods_are_planned_without_norm(small: Graph, raises: Any) -> None:
     (gnn,) = plan(NodeClassifier(["GCN", "APPNP"], 3, "PN"), small)
     assert [spec.method for spec in gnn.specs] == ["none"]
     (gnn,) = plan(NodeClassifier("APPNP", 3, ["none", "PN"], hidden=8), small)
@@ -183,16 +183,14 @@ def test_initial_residuals_have_no_norm(small: Graph, raises: Any) -> None:
         ((4, np.int32(2)), [4, 2]),
     ],
 )
-def test_numbers_may_be_numpys_and_in_anything_that_holds_them(
-    small: Graph, given: object, depths: list[int]
-) -> None:
+def test_numpy_values_and_any_iterable_are_accepted(small: Graph, given: object, depths: list[int]) -> None:
     options = {"depth": given, "norm": np.array(["PN"]), "scale": np.float32(0.5), "time_limit": 0}
     sgc = find_sgc(plan(NodeClassifier(**options), small))
     assert sgc == SGCFamily(["PN"], depths, [0.5])
     assert {type(depth) for depth in sgc.depths} == {int}
 
 
-def test_without_validation_one_model_is_set_by_rule(small: Graph, raises) -> None:
+def test_no_validation_nodes_plan_one_fixed_sgc(small: Graph, raises) -> None:
     graph = small.replace(validation=torch.zeros_like(small.validation))
     assert plan(NodeClassifier(time_limit=0), graph) == [
         SGCFamily(["PN"], [suggest_depth(graph).depth], [30.0])
@@ -222,7 +220,7 @@ def test_without_validation_one_model_is_set_by_rule(small: Graph, raises) -> No
         ({"time_limit": "soon"}, "not-a-time", "soon"),
     ],
 )
-def test_what_cannot_be_planned_is_named(
+def test_invalid_search_parameter_raises(
     small: Graph, raises, parameters: dict[str, object], code: str, value: object
 ) -> None:
     with raises(code, value=value) as caught:
@@ -230,7 +228,7 @@ def test_what_cannot_be_planned_is_named(
     assert value is None or f"{next(iter(parameters))} is {value!r}; expected" in str(caught.value)
 
 
-def test_epochs_of_a_gnn_are_checked(small: Graph) -> None:
+def test_invalid_epochs_raise(small: Graph) -> None:
     with pytest.raises(PairNormError, match="epochs is 0"):
         plan(NodeClassifier("GCN", epochs=0), small)
 
@@ -239,18 +237,18 @@ def test_epochs_of_a_gnn_are_checked(small: Graph) -> None:
     ("text", "seconds"),
     [("90s", 90), ("5m", 300), ("1.5 h", 5400), (12, 12), ("0.5", 0.5), (None, 60), (0, inf)],
 )
-def test_time_limits_are_read(text: Any, seconds: float) -> None:
+def test_time_limit_is_parsed(text: Any, seconds: float) -> None:
     assert resolve_time_limit(text, 20_000) == seconds
     assert text is not None or resolve_time_limit(text, 2_000_000) == 600
 
 
 @pytest.mark.parametrize("text", ["-5", "5 d", "m", ""])
-def test_what_is_no_time_is_refused(raises, text: str) -> None:
+def test_invalid_time_limit_raises(raises, text: str) -> None:
     with raises("not-a-time", value=text):
         resolve_time_limit(text, 10)
 
 
-def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
+def test_search_returns_best_candidate_and_reports_each_step(task: Task) -> None:
     families = plan(NodeClassifier(["SGC", "GCN"], [2, 3], scale=[1, 10], epochs=5, seeds=2), task.graph)
     told: list[str] = []
     choice = search(task, families, told.append)
@@ -270,7 +268,7 @@ def test_the_best_of_all_is_kept_and_every_step_told(task: Task) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the time limit of")
-def test_a_spent_budget_never_leaves_nothing(task: Task) -> None:
+def test_expired_time_limit_still_gives_one_candidate(task: Task) -> None:
     """With SGC, no GCN is begun; without, the first is trained to its end."""
     wanted, late = {"depth": [2, 3], "epochs": 5, "seeds": 1}, replace(task, time_limit=1e-6)
     for model, found in ((["SGC", "GCN"], {("SGC", 2)}), ("GCN", {("GCN", 2)})):
@@ -278,7 +276,7 @@ def test_a_spent_budget_never_leaves_nothing(task: Task) -> None:
         assert {(one.candidate.model, one.candidate.depth) for one in tried} == found
 
 
-def test_rivals_are_tuned_by_validation_too(task: Task) -> None:
+def test_baselines_are_tuned_on_validation_nodes(task: Task) -> None:
     """Each has several settings to choose from, in which it differs, and its best is that of its search."""
     families = {family.name: family for family in baselines(task.graph)}
     assert list(families) == [
@@ -300,7 +298,7 @@ def test_rivals_are_tuned_by_validation_too(task: Task) -> None:
         assert choice.best == max(choice.results, key=lambda one: one.rank).candidate
 
 
-def test_rivals_without_validation_follow_the_models_rule(small: Graph) -> None:
+def test_baselines_without_validation_use_the_fixed_scale(small: Graph) -> None:
     graph = small.replace(validation=torch.zeros_like(small.validation))
     _, _, regression = baselines(graph)
     assert regression.scales == (plan(NodeClassifier(), graph)[0].scales[0],)
@@ -310,12 +308,12 @@ def test_rivals_without_validation_follow_the_models_rule(small: Graph) -> None:
     ]
 
 
-def test_over_many_nodes_no_gcn_is_compared_with(task: Task, monkeypatch) -> None:
+def test_large_graph_has_no_gcn_baseline(task: Task, monkeypatch) -> None:
     monkeypatch.setattr(scaling, "MANY_NODES", 1)
     assert [family.name for family in baselines(task.graph)][-1] == "logistic regression"
 
 
-def test_a_time_limit_leaves_one_candidate_at_least_and_refines_the_best_depths(small: Graph) -> None:
+def test_time_limit_evaluates_at_least_one_candidate_and_refines_best_depth(small: Graph) -> None:
     features = Scaling.of(small)(small)
     hurried, limited, exhaustive = (
         search(
@@ -332,7 +330,7 @@ def test_a_time_limit_leaves_one_candidate_at_least_and_refines_the_best_depths(
     assert {SGC_DEPTHS[max(best - 1, 0)], SGC_DEPTHS[min(best + 1, len(SGC_DEPTHS) - 1)]} <= depths
 
 
-def test_an_interrupted_search_delivers_the_best_so_far(task: Task) -> None:
+def test_interrupted_search_returns_best_candidate(task: Task) -> None:
     def interrupt(what: str) -> None:
         raise KeyboardInterrupt
 
@@ -377,7 +375,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("family", [LogisticRegression(), SGCFamily(["PN"], [2])], ids=lambda one: one.name)
-def test_a_search_out_of_time_has_the_best_scale_of_each_family(task: Task, family: Family) -> None:
+def test_expired_search_returns_best_scale_of_each_family(task: Task, family: Family) -> None:
     late = replace(task, started=time.perf_counter() - 100, time_limit=1.0)
     (only,), every = search(late, [family]).results, search(task, [family]).results
     assert only.validation_loss == pytest.approx(min(one.validation_loss for one in every), rel=1e-3)
@@ -385,7 +383,7 @@ def test_a_search_out_of_time_has_the_best_scale_of_each_family(task: Task, fami
 
 
 @pytest.mark.parametrize(("ratio", "count"), [(0.0, 1), (100.0, 2)])
-def test_residual_networks_continue_where_they_compete(
+def test_residual_networks_continue_if_loss_is_competitive(
     task: Task, monkeypatch: pytest.MonkeyPatch, ratio: float, count: int
 ) -> None:
     monkeypatch.setattr("pairnorm.classify.search.MAX_LOSS_RATIO", ratio)
@@ -409,7 +407,7 @@ def test_residual_networks_continue_where_they_compete(
         (5.0, ["slow"]),
     ],
 )
-def test_the_family_that_has_used_the_least_time_goes_next_if_its_step_ends_in_time(
+def test_least_used_family_runs_next_if_its_step_fits_the_time_limit(
     task: Task, monkeypatch: Any, limit: float, expected: list[str]
 ) -> None:
     clock = [0.0]
@@ -487,7 +485,7 @@ RECORDED: dict[str, tuple[dict[str, tuple[int, list[tuple[float, float]]]], list
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_the_time_left_is_right_within_a_factor_of_two(task: Task, monkeypatch: Any, name: str) -> None:
+def test_estimated_time_left_is_within_a_factor_of_two(task: Task, monkeypatch: Any, name: str) -> None:
     clock = [0.0]
     (result, *_) = LabelPropagation().fit(task, lambda step: None)
 
@@ -531,7 +529,7 @@ def test_the_time_left_is_right_within_a_factor_of_two(task: Task, monkeypatch: 
             assert 0.5 < left / (clock[0] - when) < 2, (when, left)
 
 
-def test_members_that_time_does_not_allow_to_fit_again_are_left_out(task: Task, monkeypatch: Any) -> None:
+def test_members_without_time_to_refit_are_excluded(task: Task, monkeypatch: Any) -> None:
     clock, fits = [0.0], []
     families = [LabelPropagation(), SGCFamily(["PN"], (2, 4), (1.0, 10.0)), LogisticRegression()]
     results = [one for family in families for one in family.fit(task, lambda step: None)]
@@ -566,7 +564,7 @@ def test_members_that_time_does_not_allow_to_fit_again_are_left_out(task: Task, 
         assert len(fits) == count if limit < inf else len(fits) > count  # self-training fits them again
 
 
-def test_a_short_search_has_no_time_for_networks(small: Graph) -> None:
+def test_short_time_limit_excludes_networks(small: Graph) -> None:
     short, long = (
         {family.name for family in plan(NodeClassifier(time_limit=limit), small)} for limit in (10, 60)
     )

@@ -26,7 +26,7 @@ from pairnorm.report.document import render_markdown
 from pairnorm.report.fit_report import streamed_page
 
 
-def test_as_in_memory(tmp_path):
+def test_streaming_equals_sgc_in_memory(tmp_path):
     packed = packed_graph(tmp_path / "graph", nodes=600, degree=8)
     norms = ("none", "PN", "PN-SI")
     search = Streaming(packed, tmp_path / "work", 10**9, depths=(1, 3), norms=norms, scales=(1.0, 30.0))
@@ -57,7 +57,7 @@ def test_as_in_memory(tmp_path):
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch, many):
+def test_norms_and_propagations_equal_search_in_memory(tmp_path, monkeypatch, many):
     packed = packed_graph(tmp_path / "graph", nodes=600)
     monkeypatch.setattr(streaming, "MANY_NODES", 600 if many else 601)
     steps = []
@@ -82,7 +82,7 @@ def test_norms_and_walks_are_those_of_the_search_in_memory(tmp_path, monkeypatch
     assert any("left out" in what for what in steps) == many
 
 
-def test_an_imputation_that_is_named_and_impossible_is_refused(raises, tmp_path):
+def test_impossible_requested_imputation_raises(raises, tmp_path):
     partly = packed_graph(tmp_path / "single", nodes=600, entries=True)
     vectors = packed_graph(tmp_path / "vectors", nodes=600)
     for fill in ("fp", "mass"):
@@ -99,7 +99,7 @@ def test_an_imputation_that_is_named_and_impossible_is_refused(raises, tmp_path)
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
+def test_metric_selects_and_predicts_as_in_memory(tmp_path, metric):
     packed = packed_graph(tmp_path / "graph", nodes=600, degree=8)
     settings = {"depths": (1, 3), "norms": ["PN"], "scales": (0.1, 1.0, 30.0)}
     search = Streaming(packed, tmp_path / "work", 10**9, metric=metric, **settings)
@@ -130,7 +130,7 @@ def test_the_metric_chooses_and_predicts_as_in_memory(tmp_path, metric):
     assert f"{100 * outcome.scores.accuracy:.1f}%" in page
 
 
-def test_rows_are_a_split_of_the_labeled(tmp_path):
+def test_rows_split_the_labeled_nodes(tmp_path):
     packed = packed_graph(tmp_path / "graph", nodes=600)
     rows = Rows.of(packed, 0)
     parts = np.concatenate([rows.train, rows.validation, rows.test])
@@ -138,7 +138,7 @@ def test_rows_are_a_split_of_the_labeled(tmp_path):
     assert np.array_equal(np.flatnonzero(rows.train_labels >= 0), np.sort(rows.train))
 
 
-def test_rows_of_one_node_are_rows(tmp_path):
+def test_single_validation_node_stays_an_array(tmp_path):
     """To numpy a tensor of one number is a place, not an array of one."""
     packed = packed_graph(tmp_path / "graph", nodes=600)
     labeled = np.flatnonzero(packed.labels >= 0)
@@ -150,7 +150,7 @@ def test_rows_of_one_node_are_rows(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "code"), [("features-0000", "file-damaged"), ("weight", "not-finite")])
-def test_numbers_that_no_sound_graph_has(tmp_path, raises, name, code):
+def test_extreme_stored_values_raise(tmp_path, raises, name, code):
     packed = packed_graph(tmp_path / "graph", nodes=600)
     values = np.fromfile(packed.folder / name, "<f4")
     values[np.isfinite(values)] = 3e38
@@ -170,7 +170,7 @@ def test_predictions_are_written_in_small_batches(tmp_path, monkeypatch):
     assert (tmp_path / "predictions.csv").read_bytes() == whole
 
 
-def test_test_nodes_with_more_features_than_the_nodes_to_predict_are_noted(tmp_path):
+def test_more_complete_test_nodes_add_a_caveat(tmp_path):
     packed = packed_graph(tmp_path / "graph", nodes=600)
     settings = {"depths": [1], "norms": ["none"], "scales": [1.0]}
     outcome = Streaming(packed, tmp_path / "work", 10**9, **settings).run()
@@ -184,7 +184,7 @@ def test_test_nodes_with_more_features_than_the_nodes_to_predict_are_noted(tmp_p
     assert replace(outcome, search=SimpleNamespace(graph=even, rows=rows)).caveat == ""
 
 
-def test_a_time_limit_leaves_the_first_propagation_at_its_first_depth(tmp_path):
+def test_time_limit_keeps_first_depth_of_first_propagation(tmp_path):
     packed = packed_graph(tmp_path / "graph", nodes=600, degree=8)
     settings = {"depths": (1, 3), "norms": ("none", "PN"), "scales": (1.0, 30.0)}
     hurried = Streaming(packed, tmp_path / "hurried", 10**9, time_limit=0.0001, **settings)

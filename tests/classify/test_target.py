@@ -29,7 +29,7 @@ def drawn(rates: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("labeled", "target"), [(0.0, 0.8), (0.1, 0.8), (0.3, 0.5), (0.0, 1.0)])
-def test_held_out_nodes_lack_whole_vectors_as_often_as_the_target(labeled: float, target: float) -> None:
+def test_held_out_vectors_are_masked_at_target_rate(labeled: float, target: float) -> None:
     rate = torch.where(LABELED, labeled, target)
     whole = graph(torch.rand(NODES, generator=torch.Generator().manual_seed(0)) < rate)
     held_out = LABELED & (torch.arange(NODES) % 2 == 0)
@@ -41,7 +41,7 @@ def test_held_out_nodes_lack_whole_vectors_as_often_as_the_target(labeled: float
     assert not torch.equal(hidden, Target.estimate(whole).mask(whole, held_out, seed=1)) or target == 1
 
 
-def test_held_out_nodes_lack_single_columns_as_often_as_the_target_and_together() -> None:
+def test_held_out_columns_are_masked_at_target_rate_jointly() -> None:
     """Columns 0 and 1 go together in the target; column 2 lacks less there; column 3 is never empty."""
     own, target = drawn(torch.tensor([0.2, 0.2, 0.6, 0.0]), 0), drawn(torch.tensor([0.7, 0, 0.3, 0.0]), 1)
     target[:, 1] = target[:, 0]
@@ -55,7 +55,7 @@ def test_held_out_nodes_lack_single_columns_as_often_as_the_target_and_together(
     assert (hidden[free][:, 0] == hidden[free][:, 1]).float().mean() > 0.97
 
 
-def test_a_small_difference_of_shares_is_imitated_too() -> None:
+def test_small_difference_of_missing_rates_is_masked() -> None:
     own, target = drawn(torch.tensor([0.2, 0.0, 0.0, 0.0]), 0), drawn(torch.tensor([0.3, 0.0, 0.0, 0.1]), 1)
     whole = graph(torch.where(LABELED[:, None], own, target))
     after = mask_features(whole, Target.estimate(whole).mask(whole, LABELED)).missing
@@ -63,7 +63,7 @@ def test_a_small_difference_of_shares_is_imitated_too() -> None:
 
 
 @pytest.mark.parametrize("own", [0, 1000])
-def test_both_kinds_of_gaps_are_imitated_at_once(own: int) -> None:
+def test_vectors_and_columns_are_masked_together(own: int) -> None:
     """Held-out nodes that lack their whole vector, ``own`` of them, say nothing about single columns."""
     target = drawn(torch.tensor([0.5, 0.5, 0.5, 0.0]), 0)
     target[torch.arange(NODES) % 2 == 0] = True
@@ -75,7 +75,7 @@ def test_both_kinds_of_gaps_are_imitated_at_once(own: int) -> None:
     )
 
 
-def test_gaps_of_columns_do_not_depend_on_nodes_that_lose_their_whole_vector() -> None:
+def test_column_masks_do_not_depend_on_masked_vectors() -> None:
     """Without those nodes, and with a target that has no missing vectors, the same gaps are drawn."""
     target = drawn(torch.tensor([0.5, 0.5, 0.5, 0.0]), 0)
     target[torch.arange(NODES) % 2 == 0] = True
@@ -88,14 +88,14 @@ def test_gaps_of_columns_do_not_depend_on_nodes_that_lose_their_whole_vector() -
     assert torch.equal(partly.mask(whole, rest)[rest], hidden[rest])
 
 
-def test_nothing_is_hidden_where_held_out_nodes_are_like_the_target_or_lack_more() -> None:
+def test_nothing_is_masked_if_target_is_as_complete() -> None:
     same = graph(drawn(torch.tensor([0.3, 0.3, 0.5, 0.1]), 0))
     assert Target.estimate(same).mask(same, LABELED) is None
     more = graph(drawn(torch.tensor([0.3, 0.3, 0.5, 0.1]), 0) & LABELED[:, None])
     assert Target.estimate(more).mask(more, LABELED) is None
 
 
-def test_the_target_is_the_unlabeled_nodes_then_the_test_nodes_or_as_given(raises) -> None:
+def test_target_is_unlabeled_nodes_then_test_nodes(raises) -> None:
     whole = graph(~LABELED)
     assert torch.equal(Target.estimate(whole).nodes, ~LABELED)
     assert Target.estimate(whole, "labeled") is None
@@ -110,7 +110,7 @@ def test_the_target_is_the_unlabeled_nodes_then_the_test_nodes_or_as_given(raise
 
 
 @pytest.mark.parametrize("entries", [False, True])
-def test_hidden_features_are_zero_dense_and_sparse_alike(entries: bool) -> None:
+def test_masked_features_are_zero_in_dense_and_sparse(entries: bool) -> None:
     features = torch.arange(1.0, 13).view(4, 3)
     hidden = torch.tensor([True, False, True, False])
     if entries:
@@ -120,7 +120,7 @@ def test_hidden_features_are_zero_dense_and_sparse_alike(entries: bool) -> None:
     assert torch.equal(zero_masked(features.to_sparse_csr(), hidden).to_dense(), dense)
 
 
-def test_strata_tell_how_far_labels_and_features_are() -> None:
+def test_strata_encode_distance_to_labels_and_features() -> None:
     whole = graph(torch.arange(NODES) > 3)
     found = strata(whole, torch.arange(NODES) == 0)
     assert found[:7].tolist() == [0, 5, 10, 15, 21, 22, 23]
@@ -130,13 +130,13 @@ def test_strata_tell_how_far_labels_and_features_are() -> None:
     assert strata(pair, torch.arange(4) == 0).tolist() == [0, 5, 20, 24], "unreachable counts as far"
 
 
-def test_a_node_lacks_most_features_from_half_of_them() -> None:
+def test_node_is_incomplete_if_half_its_features_are_missing() -> None:
     missing = torch.zeros(NODES, 5, dtype=torch.bool)
     missing[0], missing[1, :3], missing[2, :2] = True, True, True
     assert incomplete_nodes(graph(missing, 5))[:4].tolist() == [True, True, False, False]
 
 
-def test_accuracy_is_weighted_by_the_strata_of_the_target() -> None:
+def test_standardize_weights_accuracy_by_target_strata() -> None:
     right = np.array([True] * 80 + [False] * 20 + [True] * 5 + [False] * 5)
     held_out = np.array([0] * 100 + [1] * 10)
     found = standardize(right, held_out, np.array([0] * 10 + [1] * 30))
@@ -148,7 +148,7 @@ def test_accuracy_is_weighted_by_the_strata_of_the_target() -> None:
     assert np.isnan(standardize(right, held_out, np.array([2])).accuracy)
 
 
-def test_the_interval_of_a_standardized_accuracy_holds_the_truth() -> None:
+def test_standardized_interval_has_nominal_coverage() -> None:
     random, truth, covered = np.random.default_rng(0), np.array([0.9, 0.6]), 0
     for _ in range(2000):
         held_out = np.repeat([0, 1], [150, 40])

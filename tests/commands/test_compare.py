@@ -37,7 +37,7 @@ class Perceptron(nn.Linear):
 @pytest.mark.filterwarnings(
     "ignore::pairnorm.data.GraphWarning", "ignore::pairnorm.classify.ClassifierWarning"
 )
-def test_a_users_files_to_a_figure_and_a_line(
+def test_compare_files_writes_table_figure_and_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], pairnorm
 ) -> None:
     files, out = write_customers(tmp_path), tmp_path / "out"
@@ -65,7 +65,7 @@ def test_a_users_files_to_a_figure_and_a_line(
     )  # other features are another graph
 
 
-def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(
+def test_custom_method_and_model_are_compared(
     tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "halved_for_a_test.py").write_text(OWN)
@@ -92,19 +92,19 @@ def test_an_own_method_and_an_own_model_go_from_a_file_to_the_figure(
         (["--dataset", "cora", "--model", "GIN"], "model is 'GIN'"),
     ],
 )
-def test_errors_leave_nothing_behind(tmp_path: Path, pairnorm, words: list[str], message: str) -> None:
+def test_invalid_options_write_nothing(tmp_path: Path, pairnorm, words: list[str], message: str) -> None:
     assert message in pairnorm("compare", *words, "--out", str(tmp_path / "out"), code=1).err
     assert not (tmp_path / "out").exists()
 
 
-def test_files_or_a_dataset_are_needed(pairnorm) -> None:
+def test_missing_input_is_a_usage_error(pairnorm) -> None:
     assert "--nodes or --dataset is needed" in pairnorm("compare", code=2).err
 
 
 @pytest.mark.filterwarnings(
     "ignore::pairnorm.data.GraphWarning", "ignore::pairnorm.classify.ClassifierWarning"
 )
-def test_too_few_labels_are_refused(tmp_path: Path, pairnorm) -> None:
+def test_too_few_labels_raise(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "n.csv").write_text("id,age,risk\na,1,low\nb,2,high\nc,3,\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
     files = ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]

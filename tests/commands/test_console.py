@@ -33,7 +33,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "%s {}",
     ],
 )
-def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_markup_in_names_is_printed_literally(capsys: pytest.CaptureFixture[str], name: str) -> None:
     console.show(f"[bold]Wrote[/] {console.safe(name)}[dim]![/]")
     assert capsys.readouterr().out == f"Wrote {name}!\n"
 
@@ -50,7 +50,7 @@ def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str], name:
         ("\x00[red]", r"\x00[red]"),
     ],
 )
-def test_nothing_steers_the_terminal(capsys: pytest.CaptureFixture[str], name: str, shown: str) -> None:
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str], name: str, shown: str) -> None:
     console.show(console.safe(name))
     console.table(["Name"], [[name]])
     console.facts([(name, name)])
@@ -69,7 +69,7 @@ def test_markup_sets_the_style(monkeypatch: pytest.MonkeyPatch) -> None:
     assert screen.getvalue() == "\x1b[1mNext:\x1b[0m go\nNext: go\n"
 
 
-def test_a_table_has_its_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_aligns_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
     console.table(["Name", "Nodes", "Files"], [["cora", "2,708", "found"], ["日本", "5", "-"]], left=(0, 2))
     assert capsys.readouterr().out.splitlines() == [
         "",
@@ -81,7 +81,7 @@ def test_a_table_has_its_numbers_to_the_right(capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_long_facts_go_on_below_themselves(
+def test_long_facts_are_wrapped_and_indented(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
@@ -93,14 +93,14 @@ def test_long_facts_go_on_below_themselves(
     ]
 
 
-def test_text_is_printed_above_the_bars() -> None:
+def test_text_is_printed_during_progress() -> None:
     with redirect_stdout(Terminal()) as screen, console.stage("Training", 4) as advance:
         advance("cora")
         console.show("[bold]Training[/] stops")
     assert "stops" in screen.getvalue()
 
 
-def test_a_terminal_shows_one_line_that_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_redraws_one_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 2.0, 2.05, 3.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     with redirect_stdout(Terminal()) as screen, console.progress() as on_progress:
@@ -113,7 +113,7 @@ def test_a_terminal_shows_one_line_that_is_redrawn(monkeypatch: pytest.MonkeyPat
     assert lines[3:] == ["", "writing …", ""]
 
 
-def test_lines_state_the_rate_and_the_time_left_without_the_start_of_workers(
+def test_progress_lines_exclude_start_of_workers_from_rate(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 20.0, 40.0, 41.0, 42.0, 62.0, 80.0])
@@ -135,7 +135,7 @@ def test_lines_state_the_rate_and_the_time_left_without_the_start_of_workers(
     ]
 
 
-def test_closed_output_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_stdout_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python sets a stream to None where a shell has closed it, as ``pairnorm demo >&-`` does."""
     monkeypatch.setattr(sys, "stdout", None)
     with console.stage("Training", 2) as advance:
@@ -143,7 +143,7 @@ def test_closed_output_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         console.show("text")
 
 
-def test_a_closed_pipe_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_pipe_raises_output_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -153,7 +153,7 @@ def test_a_closed_pipe_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         console.show("text")
 
 
-def test_steps_of_different_length_show_no_time_left(
+def test_uneven_steps_show_no_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 20.0, 40.0])

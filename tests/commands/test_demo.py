@@ -6,7 +6,7 @@ import pytest
 from pairnorm.commands import reproduce
 
 
-def test_it_shows_a_table_against_the_paper_and_a_figure(
+def test_demo_prints_table_and_saves_figure(
     tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"DEMO_RUNS": 1, "DEMO_EPOCHS": 3, "DEMO_DEPTHS": (1, 2)}.items():
@@ -22,7 +22,7 @@ def test_it_shows_a_table_against_the_paper_and_a_figure(
     assert "Training" not in pairnorm("demo", "--out", str(tmp_path), "--workers", "1").out
 
 
-def test_without_matplotlib_there_is_no_figure(
+def test_missing_matplotlib_skips_the_figure(
     tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"DEMO_RUNS": 1, "DEMO_EPOCHS": 2, "DEMO_DEPTHS": (1,)}.items():
@@ -32,5 +32,5 @@ def test_without_matplotlib_there_is_no_figure(
     assert [path.name for path in tmp_path.iterdir()] == ["demo.sqlite"]
 
 
-def test_help_says_what_it_shows(pairnorm) -> None:
+def test_help_describes_the_demo(pairnorm) -> None:
     assert "without a network" in pairnorm("demo", "--help").out

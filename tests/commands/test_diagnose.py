@@ -9,7 +9,7 @@ from pairnorm.data import Graph
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_a_table_a_figure_and_a_depth(tmp_path: Path, pairnorm) -> None:
+def test_diagnose_prints_table_and_depth_and_saves_figure(tmp_path: Path, pairnorm) -> None:
     files, out = write_customers(tmp_path), tmp_path / "d.png"
     printed = pairnorm("diagnose", *files.options, "--label", "risk", "--out", str(out)).out
     rows = {
@@ -24,7 +24,7 @@ def test_a_table_a_figure_and_a_depth(tmp_path: Path, pairnorm) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_a_page_instead_of_a_figure(tmp_path: Path) -> None:
+def test_html_output_is_a_page(tmp_path: Path) -> None:
     files, out = write_customers(tmp_path), tmp_path / "d.html"
     assert cli.main(["diagnose", *files.options, "--label", "risk", "--out", str(out)]) == 0
     text = out.read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def test_a_page_instead_of_a_figure(tmp_path: Path) -> None:
     assert f'<h2>Suggested depth</h2><p class="large">{depth}</p>' in text
 
 
-def test_nodes_out_of_reach_are_told_of(tmp_path: Path, pairnorm) -> None:
+def test_unreachable_nodes_are_reported(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "n.csv").write_text("id,age\na,1\nb,2\nc,\nd,\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\nb,c\n")
     words = ["diagnose", "--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
@@ -42,7 +42,7 @@ def test_nodes_out_of_reach_are_told_of(tmp_path: Path, pairnorm) -> None:
     )
 
 
-def test_bad_input_writes_nothing(tmp_path: Path, pairnorm) -> None:
+def test_invalid_input_writes_nothing(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "n.csv").write_text("id,age\na,1\na,2\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\n")
     words = ["diagnose", "--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv")]
@@ -51,7 +51,7 @@ def test_bad_input_writes_nothing(tmp_path: Path, pairnorm) -> None:
 
 
 @pytest.mark.parametrize("name", ["d.bmp", "figure"])
-def test_a_figure_of_no_known_kind_is_refused_at_once(tmp_path: Path, pairnorm, name: str) -> None:
+def test_unknown_figure_format_is_refused(tmp_path: Path, pairnorm, name: str) -> None:
     assert (
         "expected one of '.png', '.pdf', '.svg', '.html'"
         in pairnorm("diagnose", "--nodes", str(tmp_path / "n.csv"), "--out", str(tmp_path / name), code=1).err

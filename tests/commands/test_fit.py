@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, Path]:
     return files, folder / "run"
 
 
-def test_everything_is_written(run: tuple[Files, Path]) -> None:
+def test_fit_writes_all_outputs(run: tuple[Files, Path]) -> None:
     written = {path.name for path in run[1].iterdir()}
     assert written == {
         "predictions.csv",
@@ -50,7 +50,7 @@ def test_everything_is_written(run: tuple[Files, Path]) -> None:
     assert written == OUTPUT_FILES, "a later run would not know these as its own"
 
 
-def test_predictions_are_a_row_per_node_with_chances_that_sum_to_one(run: tuple[Files, Path]) -> None:
+def test_predictions_have_one_row_per_node(run: tuple[Files, Path]) -> None:
     found = pandas.read_csv(run[1] / "predictions.csv")
     nodes = pandas.read_csv(run[0].nodes)
     assert list(found) == ["id", "predicted", "p_high", "p_low", "features_missing", "labeled"]
@@ -64,14 +64,14 @@ def test_predictions_are_a_row_per_node_with_chances_that_sum_to_one(run: tuple[
     )
 
 
-def test_predictions_are_right_more_often_than_not_without_features(run: tuple[Files, Path]) -> None:
+def test_nodes_without_features_are_predicted_well(run: tuple[Files, Path]) -> None:
     found = pandas.read_csv(run[1] / "predictions.csv")
     truth = np.array(["low", "high"])[csbm(400, classes=2, seed=0).labels]
     unlabeled = ~found["labeled"] & found["features_missing"]
     assert (found["predicted"] == truth)[unlabeled].mean() > 0.75
 
 
-def test_the_report_has_the_numbers_of_the_predictions(run: tuple[Files, Path]) -> None:
+def test_report_has_all_sections_and_figures(run: tuple[Files, Path]) -> None:
     text = (run[1] / "report.md").read_text(encoding="utf-8")
     for heading in (
         "# Labels for customers",
@@ -94,7 +94,7 @@ def test_the_report_has_the_numbers_of_the_predictions(run: tuple[Files, Path]) 
     assert "each column is standardized" in text
 
 
-def test_the_model_file_says_how_the_files_were_read(run: tuple[Files, Path]) -> None:
+def test_model_file_stores_column_types(run: tuple[Files, Path]) -> None:
     facts = json.loads((run[1] / "model.json").read_text(encoding="utf-8"))
     kinds = {column["name"]: column["kind"] for column in facts["encoder"]["columns"]}
     assert (kinds["risk"], kinds["customer"], kinds["age"]) == ("label", "id", "number")
@@ -103,7 +103,7 @@ def test_the_model_file_says_how_the_files_were_read(run: tuple[Files, Path]) ->
     assert kinds["job"] == "category"
 
 
-def test_what_it_says(tmp_path: Path, pairnorm) -> None:
+def test_fit_prints_summary_and_notes(tmp_path: Path, pairnorm) -> None:
     files = write_customers(tmp_path, labeled=6)
     printed = pairnorm("fit", *files.options, *QUICK, "--out", str(tmp_path / "run"))
     for part in (
@@ -120,7 +120,7 @@ def test_what_it_says(tmp_path: Path, pairnorm) -> None:
 
 
 @pytest.mark.filterwarnings("always:.* is deprecated")
-def test_what_other_libraries_warn_of_is_no_note_to_the_user(
+def test_warnings_of_other_libraries_stay_out_of_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def split(graph: Graph, *given: object) -> Split:
@@ -139,7 +139,7 @@ def test_what_other_libraries_warn_of_is_no_note_to_the_user(
         assert "labeled nodes are left to test on" in text
 
 
-def test_no_output_holds_the_password_of_a_database(
+def test_password_appears_in_no_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file takes the place of the database server, so that a run with a password succeeds."""
@@ -168,7 +168,7 @@ def test_no_output_holds_the_password_of_a_database(
     assert [name for name, text in texts.items() if "MARKER77" in text] == []
 
 
-def test_one_label_per_class_is_enough_and_nothing_is_claimed(tmp_path: Path, pairnorm) -> None:
+def test_one_label_per_class_gives_no_accuracy(tmp_path: Path, pairnorm) -> None:
     files = write_customers(tmp_path, labeled=2)
     printed = pairnorm("fit", *files.options, "--label", "risk", "--out", str(tmp_path / "run"))
     assert "depth and scale are set by rule" in printed.err
@@ -177,7 +177,7 @@ def test_one_label_per_class_is_enough_and_nothing_is_claimed(tmp_path: Path, pa
     assert (tmp_path / "run" / "predictions.csv").exists()
 
 
-def test_blanked_cora_from_files(tmp_path: Path) -> None:
+def test_cora_without_features_is_fitted_from_files(tmp_path: Path) -> None:
     cora = load("cora")
     missing = missing_vectors(cora, 1.0)
     blanked: Graph = cora.replace(features=features_after(cora, missing).trial(0), missing=missing.mask[:, 0])
@@ -193,7 +193,7 @@ def test_blanked_cora_from_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told", ["auto", "yes"])
-def test_directions_of_edges_that_are_listed_once_count_where_it_is_said(tmp_path: Path, told: str) -> None:
+def test_directed_option_is_saved_for_predict(tmp_path: Path, told: str) -> None:
     files, out = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "run"
     quick = ["--label", "risk", "--model", "boosted-trees", "--directed", told]
     assert cli.main(["fit", *files.options, *quick, "--out", str(out)]) == 0
@@ -234,7 +234,7 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
 
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("before", [False, True])
-def test_bad_input_is_named_and_leaves_the_folder_alone(
+def test_invalid_input_is_reported_and_keeps_the_folder(
     tmp_path: Path, pairnorm, case: str, before: bool
 ) -> None:
     spoil, changes, message = BAD[case]
@@ -257,7 +257,7 @@ def test_bad_input_is_named_and_leaves_the_folder_alone(
     assert ([path.read_text() for path in out.iterdir()] == [old]) if before else not out.exists()
 
 
-def test_the_old_name_of_an_imputation_is_noted(tmp_path: Path, pairnorm) -> None:
+def test_old_imputation_name_prints_note(tmp_path: Path, pairnorm) -> None:
     words = ["--nodes", tmp_path / "absent.csv", "--label", "risk", "--out", tmp_path / "run"]
     for name, is_old in (("mass", True), ("zero,mass", True), ("known-neighbor-mean", False)):
         error = pairnorm("fit", *words, "--impute", name, code=1).err
@@ -265,7 +265,7 @@ def test_the_old_name_of_an_imputation_is_noted(tmp_path: Path, pairnorm) -> Non
         assert "Pass --edges" in error
 
 
-def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path: Path, pairnorm) -> None:
+def test_foreign_output_folder_is_refused_early(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     assert (
         "holds files that no run wrote"
@@ -273,7 +273,7 @@ def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path: Path, pair
     )
 
 
-def test_files_in_the_folder_that_is_replaced_are_not_read(tmp_path: Path, pairnorm) -> None:
+def test_input_inside_output_folder_is_refused(tmp_path: Path, pairnorm) -> None:
     for name in ("model.json", "predictions.csv"):
         (tmp_path / name).write_text('{"format": 1, "pairnorm": "0.1"}')
     nodes = str(tmp_path / "predictions.csv")
@@ -293,7 +293,7 @@ def packed(run: tuple[Files, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def test_ranks_of_torchrun_label_as_one_process_does(packed: Path, tmp_path: Path) -> None:
+def test_torchrun_ranks_predict_like_one_process(packed: Path, tmp_path: Path) -> None:
     # Five folds of three networks each: a rank trains two of a fold, the other rank one.
     common = ["--model", "GCN,GCNII", "--depth", "2", "--epochs", "4", "--seeds", "15"]
     fit = ["fit", "--graph", str(packed), *common, "--out"]
@@ -312,9 +312,7 @@ def test_ranks_of_torchrun_label_as_one_process_does(packed: Path, tmp_path: Pat
 
 @pytest.mark.slow  # two launches of torchrun, the second after a rank was killed
 @pytest.mark.skipif(not Path("/proc").exists(), reason="Linux says which process is which rank")
-def test_a_rank_that_is_killed_costs_the_epochs_since_the_last_checkpoint(
-    packed: Path, tmp_path: Path
-) -> None:
+def test_killed_rank_resumes_from_last_checkpoint(packed: Path, tmp_path: Path) -> None:
     common = ["--model", "GCN", "--depth", "2", "--norm", "PN-SI", "--epochs", "100", "--seeds", "1"]
     fit = ["fit", "--graph", str(packed), *common, "--checkpoint"]
     whole = tmp_path / "kept alone"
@@ -371,7 +369,7 @@ def _rank(launcher: int, rank: int) -> int:
         (["--model", "GCN", "--memory", "8GB"], "1", "--memory limits blocks of columns"),
     ],
 )
-def test_every_engine_has_its_models(
+def test_unsupported_backend_for_model_is_refused(
     packed: Path,
     tmp_path: Path,
     pairnorm,

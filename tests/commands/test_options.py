@@ -42,7 +42,7 @@ def parser() -> CommandParser:
     return parser_of(DEPTH)
 
 
-def test_the_help_is_made_of_the_docstring_the_options_and_the_example(parser: CommandParser) -> None:
+def test_help_has_docstring_options_and_example(parser: CommandParser) -> None:
     words = re.sub(r"\s+", " ", parser.format_help())
     assert "pairnorm do WHAT... [options] Do it. And more." in words
     assert "Columns: --ignore COLUMN [COLUMN ...] Leave out this column. May be repeated." in words
@@ -50,7 +50,7 @@ def test_the_help_is_made_of_the_docstring_the_options_and_the_example(parser: C
     assert words.endswith("Example: pairnorm do a ")
 
 
-def test_options_and_arguments_come_in_any_order() -> None:
+def test_options_and_arguments_are_accepted_in_any_order() -> None:
     parser = parser_of(WHAT | DEPTH)
     found = parser.parse(["a", "--depth=2", "b", "--ignore", "x", "--ignore", "y", "--id", "z", "c"])
     assert found.what == ["a", "b", "c"]
@@ -60,12 +60,12 @@ def test_options_and_arguments_come_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("value", ["-1", "-", "-x y", "", "=a", "a=b"])
-def test_a_value_may_be_any_text(parser: CommandParser, value: str) -> None:
+def test_option_value_can_be_any_text(parser: CommandParser, value: str) -> None:
     assert parser.parse(["--ignore", value, "--id", "key"]).ignore == [value]
     assert parser.parse([f"--ignore={value}"]).ignore == [value]
 
 
-def test_a_value_that_looks_like_an_option_is_joined_by_an_equals_sign(parser: CommandParser) -> None:
+def test_value_like_an_option_needs_an_equals_sign(parser: CommandParser) -> None:
     assert parser.parse(["--ignore=-age", "--ignore=--age"]).ignore == ["-age", "--age"]
 
 
@@ -78,7 +78,7 @@ def test_a_value_that_looks_like_an_option_is_joined_by_an_equals_sign(parser: C
         (["--depth", "two"], "argument --depth: invalid int value: 'two'"),
     ],
 )
-def test_a_wrong_command_line_is_explained(
+def test_usage_error_prints_usage_and_reason(
     parser: CommandParser, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -90,7 +90,7 @@ def test_a_wrong_command_line_is_explained(
     ]
 
 
-def test_what_is_read_is_not_replaced(tmp_path: Path, raises) -> None:
+def test_output_equal_to_input_raises(tmp_path: Path, raises) -> None:
     nodes, other = tmp_path / "nodes.csv", tmp_path / "other.csv"
     nodes.touch()
     (tmp_path / "link.csv").symlink_to(nodes)
@@ -104,7 +104,7 @@ def test_what_is_read_is_not_replaced(tmp_path: Path, raises) -> None:
 
 
 @pytest.mark.parametrize("delimiter", ["\t", ";", "|"])
-def test_a_hint_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter: str) -> None:
+def test_hinted_option_works_in_a_shell(tmp_path: Path, delimiter: str) -> None:
     nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
     nodes.write_text(f"id{delimiter}age\na{delimiter}31\nb{delimiter}25\n")
     edges.write_text(f"source{delimiter}target\na{delimiter}b\n")
@@ -117,7 +117,7 @@ def test_a_hint_works_when_it_is_typed_into_a_shell(tmp_path: Path, delimiter: s
     assert read_graph(options).features.tolist() == [[31], [25]]
 
 
-def test_tables_may_be_several_and_repeated() -> None:
+def test_table_options_accept_several_values() -> None:
     parser = parser_of(shared("nodes edges id"), required=("nodes",))
     found = parser.parse(["--nodes", "a", "--edges", "b", "c", "--id", "x", "--edges", "d"])
     assert (found.nodes, found.edges) == (["a"], ["b", "c", "d"])
@@ -126,7 +126,7 @@ def test_tables_may_be_several_and_repeated() -> None:
     assert parsed.edge_columns == ["amount", "day"]
 
 
-def test_values_with_commas_may_be_repeated() -> None:
+def test_comma_separated_options_can_be_repeated() -> None:
     """``--dataset cora --dataset citeseer`` are both: the last one alone would go unnoticed."""
     parser = parser_of({**shared("dataset device"), "--missing NUMBERS=0": "Percent."})
     words = "--missing 0 --dataset cora,pubmed --device cpu --missing=50 --dataset=citeseer"
@@ -135,7 +135,7 @@ def test_values_with_commas_may_be_repeated() -> None:
     assert parser.parse(["--missing", "90"]).missing == "90"
 
 
-def test_several_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_edge_files_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "n.csv").write_text("id,age\na,31\nb,25\nc,1\n")
     edges = [tmp_path / "e1.csv", tmp_path / "e2.csv"]
     for path, pair in zip(edges, ("a,b", "b,c"), strict=True):
@@ -147,11 +147,11 @@ def test_several_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("each", "each")])
-def test_classes_are_a_number_or_each(text: str, value: object) -> None:
+def test_classes_option_is_a_number_or_each(text: str, value: object) -> None:
     assert columns_of(parser_of(shared("classes")).parse(["--classes", text])) == {"classes": value}
 
 
-def test_names_and_numbers_of_an_option(raises: Callable) -> None:
+def test_names_and_numbers_are_parsed(raises: Callable) -> None:
     assert names_in("dataset", None) is names_in("dataset", "all") is numbers_in("depth", None) is None
     assert numbers_in("missing", "0%, 100%") == [0, 100]
     assert numbers_in("missing", "99.5", float) == [99.5]
@@ -161,7 +161,7 @@ def test_names_and_numbers_of_an_option(raises: Callable) -> None:
         names_in("dataset", "cora,corra", ("cora", "pubmed"))
 
 
-def test_an_unknown_argument_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_argument_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     parser = parser_of(shared("ignore id"))
     assert parser.parse(["--ignore", "a", "b"]).ignore == ["a", "b"]
     with pytest.raises(SystemExit, match="2"):
@@ -169,7 +169,7 @@ def test_an_unknown_argument_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.endswith("Error: there is no argument 'b'.\n")
 
 
-def test_an_option_with_one_value_is_refused_when_it_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_single_value_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     """``--label winner --label state`` would silently make a feature of ``winner``."""
     parser = parser_of(shared("label"))
     with pytest.raises(SystemExit, match="2"):
@@ -178,7 +178,7 @@ def test_an_option_with_one_value_is_refused_when_it_is_repeated(capsys: pytest.
 
 
 @pytest.mark.parametrize("old", OLD_NAMES)
-def test_old_names_of_options_are_accepted_with_a_note(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_option_names_are_accepted_with_a_note(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     new = OLD_NAMES[old]
     parsed = parser_of({f"{new} TEXT": "Do it."}).parse([old, "7"])
     assert getattr(parsed, new[2:].replace("-", "_")) == ("7m" if old == "--minutes" else "7")
@@ -186,7 +186,7 @@ def test_old_names_of_options_are_accepted_with_a_note(old: str, capsys: pytest.
 
 
 @pytest.mark.parametrize("name", ["--task", "--multilabel", "--link-prediction", "--edge-type"])
-def test_what_is_out_of_scope_is_explained(
+def test_out_of_scope_option_is_explained(
     parser: CommandParser, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -196,7 +196,7 @@ def test_what_is_out_of_scope_is_explained(
     assert len(error) > 150
 
 
-def test_help_shows_the_essential_options_and_help_all_every_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_essential_options_and_help_all_shows_all(capsys: pytest.CaptureFixture[str]) -> None:
     shown = {}
     for word in ("--help", "--help-all"):
         with pytest.raises(SystemExit):

@@ -26,7 +26,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "graph"
 
 
-def test_what_is_packed_is_said(packed: Path, pairnorm, tmp_path: Path) -> None:
+def test_pack_prints_summary_and_next_command(packed: Path, pairnorm, tmp_path: Path) -> None:
     assert Graph.open(packed).facts.nodes == 400
     files = write_customers(tmp_path)
     printed = pairnorm("pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph")).out
@@ -37,7 +37,7 @@ def test_what_is_packed_is_said(packed: Path, pairnorm, tmp_path: Path) -> None:
     ).err.replace("\n", " ")
 
 
-def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, pairnorm) -> None:
+def test_fit_on_packed_graph(packed: Path, tmp_path: Path, pairnorm) -> None:
     options = ["--memory", "2GB", "--depth", "1,4", "--out", str(tmp_path / "run")]
     printed = pairnorm("fit", "--graph", str(packed), *options).out
     assert printed.index("Memory: at most") < printed.index("Propagating")  # the plan comes before the work
@@ -57,7 +57,7 @@ def test_fit_of_a_packed_graph(packed: Path, tmp_path: Path, pairnorm) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def test_no_library_complains_at_the_end(tmp_path: Path) -> None:
+def test_pack_prints_no_leak_warning(tmp_path: Path) -> None:
     files = write_customers(tmp_path)
     words = [*files.options, "--id", "customer", "--label", "risk", "--out", str(tmp_path / "graph")]
     ended = subprocess.run(
@@ -66,7 +66,7 @@ def test_no_library_complains_at_the_end(tmp_path: Path) -> None:
     assert "leaked" not in ended.stderr
 
 
-def test_a_packed_graph_is_fitted_again_into_the_same_folder(packed: Path, tmp_path: Path) -> None:
+def test_refit_replaces_own_files_only(packed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["fit", "--graph", str(packed), "--depth", "1", "--norm", "none", "--out", str(out)]
     assert [cli.main([*words, "--seed", str(seed)]) for seed in (0, 1)] == [0, 0]
@@ -75,7 +75,7 @@ def test_a_packed_graph_is_fitted_again_into_the_same_folder(packed: Path, tmp_p
     assert (out / "mine.md").exists()
 
 
-def test_what_cannot_be(packed: Path, tmp_path: Path, pairnorm) -> None:
+def test_invalid_options_for_packed_graph_raise(packed: Path, tmp_path: Path, pairnorm) -> None:
     out = ["--out", str(tmp_path / "run")]
     for words, printed in (
         (["--graph", str(packed), "--memory", "10MB"], "--memory"),
@@ -107,7 +107,7 @@ HONORED = {
 }
 
 
-def test_every_option_of_fit_is_honored_or_refused_for_a_packed_graph(
+def test_fit_options_are_supported_or_refused_for_packed_graph(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = {"N": "3", "KIND": "yes", "NUMBERS": "2", "TIME": "90s"}
@@ -124,9 +124,7 @@ def test_every_option_of_fit_is_honored_or_refused_for_a_packed_graph(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_text_file_may_have_a_name_that_is_not_utf8_a_packed_graph_not(
-    packed: Path, tmp_path: Path, pairnorm
-) -> None:
+def test_non_utf8_name_is_valid_for_tables_only(packed: Path, tmp_path: Path, pairnorm) -> None:
     nodes = tmp_path / os.fsdecode(b"n\xff.csv")
     nodes.write_text("id,age\na,1\nb,2\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\n")

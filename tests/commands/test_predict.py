@@ -40,7 +40,7 @@ def changed(run: tuple[Files, Path], folder: Path, **columns: object) -> Path:
     return folder / "new.csv"
 
 
-def test_the_same_graph_gets_the_same_predictions(run: tuple[Files, Path], tmp_path: Path) -> None:
+def test_same_graph_gets_the_same_predictions(run: tuple[Files, Path], tmp_path: Path) -> None:
     assert predict(run, run[0].nodes, tmp_path / "p.csv") == 0
     assert (tmp_path / "p.csv").read_bytes() == (run[1] / "predictions.csv").read_bytes()
 
@@ -50,7 +50,7 @@ def test_new_columns_can_be_ignored(run: tuple[Files, Path], tmp_path: Path) -> 
     assert (tmp_path / "p.csv").read_bytes() == (run[1] / "predictions.csv").read_bytes()
 
 
-def test_a_model_that_no_longer_fits_the_graph_is_noted(
+def test_changed_graph_prints_a_note(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bug: labels of one class only, after a change of the graph, were written without a word."""
@@ -64,7 +64,7 @@ def test_a_model_that_no_longer_fits_the_graph_is_noted(
     assert "changed too much" not in capsys.readouterr().err
 
 
-def test_a_column_that_is_not_there_cannot_be_ignored(
+def test_ignoring_an_unknown_column_raises(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(run, changed(run, tmp_path, height="180"), tmp_path / "p.csv", "--ignore", "heigth") == 1
@@ -72,7 +72,7 @@ def test_a_column_that_is_not_there_cannot_be_ignored(
     assert "Did you mean 'height'?" in error
 
 
-def test_columns_of_categories_may_be_empty(tmp_path: Path) -> None:
+def test_categorical_columns_can_be_empty(tmp_path: Path) -> None:
     """New customers have no history; what was text, or numbers declared to be categories, is then nothing."""
     files = write_customers(tmp_path)
     frame = pandas.read_csv(files.nodes, dtype=str, keep_default_na=False)
@@ -98,7 +98,7 @@ def test_labels_are_optional(run: tuple[Files, Path], tmp_path: Path, risk: str 
     assert set(found["labeled"]) == {risk == "low"}
 
 
-def test_columns_may_come_in_any_order_and_categories_may_be_absent(
+def test_column_order_and_absent_categories_do_not_matter(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = pandas.read_csv(run[0].nodes, dtype=str, keep_default_na=False)
@@ -126,7 +126,7 @@ def test_columns_may_come_in_any_order_and_categories_may_be_absent(
         ),
     ],
 )
-def test_a_table_of_next_week_is_labeled_and_differences_are_noted(
+def test_changed_table_is_predicted_with_notes_or_refused_if_strict(
     run: tuple[Files, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -151,7 +151,7 @@ def test_a_table_of_next_week_is_labeled_and_differences_are_noted(
         ({"job": "7"}, "numbers in column 'job', where the model knows categories"),
     ],
 )
-def test_a_difference_is_named_and_nothing_written(
+def test_incompatible_table_raises_and_writes_nothing(
     run: tuple[Files, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -168,7 +168,7 @@ def test_a_difference_is_named_and_nothing_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "p.csv"]
 
 
-def test_predictions_on_standard_output_are_not_mixed_with_messages(
+def test_predictions_go_to_stdout_and_messages_to_stderr(
     run: tuple[Files, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["predict", "--run", str(run[1]), *run[0].options, "--out", "-"]) == 0
@@ -177,7 +177,7 @@ def test_predictions_on_standard_output_are_not_mixed_with_messages(
     assert "Predicted: " in printed.err
 
 
-def test_explanations_on_standard_output_are_not_mixed_with_messages(
+def test_explanations_go_to_stdout_and_messages_to_stderr(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(run, run[0].nodes, tmp_path / "p.csv", "--explain", "-") == 0
@@ -189,7 +189,7 @@ def test_explanations_on_standard_output_are_not_mixed_with_messages(
 
 
 @pytest.mark.parametrize("name", ["p.json", "p.jsonl", "p.parquet", "sqlite:///{}/p.db"])
-def test_the_name_of_the_output_sets_its_format(run: tuple[Files, Path], tmp_path: Path, name: str) -> None:
+def test_output_suffix_determines_format(run: tuple[Files, Path], tmp_path: Path, name: str) -> None:
     out = name.format(tmp_path) if "://" in name else str(tmp_path / name)
     assert cli.main(["predict", "--run", str(run[1]), *run[0].options, "--out", out, "--quiet"]) == 0
     if "://" in name:
@@ -215,7 +215,7 @@ def test_duckdb_prints_nothing_at_exit(run: tuple[Files, Path], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
-def test_one_database_takes_predictions_and_explanations(
+def test_predictions_and_explanations_are_written_to_one_database(
     run: tuple[Files, Path], tmp_path: Path, kind: str
 ) -> None:
     pytest.importorskip("duckdb_engine", reason="needs duckdb-engine: pip install pairnorm[all]")
@@ -233,7 +233,7 @@ def test_one_database_takes_predictions_and_explanations(
     assert set(reasons["id"]) <= set(labels["id"])
 
 
-def test_tables_of_a_database_are_replaced_together_or_not_at_all(
+def test_database_tables_are_replaced_atomically(
     run: tuple[Files, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, write = f"sqlite:///{tmp_path}/out.db", pandas.DataFrame.to_sql
@@ -252,7 +252,7 @@ def test_tables_of_a_database_are_replaced_together_or_not_at_all(
 
 
 @pytest.mark.parametrize("table", ["Customers", "payments"])
-def test_a_table_that_is_read_is_not_replaced(
+def test_writing_to_an_input_table_raises(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str
 ) -> None:
     url = f"sqlite:///{tmp_path}/bank.db"
@@ -271,7 +271,7 @@ def test_a_table_that_is_read_is_not_replaced(
 @pytest.mark.parametrize(
     ("out", "explain"), [("p.csv", "./p.csv"), ("-", "-"), ("sqlite:///p.db", "sqlite:///p.db")]
 )
-def test_two_outputs_need_two_places(
+def test_equal_outputs_raise(
     run: tuple[Files, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -307,7 +307,7 @@ def test_prediction_sets_and_explanations_are_exported(
 @pytest.mark.parametrize(
     ("option", "value"), [("--sets", "1.2"), ("--table", "mine"), ("--explain", "why.xlsx")]
 )
-def test_shares_and_formats_that_cannot_be_are_refused(
+def test_invalid_prediction_options_raise(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
 ) -> None:
     assert predict(run, run[0].nodes, tmp_path / "p.csv", option, value) == 1
@@ -326,7 +326,7 @@ def test_shares_and_formats_that_cannot_be_are_refused(
         ("postgresql://ann:hunter22@127.0.0.1:notaport/db", "cannot be written"),
     ],
 )
-def test_an_output_that_cannot_be_written_is_refused(
+def test_unwritable_output_raises(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, out, message
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -338,7 +338,7 @@ def test_an_output_that_cannot_be_written_is_refused(
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_server_that_accepts_and_falls_silent_is_given_up(
+def test_silent_server_times_out(
     run: tuple[Files, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     pytest.importorskip("psycopg")
@@ -355,13 +355,13 @@ def test_a_server_that_accepts_and_falls_silent_is_given_up(
     assert "MARKER77" not in error
 
 
-def test_classes_that_are_integers_stay_integers_in_parquet(tmp_path: Path) -> None:
+def test_integer_classes_stay_integers_in_parquet(tmp_path: Path) -> None:
     frame = pandas.DataFrame({"id": ["a", "b"], "predicted": ["1", "20"]})
     write_table(frame, tmp_path / "p.parquet")
     assert pandas.read_parquet(tmp_path / "p.parquet")["predicted"].tolist() == [1, 20]
 
 
-def test_json_is_a_summary_on_standard_output(
+def test_json_prints_summary(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(run, run[0].nodes, tmp_path / "p.csv", "--json") == 0
@@ -372,7 +372,7 @@ def test_json_is_a_summary_on_standard_output(
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = write_customers(tmp_path)
     text = files.nodes.read_text(encoding="utf-8")
     files.nodes.write_text(text.replace("high", "\x1b]0;high\x07[red]"), encoding="utf-8")
@@ -387,7 +387,7 @@ def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureF
     assert r"\x1b[31mp.csv" in printed
 
 
-def test_a_folder_without_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_model_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["predict", "--run", str(tmp_path), "--nodes", "nodes.csv"]) == 1
     assert (
         "there is no model.json. Name a folder that NodeClassifier.save or `pairnorm fit --out` wrote"
@@ -395,7 +395,7 @@ def test_a_folder_without_model_is_named(tmp_path: Path, capsys: pytest.CaptureF
     )
 
 
-def test_every_format_is_read_by_predict_as_it_was_by_fit(tmp_path: Path) -> None:
+def test_predict_reads_input_formats_like_fit(tmp_path: Path) -> None:
     """Zipped text, a long table, several files of edges, names and dates; nothing is said twice."""
     files = write_customers(tmp_path, nodes=120, labeled=80)
     frame = pandas.read_csv(files.nodes, dtype=str, keep_default_na=False)
@@ -417,7 +417,7 @@ def test_every_format_is_read_by_predict_as_it_was_by_fit(tmp_path: Path) -> Non
     assert out.read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
 
 
-def test_a_graph_without_features_is_labeled_by_its_structure(tmp_path: Path) -> None:
+def test_graph_without_features_is_predicted_from_structure(tmp_path: Path) -> None:
     files = write_customers(tmp_path, nodes=120, labeled=80)
     bare = pandas.read_csv(files.nodes)[["customer", "risk"]]
     bare.to_csv(files.nodes, index=False)
@@ -427,7 +427,7 @@ def test_a_graph_without_features_is_labeled_by_its_structure(tmp_path: Path) ->
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "run/predictions.csv").read_bytes()
 
 
-def test_notes_are_kept_by_quiet_and_json(
+def test_quiet_and_json_keep_notes(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = changed(run, tmp_path, height="180")

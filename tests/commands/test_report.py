@@ -19,7 +19,7 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_writes_from_the_store_alone(store: Path, tmp_path: Path, pairnorm) -> None:
+def test_report_is_written_from_the_store_alone(store: Path, tmp_path: Path, pairnorm) -> None:
     before = store.read_bytes()
     words = ["--runs", "1", "--depth", "1", "--dataset", "cora"]
     printed = pairnorm("report", "--store", str(store), "--out", str(tmp_path / "out"), *words).out
@@ -39,7 +39,7 @@ def write_study(store: Path) -> None:
         write_layers(results, {spec: layers})
 
 
-def test_there_is_no_store(tmp_path: Path, pairnorm) -> None:
+def test_missing_store_raises(tmp_path: Path, pairnorm) -> None:
     assert (
         "there is no store at"
         in pairnorm(
@@ -49,6 +49,6 @@ def test_there_is_no_store(tmp_path: Path, pairnorm) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_help_has_an_example_with_a_file_of_the_checkout(pairnorm) -> None:
+def test_help_example_names_an_existing_store(pairnorm) -> None:
     [store] = re.findall(r"pairnorm report --store (\S+) --out", pairnorm("report", "--help").out)
     assert (Path(__file__).parents[2] / store).is_file()

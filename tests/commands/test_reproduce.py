@@ -18,7 +18,7 @@ def test_help_has_an_example(pairnorm) -> None:
     assert "case-study" in printed
 
 
-def test_it_ends_with_the_table_against_the_paper_files_and_what_next(tmp_path: Path, pairnorm) -> None:
+def test_reproduce_prints_table_files_and_next_command(tmp_path: Path, pairnorm) -> None:
     words = ["reproduce", "table1", *TINY, "--missing", "100", "--out", str(tmp_path / "out")]
     printed = pairnorm(*words).out
     assert "Training 6 trials" in printed
@@ -31,7 +31,7 @@ def test_it_ends_with_the_table_against_the_paper_files_and_what_next(tmp_path: 
     assert "Training" not in pairnorm(*words).out  # nothing is left to train
 
 
-def test_time_is_up(tmp_path: Path, pairnorm) -> None:
+def test_time_limit_prints_resume_command(tmp_path: Path, pairnorm) -> None:
     store = tmp_path / "s.sqlite"
     words = ["table1", *TINY, "--time-limit", "0", "--out", str(tmp_path), "--store", str(store)]
     assert (
@@ -40,7 +40,7 @@ def test_time_is_up(tmp_path: Path, pairnorm) -> None:
     )
 
 
-def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
+def test_interrupt_prints_finished_trials_and_resume_command(
     tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object, **__: object) -> Outcome:
@@ -54,7 +54,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
     assert f"Resume with: {typed}\n" in printed
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, pairnorm) -> None:
+def test_unwritable_output_folder_raises(tmp_path: Path, pairnorm) -> None:
     (tmp_path / "file").touch()
     assert (
         "cannot be written"
@@ -80,14 +80,14 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, pairnorm) -> None:
         (["table1", "--model", "GCN"], "--model is for depth and missing"),
     ],
 )
-def test_errors_leave_nothing_behind(tmp_path: Path, pairnorm, words: list[str], message: str) -> None:
+def test_invalid_options_write_nothing(tmp_path: Path, pairnorm, words: list[str], message: str) -> None:
     printed = pairnorm("reproduce", *words, "--out", str(tmp_path / "out"), code=1).err
     assert message in printed
     assert printed.count("\n") <= 3
     assert not (tmp_path / "out").exists()
 
 
-def test_a_store_that_cannot_be_written_is_found_before_training(
+def test_read_only_store_raises_before_training(
     tmp_path: Path, pairnorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s.sqlite"
@@ -102,18 +102,18 @@ def test_a_store_that_cannot_be_written_is_found_before_training(
     )
 
 
-def test_options_may_stand_between_what_is_named(tmp_path: Path, pairnorm) -> None:
+def test_options_between_arguments_are_accepted(tmp_path: Path, pairnorm) -> None:
     words = ["table1", *TINY, "table2", "--time-limit", "0", "--missing", "0", "--out", str(tmp_path)]
     printed = pairnorm("reproduce", *words).out
     assert "Training 7 trials" in printed
     assert f"Resume with: {shlex.join(['pairnorm', 'reproduce', *words])}\n" in printed
 
 
-def test_nothing_named_is_a_wrong_command_line(pairnorm) -> None:
+def test_missing_argument_is_a_usage_error(pairnorm) -> None:
     assert "Usage: pairnorm reproduce" in pairnorm("reproduce", code=2).err
 
 
-def test_depth_takes_the_graphs_on_which_depth_matters(tmp_path: Path, pairnorm) -> None:
+def test_depth_supports_long_range_graphs(tmp_path: Path, pairnorm) -> None:
     words = [
         "reproduce",
         "depth",
@@ -132,7 +132,7 @@ def test_depth_takes_the_graphs_on_which_depth_matters(tmp_path: Path, pairnorm)
     )
 
 
-def test_depth_has_a_store_and_a_table_of_its_own(
+def test_depth_has_its_own_store_and_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], pairnorm
 ) -> None:
     words = ["reproduce", "depth", *TINY[:-4], "--depth", "4", "--missing", "100", "--workers", "1"]
@@ -160,7 +160,7 @@ MISSING += ["--epochs", "1", "--missing", "0", "--workers", "1", "--device", "cp
 MISSING += ["--model", "SGC,label propagation"]
 
 
-def test_missing_writes_the_comparison_and_goes_on_where_it_stopped(tmp_path: Path, pairnorm) -> None:
+def test_missing_writes_the_comparison_and_resumes(tmp_path: Path, pairnorm) -> None:
     words = [*MISSING, "--out", str(tmp_path)]
     assert (
         "Time limit reached: 13 trials remain. Resume with: pairnorm reproduce missing"
@@ -189,5 +189,5 @@ def test_missing_writes_the_comparison_and_goes_on_where_it_stopped(tmp_path: Pa
         (["reproduce", "table1", "--protocol", "ssnc-mv"], "--protocol is for depth and missing"),
     ],
 )
-def test_what_a_comparison_cannot_be_is_said(words: list[str], says: str, pairnorm) -> None:
+def test_invalid_comparison_options_raise(words: list[str], says: str, pairnorm) -> None:
     assert says in pairnorm(*words, code=1).err

@@ -58,14 +58,14 @@ def dense_diffusion(
 
 
 @pytest.mark.parametrize("gamma", [1.0, 1.2, 2.0])
-def test_the_fractional_adjacency_of_a_subgraph(graph: Graph, gamma: float) -> None:
+def test_fractional_adjacency_equals_dense_reference(graph: Graph, gamma: float) -> None:
     inside = torch.arange(100) % 3 > 0
     found = fractional(normalized_adjacency(graph.adjacency).pattern, inside, gamma, torch.float64).to_dense()
     torch.testing.assert_close(found, dense_fractional(looped(graph), inside, gamma))
 
 
 @pytest.mark.parametrize("known", [5, 60], ids=["few", "more than columns"])
-def test_diffusion_agrees_with_all_columns_over_dense_matrices(graph: Graph, known: int) -> None:
+def test_subgraph_diffusion_equals_dense_reference(graph: Graph, known: int) -> None:
     mask = torch.randperm(100, generator=torch.Generator().manual_seed(2)) < known
     wrong = torch.where(mask[:, None], graph.features, torch.nan)  # unknown vectors are not looked at
     found = subgraph_diffusion(graph.adjacency, wrong, mask, gamma=1.2, memory=0.2, steps=30)
@@ -74,14 +74,14 @@ def test_diffusion_agrees_with_all_columns_over_dense_matrices(graph: Graph, kno
     assert torch.equal(found[mask], graph.features[mask])
 
 
-def test_what_no_known_vector_reaches_stays_zero() -> None:
+def test_unreachable_vectors_stay_zero() -> None:
     graph = Graph.from_edges(torch.tensor([[0, 1, 3], [1, 2, 4]]), torch.ones(5, 2))
     found = subgraph_diffusion(graph.adjacency, graph.features, torch.arange(5) == 0)
     assert (found[:3] > 0).all()
     assert not found[3:].any()
 
 
-def test_class_means_weigh_nodes_by_the_entropy_around_them(graph: Graph) -> None:
+def test_class_aware_weighs_nodes_by_neighborhood_entropy(graph: Graph) -> None:
     generator = torch.Generator().manual_seed(3)
     classes = torch.randint(3, (100,), generator=generator)
     confidence = torch.rand(100, generator=generator, dtype=torch.float64)
@@ -107,7 +107,7 @@ def test_class_means_weigh_nodes_by_the_entropy_around_them(graph: Graph) -> Non
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.99], ids=["dense", "sparse"])
-def test_labels_of_test_nodes_are_never_seen_and_of_validation_nodes_where_asked_for(rate: float) -> None:
+def test_fsd_cap_uses_validation_labels_only_on_request(rate: float) -> None:
     graph = csbm(300, classes=3, seed=3).with_split("per-class-10-of-150@0")
     graph = graph.replace(features=graph.features.to_dense())
     graph = mask_features(graph, missing_nodes(graph, rate, seed=1))
@@ -127,7 +127,7 @@ def test_labels_of_test_nodes_are_never_seen_and_of_validation_nodes_where_asked
 
 
 @pytest.mark.parametrize(("correct", "smooth"), [(0.5, 0.8), (0.99, 0.5)])
-def test_correct_and_smooth_agrees_with_pyg(correct: float, smooth: float) -> None:
+def test_correct_and_smooth_equals_pyg(correct: float, smooth: float) -> None:
     graph = csbm(150, classes=3, degree=3, seed=2).with_split("per-class-10")
     matrix = normalized_adjacency(graph.adjacency, "sym")
     generator = torch.Generator().manual_seed(1)
@@ -142,7 +142,7 @@ def test_correct_and_smooth_agrees_with_pyg(correct: float, smooth: float) -> No
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_correct_and_smooth_uses_no_other_labels() -> None:
+def test_correct_and_smooth_uses_training_labels_only() -> None:
     graph = csbm(100, classes=2, seed=3).with_split("per-class-10")
     matrix, probabilities = normalized_adjacency(graph.adjacency, "sym"), torch.full((100, 2), 0.5)
     others = torch.where(graph.train, graph.labels, 1 - graph.labels)

@@ -35,7 +35,7 @@ def a_trial(seed: int, validation: float, test: float = 0.5, **more: Any) -> Tri
     )
 
 
-def test_all_methods_have_the_same_budget() -> None:
+def test_methods_have_equally_many_candidates() -> None:
     whole = DepthComparison()
     for cell in whole.cells():
         candidates = whole.candidates(cell)
@@ -47,7 +47,7 @@ def test_all_methods_have_the_same_budget() -> None:
     assert {cell.method for cell in whole.cells() if cell.model == "GCN"} == set(METHODS)
 
 
-def test_groups_are_whole_graphs_and_what_is_quadratic_comes_last() -> None:
+def test_batches_are_whole_graphs_with_quadratic_methods_last() -> None:
     batches = [batch.work[0][1] for batch in DepthComparison().batches(Running("cpu"))]
     groups = [(cells[0].dataset, cells[0].model, {cell.method for cell in cells}) for cells in batches]
     assert [dataset for dataset, _, names in groups if "ContraNorm" not in names] == [
@@ -60,7 +60,7 @@ def test_groups_are_whole_graphs_and_what_is_quadratic_comes_last() -> None:
         )
 
 
-def test_depths_end_where_training_would_take_longest_unless_they_are_requested() -> None:
+def test_default_depths_are_limited_by_cost() -> None:
     deepest = {(cell.dataset, cell.model): cell.depth for cell in DepthComparison().cells()}
     assert [deepest["cora", model] for model in ("GCN", "SGC", "GAT")] == [64, 64, 32]
     assert [deepest["pubmed", model] for model in ("GCN", "SGC", "GAT")] == [32, 64, 16]
@@ -69,14 +69,14 @@ def test_depths_end_where_training_would_take_longest_unless_they_are_requested(
     assert {cell.depth for cell in asked} == {64}
 
 
-def test_graphs_that_need_depth_keep_their_features_and_mines_are_ranked() -> None:
+def test_long_range_graphs_have_their_own_settings() -> None:
     specs = DepthComparison(LONG_RANGE, ["GCN", "SGC"], ["none", "PN"]).specs()
     assert {(spec.scaling, spec.weight_decay, spec.missing_rate) for spec in specs} == {("none", 0.0, 0.0)}
     assert {spec.dataset for spec in specs if spec.metric == "auc"} == {"minesweeper"}
     assert {spec.dropout for spec in specs if spec.model == "SGC"} == {0.0}
 
 
-def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
+def test_best_candidate_by_validation_gets_all_runs(tmp_path: Path) -> None:
     cell = DepthCell("cora", "GCN", "none", 100, 2)
     candidates = TINY.candidates(cell)
     with Store(tmp_path / "s.sqlite") as store:
@@ -101,7 +101,7 @@ def test_the_best_by_validation_gets_all_runs(tmp_path: Path) -> None:
     assert row["effective_rank"] != row["effective_rank"]  # one of the runs had none
 
 
-def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
+def test_comparison_stops_and_resumes(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         stopped = TINY.reproduce(store, Running("cpu", workers=1, minutes=0))
         assert (stopped.trained, stopped.pending) == (0, 20)
@@ -116,7 +116,7 @@ def test_it_trains_stops_and_goes_on(tmp_path: Path) -> None:
     assert all(float(row["gradient_first"]) > 0 and float(row["parameters"]) > 1000 for row in rows)
 
 
-def test_strengths_that_are_fields_of_their_own(tmp_path: Path) -> None:
+def test_strength_column_reads_fields_of_each_method(tmp_path: Path) -> None:
     comparison = DepthComparison(["cora"], ["GCN"], ["Skip", "PN", "GCNII"], depths=[4], missing=[0], runs=1)
     with Store(tmp_path / "s.sqlite") as store:
         for cell in comparison.cells():
@@ -126,7 +126,7 @@ def test_strengths_that_are_fields_of_their_own(tmp_path: Path) -> None:
     assert strengths == {"Skip": 1, "PN": 1.0, "GCNII": 0.1}
 
 
-def test_a_choice_is_checked(raises: Any) -> None:
+def test_invalid_choice_raises(raises: Any) -> None:
     with raises("unknown-choice", value="GIN"):
         DepthComparison(models=["GIN"])
     with raises("unknown-choice", value="PairNorm"):
@@ -135,14 +135,14 @@ def test_a_choice_is_checked(raises: Any) -> None:
         DepthComparison(missing=[101])
 
 
-def test_grid_points_are_those_of_the_table() -> None:
+def test_grid_contains_the_documented_candidate() -> None:
     cell = DepthCell("pubmed", "SGC", "PN", 100, 8)
     assert Spec("pubmed", "SGC", 8, norm="PN", scale=10, missing_rate=1, epochs=500, learning_rate=0.1,
                 scaling="none") in DepthComparison().candidates(cell)  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["GCNII", "PN-SI", "Skip", "BatchNorm", "none"])
-def test_every_method_has_as_many_settings_and_each_value_meets_every_other(method: str) -> None:
+def test_half_fraction_contains_all_pairs_of_values(method: str) -> None:
     """A half of 2 x 2 x 2: of two settings all four pairs are there."""
     comparison = DepthComparison(["cora"], ["GCN"], [method], depths=[4], missing=[0])
     specs = comparison.candidates(DepthCell("cora", "GCN", method, 0, 4))

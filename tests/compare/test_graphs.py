@@ -13,14 +13,14 @@ has_minesweeper = (data_folder() / "tables" / MINESWEEPER).is_dir()
 
 
 @pytest.mark.parametrize("name", LONG_RANGE)
-def test_graphs_are_the_ones_whose_trials_are_stored(name: str) -> None:
+def test_long_range_graphs_keep_their_fingerprints(name: str) -> None:
     if name == MINESWEEPER and not has_minesweeper:
         pytest.skip("its files are not part of the package")
     assert long_range_graph(name).fingerprint == FINGERPRINTS[name]
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_labels_of_chains_lie_as_far_away_as_the_name_tells(name: str) -> None:
+def test_chain_labels_have_the_stated_distance(name: str) -> None:
     graph = long_range_graph(name)
     shown = graph.features.any(1)
     away = torch.from_numpy(hops(graph.adjacency, shown.numpy()))
@@ -29,12 +29,12 @@ def test_labels_of_chains_lie_as_far_away_as_the_name_tells(name: str) -> None:
         assert graph.labels[mask].bincount().unique().numel() == 1  # classes are equally frequent
 
 
-def test_minesweeper_needs_its_files(raises: Any, tmp_path: Path) -> None:
+def test_missing_minesweeper_files_raise(raises: Any, tmp_path: Path) -> None:
     with raises("file-missing", value="nodes.csv"):
         long_range_graph(MINESWEEPER, tmp_path)
 
 
-def test_a_chain_ends_in_the_class_that_its_first_node_shows() -> None:
+def test_last_node_of_chain_has_class_of_first_node() -> None:
     graph = chains(3, count=40, classes=5, seed=1)
     assert (graph.num_nodes, graph.num_edges) == (160, 120)
     first, last = torch.arange(40) * 4, torch.arange(40) * 4 + 3

@@ -62,7 +62,7 @@ def an_evaluation(**changes: object) -> Evaluation:
     return row._replace(**changes)  # type: ignore[arg-type]
 
 
-def test_it_trains_evaluates_and_resumes_where_it_stopped(tmp_path: Path) -> None:
+def test_sweep_trains_evaluates_and_resumes(tmp_path: Path) -> None:
     path = tmp_path / "missing.sqlite"
     # Two candidates of two cells, the second run of the selected ones, and one evaluation; then both runs of
     # the selected ones with the fallback.
@@ -104,7 +104,7 @@ def test_it_trains_evaluates_and_resumes_where_it_stopped(tmp_path: Path) -> Non
     assert path.read_bytes() == before
 
 
-def test_a_trained_model_is_evaluated_again_once_its_candidate_is_selected() -> None:
+def test_fallback_waits_for_the_selected_candidate() -> None:
     one = replace(SMALL, imputations=("fp",))
     first, second = one.candidates(CELL, 0)
     searched = {first: [a_trial(0, 0.7)], second: [a_trial(0, 0.8)]}
@@ -115,7 +115,7 @@ def test_a_trained_model_is_evaluated_again_once_its_candidate_is_selected() -> 
     assert pending_fallbacks([one], MissingResults(searched, [done])) == [(one, CELL, pairs[1:])]
 
 
-def test_unreachable_nodes_are_predicted_as_by_fit_from_the_labeled_nodes_that_would_be_unreachable() -> None:
+def test_fallback_uses_shares_of_unreachable_labeled_nodes() -> None:
     nodes = torch.arange(60)
     chain, train = torch.stack([nodes[:29], nodes[1:30]]), (nodes < 15) | ((nodes >= 30) & (nodes < 45))
     labels = (nodes >= 30).long()  # all isolated nodes, from 30 on, are of the second class
@@ -132,7 +132,7 @@ def test_unreachable_nodes_are_predicted_as_by_fit_from_the_labeled_nodes_that_w
     )
 
 
-def test_the_first_run_of_everything_is_evaluated_before_the_second_of_anything() -> None:
+def test_evaluations_are_ordered_by_run() -> None:
     protocols = [replace(SMALL, missing=(80, 40)), replace(SMALL, missing=(20,), evaluated=("fit",))]
     jobs = [
         (cell.missing_percent, seed) for _, cell, seed in pending_evaluations(protocols, MissingResults({}))
@@ -140,7 +140,7 @@ def test_the_first_run_of_everything_is_evaluated_before_the_second_of_anything(
     assert jobs == [(80, 0), (40, 0), (20, 0), (80, 1), (40, 1), (20, 1)]
 
 
-def test_the_first_run_selects_and_fingerprints_are_ignored() -> None:
+def test_first_run_selects_and_fingerprints_are_ignored() -> None:
     first, second = SMALL.candidates(CELL, 0)
     own = second.replace(dataset="cora@0123456789abcdef")
 
@@ -156,13 +156,13 @@ def test_the_first_run_selects_and_fingerprints_are_ignored() -> None:
     assert index(first=[a_trial(0, 0.7)]).finalists(SMALL, CELL) is None
 
 
-def test_with_one_candidate_all_runs_are_trained_at_once() -> None:
+def test_single_candidate_requests_all_runs() -> None:
     alone = replace(SMALL, trained={"SGC": {"model": "SGC", "depth": 2}}, imputations=("zero",), runs=3)
     spec = Spec("cora", "SGC", 2, missing_rate=1)
     assert ResultIndex({}).pending(alone) == [(spec, seed) for seed in range(3)]
 
 
-def test_evaluations_are_read_back_from_the_store(tmp_path: Path, raises) -> None:
+def test_evaluations_round_trip_through_the_store(tmp_path: Path, raises) -> None:
     rows = [an_evaluation(seed=1, accuracy=0.123456), an_evaluation()]
     with Store(tmp_path / "s.sqlite") as store:
         assert read_evaluations(store) == []
@@ -177,7 +177,7 @@ def test_evaluations_are_read_back_from_the_store(tmp_path: Path, raises) -> Non
 
 
 @pytest.mark.parametrize("model", ["label propagation", "logistic regression", "Correct & Smooth"])
-def test_a_method_is_evaluated_on_the_test_nodes_of_a_graph_with_masked_features(model: str) -> None:
+def test_methods_are_evaluated_on_masked_features(model: str) -> None:
     protocol = replace(SMALL, datasets=("csbm",), missing=(60,), evaluated=(model,))
     [cell] = protocol.evaluated_cells()
     [row] = evaluate(protocol, cell, 1)
@@ -194,7 +194,7 @@ def test_a_method_is_evaluated_on_the_test_nodes_of_a_graph_with_masked_features
 
 
 @pytest.mark.parametrize("model", [FSD_CAP, FSD_CAP_RELEASED])
-def test_fsd_cap_sees_validation_labels_by_name(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_fsd_cap_uses_validation_labels(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(missing.FSD_CAP_GCN, "epochs", 5)
     protocol = replace(SMALL, datasets=("cora-small",), missing=(90,), evaluated=(model,), kind="nodes")
     graph = csbm(200, classes=3, seed=3).with_split("per-class-10-of-100@0")
@@ -230,7 +230,7 @@ def rows(small: Graph) -> dict[MissingCell, Evaluation]:
     return {row.cell: row for row in evaluate(OF_FIT, cell, 0)}
 
 
-def test_models_that_fit_trains_are_evaluated_along_with_it_as_if_alone(
+def test_candidates_of_fit_equal_separate_evaluations(
     rows: dict[MissingCell, Evaluation],
 ) -> None:
     *others, cell = OF_FIT.evaluated_cells()
@@ -243,9 +243,7 @@ def test_models_that_fit_trains_are_evaluated_along_with_it_as_if_alone(
         assert rows[other][6:9] == pytest.approx(alone[6:9], abs=2e-6)
 
 
-def test_fit_learns_from_training_labels_and_what_more_labels_add_is_another_row(
-    small: Graph, rows: dict[MissingCell, Evaluation]
-) -> None:
+def test_refitted_fit_is_a_separate_row(small: Graph, rows: dict[MissingCell, Evaluation]) -> None:
     found = {row.model: row.accuracy for row in rows.values()}
     assert found.keys() == {FIT, REFITTED, *TRIED}
     classifier = NodeClassifier(device="cpu").fit(mask_features(small, missing_vectors(small, 0.9, seed=0)))
@@ -255,7 +253,7 @@ def test_fit_learns_from_training_labels_and_what_more_labels_add_is_another_row
     assert found[REFITTED] == pytest.approx((predicted == small.labels.numpy()[test]).mean(), abs=1e-6)
 
 
-def test_it_needs_little_but_torch(tmp_path: Path) -> None:
+def test_sweep_needs_no_optional_library(tmp_path: Path) -> None:
     """Bug: a function borrowed from ``classify`` brought pydantic, which the GPU machine has not."""
     blocked = ["typer", "rich", "pandas", "matplotlib", "pyarrow", "pydantic", "sklearn", "torch_geometric"]
     program = f"""

@@ -29,7 +29,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("name", ["nodes.csv", "edges.csv", "run/model.json", "run/model.safetensors"])
 @pytest.mark.parametrize("way", ["itself", "symlink", "hard link", "dots"])
-def test_inputs_are_never_written_over(fails, folder: Path, predict: list[str], name: str, way: str) -> None:
+def test_output_never_overwrites_input(fails, folder: Path, predict: list[str], name: str, way: str) -> None:
     out = folder / name
     if way == "dots":
         out = folder / "run" / ".." / name
@@ -42,7 +42,7 @@ def test_inputs_are_never_written_over(fails, folder: Path, predict: list[str], 
     assert contents(folder) == before
 
 
-def test_a_link_is_followed_and_stays(folder: Path, predict: list[str], tmp_path: Path) -> None:
+def test_symlink_output_is_followed_and_kept(folder: Path, predict: list[str], tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     target, link = tmp_path / "elsewhere" / "real.csv", folder / "link.csv"
     link.symlink_to(target)
@@ -55,7 +55,7 @@ def test_a_link_is_followed_and_stays(folder: Path, predict: list[str], tmp_path
 
 
 @pytest.mark.parametrize("name", ["pipe.csv", "/dev/null", "/dev/full"])
-def test_pipes_and_devices_are_refused_as_outputs(fails, folder: Path, predict: list[str], name: str) -> None:
+def test_pipe_or_device_output_is_refused(fails, folder: Path, predict: list[str], name: str) -> None:
     """Opening a pipe that nobody reads would wait forever."""
     if not name.startswith("/"):
         os.mkfifo(folder / name)
@@ -66,7 +66,7 @@ def test_pipes_and_devices_are_refused_as_outputs(fails, folder: Path, predict: 
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "duckdb"])
-def test_a_loop_of_links_is_no_database(fails, folder: Path, predict: list[str], scheme: str) -> None:
+def test_symlink_loop_is_refused_as_database(fails, folder: Path, predict: list[str], scheme: str) -> None:
     (folder / "loop").symlink_to(folder / "loop")
     fails(*predict, "--out", f"{scheme}:///{folder / 'loop'}")
 
@@ -91,17 +91,17 @@ def test_a_loop_of_links_is_no_database(fails, folder: Path, predict: list[str],
     ],
     ids=" ".join,
 )
-def test_options_that_cannot_be(fails, folder: Path, options: list[str]) -> None:
+def test_invalid_options_write_nothing(fails, folder: Path, options: list[str]) -> None:
     fails("fit", *graph_of(folder), "--label", "risk", "--out", folder / "new", *options)
     assert not (folder / "new").exists()
 
 
 @pytest.mark.parametrize("option", ["--seed", "--epochs", "--" + "x" * 5000])
-def test_a_long_value_is_not_quoted_whole(fails, folder: Path, option: str) -> None:
+def test_long_values_are_truncated_in_messages(fails, folder: Path, option: str) -> None:
     fails("fit", *graph_of(folder), "--label", "risk", option, "9" * 5000, code=2)
 
 
-def test_a_large_scale_gives_numbers_or_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_huge_scale_gives_finite_output_or_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", *graph_of(folder), "--label", "risk", "--depth", "2", "--norm", "PN", "--scale", "1e38"]
     code = cli.main([*words, "--out", str(folder / "new")])
     assert code in (0, 1)
@@ -112,7 +112,7 @@ def test_a_large_scale_gives_numbers_or_an_error(folder: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("option", ["--nodes", "--edges", "--out"])
 @pytest.mark.parametrize("name", ["x" * 256, "é" * 200, "a/" * 3000 + "x", "loop", "file/in"])
-def test_names_that_no_file_can_have(fails, folder: Path, option: str, name: str) -> None:
+def test_invalid_file_names_are_refused(fails, folder: Path, option: str, name: str) -> None:
     (folder / "loop").symlink_to(folder / "loop")
     (folder / "file").touch()
     words = ["fit", *graph_of(folder), "--label", "risk", "--out", str(folder / "new")]
@@ -121,15 +121,13 @@ def test_names_that_no_file_can_have(fails, folder: Path, option: str, name: str
 
 
 @pytest.mark.parametrize("name", ["x" * 251 + ".csv", "日" * 83 + ".csv"])
-def test_names_as_long_as_they_may_be(folder: Path, predict: list[str], name: str) -> None:
+def test_longest_valid_file_names_are_supported(folder: Path, predict: list[str], name: str) -> None:
     assert cli.main([*predict, "--out", str(folder / name)]) == 0
     assert (folder / name).exists()
     assert not list(folder.glob(".*"))
 
 
-def test_no_store_is_left_by_a_failed_download(
-    fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_download_leaves_no_store(fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pairnorm.data import named
 
     monkeypatch.setattr(named, "SECONDS_PER_REPLY", 0.2)
@@ -148,7 +146,9 @@ def test_no_store_is_left_by_a_failed_download(
         *[("curves", "5"), ("curves", '{"a": 5}'), ("best_epoch", "1e9"), ("depth", "1.5"), ("scale", "nan")],
     ],
 )
-def test_an_export_with_strange_values(fails, corpus: Path, tmp_path: Path, column: str, value: str) -> None:
+def test_export_with_invalid_values_is_refused(
+    fails, corpus: Path, tmp_path: Path, column: str, value: str
+) -> None:
     import pandas
 
     frame = pandas.read_csv(corpus / "export.csv", dtype=str, keep_default_na=False)

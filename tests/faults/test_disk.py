@@ -74,9 +74,7 @@ COMMANDS = ("checkpoint", "predict", "parquet", "diagnose", "pack", "packed", "r
 @pytest.mark.parametrize(
     ("disk", "name"), [(limited, "fit"), *((disk, name) for disk in (limited, full) for name in COMMANDS)]
 )
-def test_a_full_disk_is_told_and_nothing_changes(
-    fails, corpus: Path, tmp_path: Path, disk, name: str
-) -> None:
+def test_full_disk_raises_and_keeps_old_files(fails, corpus: Path, tmp_path: Path, disk, name: str) -> None:
     place = tmp_path / "disk"
     place.mkdir()
     with disk(place):
@@ -91,7 +89,7 @@ def test_a_full_disk_is_told_and_nothing_changes(
     assert all(path.read_bytes() == (whole / path.relative_to(place)).read_bytes() for path in left)
 
 
-def test_a_mapped_file_takes_its_room_first(tmp_path: Path) -> None:
+def test_mapped_file_reserves_disk_space_first(tmp_path: Path) -> None:
     """Writing to pages for which a full disk has no room ends a process with SIGBUS."""
     with full(tmp_path), pytest.raises(OSError, match="No space left"):
         _new_file(tmp_path / "logits", 1000, 100)
@@ -132,7 +130,9 @@ def anybody(corpus: Path) -> Iterator[Path]:
         ("out", 0o000, "out/p.csv"),
     ],
 )
-def test_what_is_closed_is_named(fails, anybody: Path, closed: str, mode: int, culprit: str) -> None:
+def test_unreadable_or_unwritable_path_is_named(
+    fails, anybody: Path, closed: str, mode: int, culprit: str
+) -> None:
     (anybody / "out").mkdir()
     (anybody / closed).chmod(mode)
     said = fails(*words("predict", anybody / "files", anybody / "out"))

@@ -17,7 +17,7 @@ from pairnorm.base.errors import PairNormError
 
 @pytest.mark.filterwarnings("ignore::pairnorm.classify.ClassifierWarning")  # few nodes to test on
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_is_read_where_nothing_is_damaged(kind: str, corpus: Path, tmp_path: Path) -> None:
+def test_undamaged_files_are_read(kind: str, corpus: Path, tmp_path: Path) -> None:
     assert FORMATS[kind].read(shutil.copytree(corpus, tmp_path / "files")) is not None
 
 
@@ -36,7 +36,7 @@ DAMAGE = (
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("kind", "damage"), DAMAGE)
-def test_each_kind_of_damage_is_read_or_refused(
+def test_damaged_files_are_read_or_refused(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, damage: str
 ) -> None:
     monkeypatch.setattr(mutate, "BOMB_BYTES", 2**28)
@@ -54,7 +54,7 @@ def test_each_kind_of_damage_is_read_or_refused(
     assert "refused" in outcomes or kind in ("csv nodes", "graphml")
 
 
-def test_hostile_surroundings_end_in_a_message(corpus: Path, tmp_path: Path) -> None:
+def test_hostile_environments_end_in_a_message(corpus: Path, tmp_path: Path) -> None:
     words = [Path(__file__).with_name("hostile.py"), corpus, tmp_path / "case", "tests", 16, 100]
     found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)
     assert found.returncode == 0, found.stderr
@@ -64,7 +64,7 @@ def test_hostile_surroundings_end_in_a_message(corpus: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_no_damaged_file_crashes_hangs_or_eats_memory(corpus: Path, tmp_path: Path) -> None:
+def test_fuzzed_files_never_crash_hang_or_exhaust_memory(corpus: Path, tmp_path: Path) -> None:
     tally = campaign(corpus, tmp_path / "scratch", list(FORMATS), "tests", 12 * len(FORMATS), seconds=60)
     assert not tally.failures
     assert tally.tried >= 2 * len(FORMATS)
@@ -72,7 +72,7 @@ def test_no_damaged_file_crashes_hangs_or_eats_memory(corpus: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_is_killed_loses_nothing_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
+def test_killed_commands_lose_nothing_and_leave_no_drafts(corpus: Path, tmp_path: Path) -> None:
     files = shutil.copytree(corpus, tmp_path / "files")  # the reference results are added to it
     words = [Path(__file__).with_name("stage.py"), files, tmp_path / "stage", "tests", "10"]
     found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)

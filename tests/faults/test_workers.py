@@ -17,7 +17,7 @@ STARVED = (
 
 
 @pytest.mark.parametrize("error", STARVED, ids=["python", "torch", "cuda"])
-def test_a_starved_job_says_that_fewer_workers_help(
+def test_out_of_memory_worker_hints_fewer_workers(
     raises, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def starve(*_: object, **__: object) -> None:
@@ -30,7 +30,7 @@ def test_a_starved_job_says_that_fewer_workers_help(
     assert "--workers 1" in caught.value.typed()
 
 
-def test_a_command_without_memory_is_no_fault_of_ours(
+def test_out_of_memory_command_is_not_a_bug(
     fails, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pairnorm.classify import NodeClassifier

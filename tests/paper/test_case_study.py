@@ -46,7 +46,7 @@ def states(graph: Graph, depth: int, normalize: bool) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("norm", ["none", "PN"])
-def test_sgc_against_dense_matrices(graph: Graph, norm: str) -> None:
+def test_sgc_layers_equal_dense_reference(graph: Graph, norm: str) -> None:
     found = measure_layers(graph, Spec("csbm", "SGC", 3, norm=norm), 0, CPU)
     assert found.test_accuracy is None
     source, target = graph.adjacency.to_dense().triu(1).nonzero().T
@@ -65,7 +65,7 @@ def test_sgc_against_dense_matrices(graph: Graph, norm: str) -> None:
         assert sum(off) <= 4  # a distance may lie within rounding of an edge
 
 
-def test_gcn_is_the_one_that_train_trains(graph: Graph) -> None:
+def test_measured_gcn_equals_trained_gcn(graph: Graph) -> None:
     spec = Spec("csbm", "GCN", 3, norm="PN-SI", hidden=8, epochs=15)
     found = measure_layers(graph, spec, 4, CPU)
     [trial] = train(graph, spec, [4], "cpu")
@@ -89,7 +89,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_layers_are_read_back_from_the_store(store: Store) -> None:
+def test_layers_round_trip_through_the_store(store: Store) -> None:
     first, second = Spec("cora", "SGC", 2), Spec("cora", "GCN", 2)
     assert read_layers(store) == {}
     write_layers(store, {first: LAYERS})
@@ -98,7 +98,7 @@ def test_layers_are_read_back_from_the_store(store: Store) -> None:
 
 
 @pytest.mark.parametrize("records", [{"cora SGC depth=2": {"other": 1}}, {"cora SGC depth=2": 3}, {"x": {}}])
-def test_other_records_are_refused(raises: Any, store: Store, records: dict[str, Any]) -> None:
+def test_invalid_records_raise(raises: Any, store: Store, records: dict[str, Any]) -> None:
     store.write_records("case-study", records)
     with raises("file-damaged", value=store.path):
         read_layers(store)
@@ -112,14 +112,14 @@ def found() -> dict[str, Layers]:
     return studied({spec: layers(spec) for spec in SPECS}, CASE_STUDY, "GCN")
 
 
-def test_the_papers_setting() -> None:
+def test_case_study_uses_the_papers_settings() -> None:
     gcn = [spec for spec in SPECS if spec.model == "GCN"]
     assert [spec.norm for spec in gcn] == ["none", "PN", "PN-SI"]
     assert {(spec.depth, spec.hidden, spec.dropout, spec.epochs) for spec in gcn} == {(12, 128, 0.6, 1000)}
     assert {spec.split for spec in SPECS} == {"random"}
 
 
-def test_means_and_distributions_by_layer(found: dict[str, Layers]) -> None:
+def test_case_study_figure_shows_means_and_distributions(found: dict[str, Layers]) -> None:
     figure = case_study(found, "GCN")
     assert figure is not None
     assert len(figure.axes) == 12
@@ -134,7 +134,7 @@ def test_means_and_distributions_by_layer(found: dict[str, Layers]) -> None:
     assert labels == ["11", "9", "7", "5", "3", "1"]
 
 
-def test_a_part_of_the_study_is_drawn_and_nothing_is_none() -> None:
+def test_partial_case_study_is_drawn_and_empty_is_none() -> None:
     spec = next(spec for spec in SPECS if spec.norm == "PN")
     some = studied({spec: layers(spec), Spec("cora", "SGC", 2): layers(spec)}, CASE_STUDY, "SGC")
     assert list(some) == ["PN"]
@@ -143,7 +143,7 @@ def test_a_part_of_the_study_is_drawn_and_nothing_is_none() -> None:
 
 
 @pytest.mark.parametrize("change", [{"test_accuracy": []}, {"apd": {kind: [float("nan")] for kind in PAIRS}}])
-def test_what_cannot_be_drawn_is_refused(store: Store, change: dict[str, object]) -> None:
+def test_layers_with_invalid_values_raise(store: Store, change: dict[str, object]) -> None:
     write_layers(store, {Spec("cora", "SGC", 2): replace(LAYERS, **change)})  # type: ignore[arg-type]
     with pytest.raises(PairNormError):
         read_layers(store)

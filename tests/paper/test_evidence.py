@@ -30,14 +30,16 @@ def verdict(share: float, *cases: bool | None) -> Verdict:
         (0.9, (True,) * 9 + (False,), "holds", "9 of 10"),
     ],
 )
-def test_status(share: float, cases: tuple[bool | None, ...], status: str, counts: str) -> None:
+def test_verdict_status_and_counts(
+    share: float, cases: tuple[bool | None, ...], status: str, counts: str
+) -> None:
     found = verdict(share, *cases)
     assert (found.status, found.counts) == (status, counts)
     only = "only " if status.startswith("fails") else ""
     assert found.answer == ("not run" if status == "not run" else f"holds in {only}{counts}")
 
 
-def test_evidence_is_what_was_run_completely(tmp_path: Path) -> None:
+def test_evidence_requires_complete_results(tmp_path: Path) -> None:
     small = Selection(datasets=("cora",), runs=1, epochs=3, depths=(2, 4), missing=(0,))
     wider = Selection(datasets=("cora",), runs=1, epochs=3, depths=(2, 4, 8), missing=(0,))
     experiment = small.narrow(TABLE1)
@@ -73,7 +75,7 @@ def test_evidence_is_what_was_run_completely(tmp_path: Path) -> None:
         (1.0, (None, True), ""),
     ],
 )
-def test_a_verdict_hangs_on_cases_that_would_change_it(
+def test_unsure_cases_are_those_that_change_the_verdict(
     share: float, cases: tuple[bool | None, ...], deciding: str
 ) -> None:
     found = verdict(share, *cases)

@@ -17,7 +17,7 @@ from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Store
 
 
-def test_centering_moves_the_mean_and_rescaling_sets_the_length() -> None:
+def test_pair_norm_steps_center_and_rescale() -> None:
     points, labels = pair_norm_steps()
     before, centered, rescaled = points.values()
     assert float(before.mean(0).norm()) > 0.5
@@ -30,7 +30,7 @@ def test_centering_moves_the_mean_and_rescaling_sets_the_length() -> None:
     assert set(labels.tolist()) == set(range(len(CLASSES)))
 
 
-def test_the_figure_shows_them() -> None:
+def test_figure_2_draws_the_steps() -> None:
     figure = figure2()
     points, labels = pair_norm_steps()
     for axis, plane in zip(figure.axes, points.values(), strict=True):
@@ -53,7 +53,7 @@ def small(experiment: object):  # type: ignore[no-untyped-def]
     return SMALL.narrow(experiment)  # type: ignore[arg-type]
 
 
-def test_figure_4_shows_the_means_dashed_without_and_solid_with_pairnorm(results: ResultIndex) -> None:
+def test_figure_4_draws_means_dashed_or_solid(results: ResultIndex) -> None:
     experiment = small(FIGURE4)
     figure = against_depth(results, experiment, "cora", ("SGC", "GCN", "GAT"), 100, test_only=True)
     assert figure is not None
@@ -84,7 +84,7 @@ def test_figure_4_marks_the_depth_of_best_validation(results: ResultIndex) -> No
     assert {to_hex(line.get_color()) for line in diamonds} == {GREEN.lower()}
 
 
-def test_figure_1_has_losses_accuracies_and_both_measures(results: ResultIndex) -> None:
+def test_figure_1_has_losses_accuracies_and_measures(results: ResultIndex) -> None:
     figure = figure1(results, small(FIGURE1), "cora")
     assert figure is not None
     assert [axis.get_title() for axis in figure.axes] == ["Loss", "Accuracy", "Row-diff", "Col-diff"]
@@ -107,14 +107,14 @@ def test_bars_show_accuracy_and_depth(results: ResultIndex) -> None:
     assert hatched == ([True] * 5 + [False] * 5) * 3  # plain hatched, PairNorm filled
 
 
-def test_nothing_was_run() -> None:
+def test_empty_index_draws_nothing() -> None:
     nothing = ResultIndex({})
     assert figure1(nothing, FIGURE1, "cora") is None
     assert against_depth(nothing, FIGURE3, "cora", ("GCN", "GAT"), 0) is None
     assert bars(nothing, BARS, "GAT") is None
 
 
-def test_no_text_is_cut_off(results: ResultIndex, tmp_path: Path) -> None:
+def test_figure_texts_are_inside_the_canvas(results: ResultIndex, tmp_path: Path) -> None:
     figures = [
         against_depth(results, small(FIGURE4), "cora", models, 100, test_only=True)
         for models in (("SGC",), ("SGC", "GCN"), ("SGC", "GCN", "GAT"))
@@ -131,13 +131,13 @@ def test_no_text_is_cut_off(results: ResultIndex, tmp_path: Path) -> None:
             assert box.y1 <= height + 1
 
 
-def test_the_made_up_world_is_as_the_figures_say() -> None:
+def test_synthetic_accuracy_grows_with_depth_under_pair_norm() -> None:
     [experiment] = [found for found in CORA if found.name == "figure4"]
     [shallow, *_, deep] = experiment.candidates(TableCell("cora", "GCN-PN", 100))
     assert accuracy(deep) > accuracy(shallow)
 
 
-def test_what_was_not_run_gets_no_empty_place(tmp_path: Path) -> None:
+def test_missing_results_get_no_empty_axes(tmp_path: Path) -> None:
     experiments = [Selection(datasets=["cora"]).narrow(small(experiment)) for experiment in (FIGURE4, BARS)]
     path = fill(tmp_path / "s.sqlite", [experiment for experiment in experiments if experiment])
     with Store(path) as store:
@@ -151,9 +151,7 @@ def test_what_was_not_run_gets_no_empty_place(tmp_path: Path) -> None:
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0%", "100%"]
 
 
-def test_figure_2_has_the_same_bytes_on_every_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figure_2_bytes_ignore_rounding_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: processors disagree on the last digit of a coordinate, which the PDF shows."""
     points, labels = pair_norm_steps()
     for name, error in (("one", 0.0), ("other", 1e-12)):

@@ -39,7 +39,7 @@ def count(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_killed_sweep_resumes_to_identical_tables(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed.sqlite", tmp_path / "whole.sqlite"
     program = f"""
 from pairnorm.paper.experiments import Selection
@@ -82,11 +82,11 @@ with Store({str(killed)!r}) as store:
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_no_time_is_left(tmp_path: Path) -> None:
+def test_zero_time_limit_trains_nothing(tmp_path: Path) -> None:
     assert train(tmp_path / "s.sqlite", *TINY.experiments(), minutes=0) == Outcome(0, TRIALS)
 
 
-def test_a_search_goes_on_to_its_second_stage(tmp_path: Path) -> None:
+def test_search_continues_with_second_stage(tmp_path: Path) -> None:
     smaller = {"SGC-tuned": {"model": "SGC", "depth": 1, "learning_rate": (0.005, 0.2)}}
     search = Selection(datasets=["cora"], missing=[100], runs=3, epochs=2).narrow(
         replace(TUNED, methods=smaller)
@@ -99,7 +99,7 @@ def test_a_search_goes_on_to_its_second_stage(tmp_path: Path) -> None:
         assert PaperSweep([replace(search, missing={100: 5})]).count_pending(store) == 2
 
 
-def test_measures_are_taken_for_figure_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_1_trials_have_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("row_diff", "col_diff"):  # the true ones take seconds
         quick = MEASURES[name]._replace(function=lambda state: state.abs().amax((0, -1)))
         monkeypatch.setitem(MEASURES, name, quick)
@@ -113,7 +113,7 @@ def test_measures_are_taken_for_figure_1(tmp_path: Path, monkeypatch: pytest.Mon
         assert set(trial.measures) == ({"row_diff", "col_diff"} if spec.split == "random" else set())
 
 
-def test_the_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Spec] = []
 
     def fake(graph: object, spec: Spec, *_: object) -> Layers:
@@ -132,7 +132,7 @@ def test_the_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
         assert len(asked) == len(read_layers(store)) == 6
 
 
-def test_it_needs_little_but_torch(tmp_path: Path) -> None:
+def test_sweep_and_report_need_no_optional_library(tmp_path: Path) -> None:
     """The machine with the accelerator has no terminal library, no pandas and no matplotlib."""
     blocked = ["typer", "rich", "pandas", "matplotlib", "pyarrow", "tensorboard", "networkx", "platformdirs",
                "sklearn", "torch_geometric"]  # fmt: skip
@@ -165,7 +165,7 @@ write_report(path, out, selection)
     )
 
 
-def test_claims_that_hang_on_noise_get_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsure_claims_get_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Spec("cora", "SGC", 1, epochs=2)
 
     def requested(results: ResultIndex, experiment: Experiment) -> list[tuple[Spec, int]]:

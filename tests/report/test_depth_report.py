@@ -23,7 +23,7 @@ def report(*arguments: Any) -> str:
     return render_markdown(document(*arguments))
 
 
-def test_what_to_use_is_what_validation_chooses() -> None:
+def test_recommendation_is_selected_by_validation() -> None:
     text = report(a_table(), "reproduce depth")
     assert line(text, "| Cora, GCN | all features | any ")[3:] == [
         "APPNP, 16 layers", "0.905", "", "0.805 (none, 2 layers)", "0.705 (PN-SI, 2 layers)"
@@ -35,14 +35,14 @@ def test_what_to_use_is_what_validation_chooses() -> None:
     assert "## What was not run" not in text
 
 
-def test_who_is_best_and_where_pairnorm_stands() -> None:
+def test_report_states_rank_of_pair_norm() -> None:
     text = report(a_table(), "reproduce depth")
     assert "No method is significantly more accurate than **PairNorm** in 2 of 4 situations" in text
     assert "Most often significantly more accurate: APPNP (2)." in text
     assert "PairNorm is significantly worse than no method: 2 layers with all features." in text
 
 
-def test_equals_ahead_of_pairnorm_come_in_the_order_of_the_table() -> None:
+def test_ties_keep_the_order_of_the_table() -> None:
     accuracies = {"PN": 0.5, "GCNII": 0.8, "Skip": 0.8, "JK-max": 0.8, "APPNP": 0.8, "DropEdge": 0.8}
     comparison = DepthComparison(["cora"], ["GCN"], [*accuracies], depths=[4], missing=[0], runs=4)
     results = [
@@ -58,7 +58,7 @@ def test_equals_ahead_of_pairnorm_come_in_the_order_of_the_table() -> None:
     )
 
 
-def test_ranks_are_of_what_all_situations_have() -> None:
+def test_ranks_include_methods_of_all_situations_only() -> None:
     standings, situations = ranked(a_table().rows)
     assert len(situations) == 4
     assert {one.method: one.rank for one in standings} == {"none": 2.5, "PN-SI": 1.75, "APPNP": 1.75}
@@ -67,7 +67,7 @@ def test_ranks_are_of_what_all_situations_have() -> None:
     assert {one.method: one.rank for one in fewer} == {"none": 1.75, "PN-SI": 1.25}
 
 
-def test_what_was_not_run_is_said() -> None:
+def test_pending_runs_are_listed() -> None:
     text = report(a_table(without=("APPNP", 16)), "reproduce depth")
     assert "## What was not run\n\n- Cora, GCN: APPNP (16 layers)\n\n## Provenance\n\n" in text
     nothing = report(DepthTable(DepthComparison(["cora", "pubmed"], ["SGC"]), []), "reproduce depth")
@@ -98,7 +98,7 @@ def test_advice_follows_validation_and_states_an_interval() -> None:
     assert preferring("PN-SI").endswith("although it is worse on these nodes.")
 
 
-def test_tables_for_a_terminal() -> None:
+def test_terminal_tables() -> None:
     table = a_table(missing=[0])
     ((heading, (headings, lines)),) = tables(table.comparison, table.rows)
     assert heading == "Cora, GCN, all features"
@@ -107,7 +107,7 @@ def test_tables_for_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("missing", [[0], [0, 100]])
-def test_figures_have_accuracy_and_rank_of_all(
+def test_figures_have_accuracy_and_rank_of_all_methods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: list[int]
 ) -> None:
     drawn = []
@@ -126,7 +126,7 @@ def test_figures_have_accuracy_and_rank_of_all(
     assert by_label["APPNP"] == pytest.approx([0.795, 0.905])
 
 
-def test_a_users_graph_keeps_its_name() -> None:
+def test_user_graph_keeps_its_name() -> None:
     graph = csbm(100, classes=2, seed=0).replace(name="my|graph")
     comparison = DepthComparison(
         ["graph@1"], ["SGC"], ["none"], depths=[2], missing=[0], graphs={"graph@1": graph}
@@ -134,7 +134,7 @@ def test_a_users_graph_keeps_its_name() -> None:
     assert "my\\|graph, SGC" in report(DepthTable(comparison, []), "compare")
 
 
-def test_a_depth_of_which_little_was_run_is_not_advised() -> None:
+def test_incomplete_depth_is_not_recommended() -> None:
     """Bug: the report left it out, and the last line of ``compare`` recommended it."""
     table = a_table(missing=[0])
     rows = [row for row in table.rows if row["depth"] == 2 or row["method"] == "APPNP"]
@@ -153,14 +153,14 @@ def diverge(table: DepthTable, depth: int, **changes: float) -> None:
             object.__setattr__(trial, name, value)
 
 
-def test_runs_that_diverged_are_counted_in_the_table() -> None:
+def test_diverged_runs_are_counted() -> None:
     table = a_table(missing=[0])
     diverge(table, 2)
     assert "| none | **0.805 ± 0.006 (4 diverged)** |" in report(table, "x")
     assert table.csv().splitlines()[1].endswith(",4,")
 
 
-def test_where_no_run_could_be_trained_there_is_neither_a_number_nor_a_point(
+def test_fully_diverged_cell_has_no_number_and_no_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
@@ -194,7 +194,7 @@ def test_situations_are_means_over_graphs() -> None:
     assert "By situation" not in report(a_table(), "reproduce depth")
 
 
-def test_what_a_graph_lacks_is_not_recommended() -> None:
+def test_method_missing_on_a_graph_is_not_recommended() -> None:
     """With three graphs, of which one has no APPNP."""
     table = a_table(datasets=[*TWO, "coauthor-cs"])
     remove(table, lambda spec: spec.dataset == "coauthor-cs" and spec.method == "APPNP")
@@ -203,7 +203,7 @@ def test_what_a_graph_lacks_is_not_recommended() -> None:
     assert line(text, "| a larger graph | all features ")[2:4] == ["2", "GCN, none, 2 layers"]
 
 
-def test_intervals_are_those_of_other_graphs() -> None:
+def test_rank_intervals_are_over_graphs() -> None:
     """Where two graphs say the opposite, another may be like either."""
     rows = a_table(datasets=TWO, missing=[100]).rows
     deep: list[dict[str, Any]] = [row for row in rows if row["depth"] == 16]
@@ -221,7 +221,7 @@ def test_runs_are_averaged_over_graphs_before_they_are_paired() -> None:
     assert str(mean) == "x, 2 to 4 layers"
 
 
-def test_where_most_methods_were_not_run_nothing_is_chosen(tmp_path: Path) -> None:
+def test_mostly_pending_graph_gets_no_recommendation(tmp_path: Path) -> None:
     table = a_table(datasets=TWO)
     remove(table, lambda spec: spec.dataset == "pubmed" and spec.method != "APPNP")
     text = report(table, "reproduce depth")
@@ -232,13 +232,13 @@ def test_where_most_methods_were_not_run_nothing_is_chosen(tmp_path: Path) -> No
     assert {path.stem for path in tmp_path.glob("*")} == {"depth-cora-gcn"}
 
 
-def test_the_report_is_a_page_too() -> None:
+def test_report_renders_as_html() -> None:
     page = render_html(document(a_table(datasets=TWO), "reproduce depth"))
     assert "<summary>Ranking of GCN over 2 graphs</summary>" in page
     assert "<strong>0.805 ± 0.006</strong>" in page
 
 
-def test_the_committed_store_gives_the_committed_report(
+def test_committed_store_gives_committed_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: [folder / f"{name}.png"])
@@ -252,7 +252,7 @@ def test_the_committed_store_gives_the_committed_report(
     assert table.csv() == (RESULTS / "depth.csv").read_text(encoding="utf-8")
 
 
-def test_pages_recommend_what_is_selected_where_neighbors_differ() -> None:
+def test_pages_recommend_selected_method_for_minesweeper() -> None:
     """Bug: a page recommended logistic regression, which has an AUC of 0.50 on Minesweeper."""
     [row] = [
         line.split(" | ")

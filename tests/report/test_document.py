@@ -38,7 +38,7 @@ def page(*blocks: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_is_shown_as_text(name: str) -> None:
+def test_hostile_names_are_shown_as_text(name: str) -> None:
     blocks = [
         Text(name),
         Table([name], [[name]], name),
@@ -51,19 +51,19 @@ def test_a_hostile_name_is_shown_as_text(name: str) -> None:
     assert len(re.findall(re.escape(name), unescape(text.split('id="data"')[0]))) > 10
 
 
-def test_what_would_steer_a_text_or_is_none_is_spelt_out() -> None:
+def test_control_characters_and_surrogates_are_escaped() -> None:
     text = page(Text("a\u202eb\ud800c"))
     assert r"<p>a\u202eb\ud800c</p>" in text
 
 
-def test_our_own_words_are_formatted_but_html_in_them_is_not_read() -> None:
+def test_markdown_is_formatted_and_html_escaped() -> None:
     text = page(Markdown("**yes** <script>no</script> [go](#part) [stay](javascript:alert(1))"))
     assert "<strong>yes</strong> &lt;script&gt;no&lt;/script&gt;" in text
     assert '<a href="#part">go</a>' in text
     assert 'href="javascript' not in text
 
 
-def test_a_page_needs_no_network_and_runs_no_script_but_its_own() -> None:
+def test_page_needs_no_network_and_no_foreign_script() -> None:
     text = page(CHART)
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy is not None
@@ -73,21 +73,21 @@ def test_a_page_needs_no_network_and_runs_no_script_but_its_own() -> None:
     assert len(text) < 3_000_000
 
 
-def test_the_same_document_gives_the_same_page() -> None:
+def test_rendering_is_deterministic() -> None:
     assert page(CHART) == page(CHART)
 
 
-def test_data_lie_in_the_page_compressed() -> None:
+def test_page_data_are_compressed() -> None:
     packed = re.search(r'id="data">([^<]*)<', page(CHART, Threshold("t", ["s"] * 101)))
     assert packed is not None
     assert json.loads(gzip.decompress(base64.b64decode(packed[1]))) == [CHART.data, ["s"] * 101]
 
 
-def test_an_anchor_is_what_github_makes_of_a_title() -> None:
+def test_anchor_equals_that_of_github() -> None:
     assert Section("Which protocol: adjacency, order", []).anchor == "which-protocol-adjacency-order"
 
 
-def test_without_its_libraries_it_says_what_to_install(
+def test_missing_library_raises_with_its_name(
     monkeypatch: pytest.MonkeyPatch, raises: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr("pairnorm.report.document.find_spec", lambda name: None if name == "plotly" else True)
@@ -108,7 +108,7 @@ def column(view: Any, number: int) -> list[str]:
     return found
 
 
-def test_a_table_sorts_and_is_searched(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_table_sorts_and_filters(open_page: Callable[..., Any], tmp_path: Path) -> None:
     rows = [["b", "10%"], ["a", "9.5%"], ["c", "–"], ["a2", "1,000%"], ["d", "-3%"]]
     view = open_page(write(tmp_path, Table(["name", "share"], rows, search=True)))
     view.click("th button >> text=share")
@@ -122,7 +122,7 @@ def test_a_table_sorts_and_is_searched(open_page: Callable[..., Any], tmp_path: 
     assert column(view, 1) == ["a", "a2"]
 
 
-def test_choices_and_a_slider(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_choices_and_slider_update_the_page(open_page: Callable[..., Any], tmp_path: Path) -> None:
     choices = Choices("Rate", {"1%": [Text("few")], "5%": [Text("many"), CHART]})
     slider = Threshold("At least", [f"{place} it is" for place in range(101)], 90)
     view = open_page(write(tmp_path, choices, slider))
@@ -143,7 +143,7 @@ def test_choices_and_a_slider(open_page: Callable[..., Any], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("system", ["light", "dark"])
-def test_light_and_dark(open_page: Callable[..., Any], tmp_path: Path, system: str) -> None:
+def test_theme_follows_system_and_button(open_page: Callable[..., Any], tmp_path: Path, system: str) -> None:
     view = open_page(write(tmp_path, CHART), color_scheme=system)
 
     def colors() -> list[str]:
@@ -161,7 +161,7 @@ def test_light_and_dark(open_page: Callable[..., Any], tmp_path: Path, system: s
     assert colors() == first
 
 
-def test_paper_is_light_and_has_no_buttons(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_print_is_light_without_buttons(open_page: Callable[..., Any], tmp_path: Path) -> None:
     view = open_page(write(tmp_path, CHART), color_scheme="dark")
     view.emulate_media(media="print")
     assert view.is_hidden("#theme")
@@ -172,7 +172,7 @@ def test_paper_is_light_and_has_no_buttons(open_page: Callable[..., Any], tmp_pa
     assert view.get_attribute("html", "data-theme") == "dark"
 
 
-def test_nothing_is_wider_than_a_phone(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_page_fits_a_phone(open_page: Callable[..., Any], tmp_path: Path) -> None:
     table = Table(["x" * 20] * 9, [["word " * 9] * 9])
     view = open_page(write(tmp_path, table, CHART, Markdown("|a|b|\n|-|-|\n|" + "c" * 90 + "|d|")), width=360)
     assert view.evaluate("document.documentElement.scrollWidth") == 360

@@ -38,7 +38,7 @@ def text(findings: Findings, folder: Path) -> str:
     return written(findings, folder)
 
 
-def test_every_table_is_a_table_and_every_figure_is_there(text: str, folder: Path) -> None:
+def test_markdown_tables_and_figures_are_valid(text: str, folder: Path) -> None:
     assert text.startswith("# Labels for shop\n\n**")
     assert "\nMind the gap.\n" in text
     for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
@@ -49,7 +49,7 @@ def test_every_table_is_a_table_and_every_figure_is_there(text: str, folder: Pat
     assert all((folder / figure).stat().st_size > 5000 for figure in figures)
 
 
-def test_the_numbers_are_those_of_the_findings(findings: Findings, text: str) -> None:
+def test_report_numbers_equal_findings(findings: Findings, text: str) -> None:
     scores = findings.classifier.held_out_
     assert f"| all held-out nodes | 174 | {100 * scores.accuracy:.1f}% (" in text
     assert f"| a\\|b | {scores.confusion[0].sum()} | {100 * scores.recall[0]:.1f}% |" in text
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_findings(findings: Findings, text: str) ->
     assert "| split | train 40, validation 86, test 174 |" in text
 
 
-def test_the_report_says_how_each_method_was_tuned(findings: Findings, text: str) -> None:
+def test_report_states_how_methods_were_tuned(findings: Findings, text: str) -> None:
     assert (
         f"{findings.classifier.best_.name}: {len(findings.classifier.search_)}; label propagation: 3 (α"
         in text
@@ -68,7 +68,7 @@ def test_the_report_says_how_each_method_was_tuned(findings: Findings, text: str
         assert f"{baseline.name}: {baseline.num_candidates} ({baseline.best.setting})" in text
 
 
-def test_with_folds_the_report_counts_the_nodes_that_trained(small: Graph, tmp_path: Path) -> None:
+def test_report_counts_training_nodes_of_folds(small: Graph, tmp_path: Path) -> None:
     """Bug: all methods were said to be trained on the training nodes, whose number the page shows."""
     nobody = torch.zeros_like(small.train)
     labels = torch.where(torch.arange(small.num_nodes) < 150, small.labels, -1)
@@ -83,7 +83,7 @@ def test_with_folds_the_report_counts_the_nodes_that_trained(small: Graph, tmp_p
     assert f"The GCN trains on the {int(split.train.sum())} training nodes alone" in text
 
 
-def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
+def test_report_does_not_densify_large_features(
     small: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scaling, "MAX_DENSE_BYTES", 1000)
@@ -101,7 +101,7 @@ def test_features_too_large_to_be_dense_are_not_made_so_for_the_report(
     assert not (tmp_path / "smoothing.png").exists()
 
 
-def test_without_held_out_nodes_nothing_is_said_about_accuracy(small: Graph, tmp_path: Path) -> None:
+def test_no_held_out_nodes_give_no_accuracy(small: Graph, tmp_path: Path) -> None:
     chosen = torch.zeros_like(small.train)
     chosen[[int((small.labels == label).nonzero()[0]) for label in (0, 1)]] = True
     nobody = torch.zeros_like(chosen)
@@ -119,7 +119,7 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_folder_appears_as_a_whole(tmp_path: Path) -> None:
+def test_result_folder_appears_atomically(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "run"
     with result_folder(out) as folder:
         (folder / "model.json").write_text("new")
@@ -136,7 +136,7 @@ def earlier_run(folder: Path) -> dict[str, str]:
     return files
 
 
-def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path: Path) -> None:
+def test_result_folder_replaces_own_files_only(tmp_path: Path) -> None:
     out = tmp_path / "run"
     old = earlier_run(out) | {"march.csv": "theirs", "src/thesis.tex": "theirs"}
     (out / "src").mkdir()
@@ -152,7 +152,7 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_folder_may_be_reached_by_a_link_or_be_the_current_one(
+def test_result_folder_can_be_a_link_or_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     real, link = tmp_path / "real", tmp_path / "run"
@@ -171,7 +171,7 @@ def test_a_folder_may_be_reached_by_a_link_or_be_the_current_one(
 
 @pytest.mark.parametrize("error", [PairNormError("bad input"), KeyboardInterrupt()])
 @pytest.mark.parametrize("before", [True, False])
-def test_after_an_error_nothing_has_changed(tmp_path: Path, error: BaseException, before: bool) -> None:
+def test_error_keeps_the_old_folder(tmp_path: Path, error: BaseException, before: bool) -> None:
     out = tmp_path / "deep" / "run"
     old = earlier_run(out) if before else {}
     with pytest.raises(type(error)), result_folder(out) as folder:  # noqa: PT012
@@ -181,7 +181,7 @@ def test_after_an_error_nothing_has_changed(tmp_path: Path, error: BaseException
     assert (tmp_path / "deep").exists() == before
 
 
-def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path, raises) -> None:
+def test_unwritable_folder_raises_early(tmp_path: Path, raises) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with (
         raises("not-writable", value=str(tmp_path / "thesis.tex" / "run")),
@@ -191,7 +191,7 @@ def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path, raises) 
 
 
 @pytest.mark.parametrize("model", [None, "old", "[]", '{"name": "bert", "format": 1}'])
-def test_other_peoples_folders_are_refused(tmp_path: Path, raises, model: str | None) -> None:
+def test_foreign_folder_raises(tmp_path: Path, raises, model: str | None) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     if model is not None:
         (tmp_path / "model.json").write_text(model)
@@ -203,7 +203,7 @@ def test_other_peoples_folders_are_refused(tmp_path: Path, raises, model: str | 
     check_folder(tmp_path / "empty")
 
 
-def test_what_a_killed_run_left_is_cleared_and_its_folder_is_still_empty(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial").mkdir()
     (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial" / "model.json").write_text("half")
     with result_folder(tmp_path) as folder:
@@ -213,7 +213,7 @@ def test_what_a_killed_run_left_is_cleared_and_its_folder_is_still_empty(tmp_pat
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_a_row_for_every_node(tmp_path: Path, suffix: str) -> None:
+def test_prediction_table_has_one_row_per_node(tmp_path: Path, suffix: str) -> None:
     graph = Graph.from_edges(
         [[0, 1], [1, 2]],
         torch.ones(3, 1),

@@ -59,7 +59,7 @@ def found() -> MissingResults:
     )
 
 
-def test_a_row_of_the_csv_is_a_mean_over_the_runs() -> None:
+def test_csv_row_is_mean_over_runs() -> None:
     rows = list(csv.DictReader(as_csv(lines([ONE], found())).splitlines()))
     assert list(rows[0])[:7] == [
         *("protocol", "dataset", "fill", "model", "missing_percent", "accuracy", "accuracy_std")
@@ -72,7 +72,7 @@ def test_a_row_of_the_csv_is_a_mean_over_the_runs() -> None:
     assert by["auto", FIT, "100"]["auc"] == "0.9000"
 
 
-def test_models_of_a_graph_with_unreachable_nodes_are_shown_with_the_fallback_alone() -> None:
+def test_unreachable_nodes_are_reported_with_fallback_only() -> None:
     """Bug: all test nodes of networks, with what their biases give a third of them, stood next to fit's."""
     cora = replace(ONE, datasets=("cora",), missing=(100,), imputations=("zero",))
     own = {"model": "SGC-PN", "imputation": "zero"}
@@ -87,7 +87,7 @@ def test_models_of_a_graph_with_unreachable_nodes_are_shown_with_the_fallback_al
     assert "| SGC-PN, zero | **0.600** [1] | **0.700** [1] |" in text
 
 
-def test_the_report_says_who_is_ahead_and_what_is_not_whole() -> None:
+def test_report_marks_best_and_incomplete_methods() -> None:
     text = report([ONE], lines([ONE], found()))
     assert "| SGC-PN, zero | 0.600 ± 0.141 |" in text
     assert "| SGC-PN, feature propagation | 0.750 [1] |" in text
@@ -109,7 +109,7 @@ def setting(percent: float, others: int, gap: float) -> list[Line]:
     ]
 
 
-def test_only_settings_with_enough_other_methods_are_counted() -> None:
+def test_only_settings_with_enough_methods_are_counted() -> None:
     """Bug: "ahead, or level, in 54 of 70" counted 41 settings with one or two weak others."""
     text = report([ONE], [*setting(100, 5, 0.05), *setting(80, 5, -0.05), *setting(40, 2, 0.05)])
     assert "2 settings have 5 or more other methods. In 1 of them `fit` has the highest mean" in text
@@ -117,13 +117,13 @@ def test_only_settings_with_enough_other_methods_are_counted() -> None:
     assert "3 have several runs of both: in 2 of them `fit` is significantly better, in 1 worse" in text
 
 
-def test_a_difference_within_the_noise_is_not_significant() -> None:
+def test_difference_within_noise_is_not_significant() -> None:
     text = report([ONE], setting(100, 5, -0.001))
     assert "in 0 of them `fit` is significantly better, in 0 worse" in text
     assert "| 5 | -0.001 (-0.004 to +0.001) | no |" in text
 
 
-def test_settings_with_one_run_are_no_part_of_the_family() -> None:
+def test_single_run_settings_are_not_tested() -> None:
     """Bug: settings that cannot be tested made the corrected rate of the others smaller."""
     [ours, other] = setting(100, 1, 0.05)
     singles = [
@@ -138,7 +138,7 @@ def test_settings_with_one_run_are_no_part_of_the_family() -> None:
     assert report([ONE], [*weak, *singles]).count("| better |") == alone == 1
 
 
-def test_published_numbers_are_compared_too() -> None:
+def test_published_numbers_are_compared() -> None:
     some = [
         Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), {"accuracy": {0: 0.74}}),
         Line(MissingCell("fp-vectors", "cora", "pcfi", "GCN", 99.5), {"accuracy": {0: 0.736}}, 0.754),
@@ -155,7 +155,7 @@ def test_published_numbers_are_shown_next_to_ours() -> None:
     assert f"| {FSD_CAP} |" not in text
 
 
-def test_methods_that_use_validation_labels_are_shown_but_not_compared() -> None:
+def test_methods_using_validation_labels_are_not_compared() -> None:
     some = [
         Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), {"accuracy": {0: 0.78}}),
         Line(MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP, 99.5), {"accuracy": {0: 0.75}}),
@@ -171,7 +171,7 @@ def test_methods_that_use_validation_labels_are_shown_but_not_compared() -> None
     assert f"| {FSD_CAP_RELEASED} | 0.790, published 0.806 |" in text
 
 
-def test_tables_go_by_auc_or_macro_f1() -> None:
+def test_tables_are_ranked_by_auc_or_macro_f1() -> None:
     cells = [
         MissingCell("tables-80", name, "", model, 0)
         for name in ("german", "reed98")
@@ -187,13 +187,13 @@ def test_tables_go_by_auc_or_macro_f1() -> None:
     assert "| logistic regression | 0.600 (accuracy 0.710) | **0.500 (accuracy 0.710)** |" in text
 
 
-def test_the_report_names_the_commits_of_several() -> None:
+def test_report_lists_several_commits() -> None:
     text = report([ONE], setting(100, 5, 0.05), {"abc1234": 40, "def5678": 2})
     assert "Runs by commit: abc1234 (40), def5678 (2)." in text
     assert "Runs by commit" not in report([ONE], setting(100, 5, 0.05), {"abc1234": 42})
 
 
-def test_the_committed_store_gives_the_committed_report() -> None:
+def test_committed_store_gives_committed_report() -> None:
     protocols = choose_protocols()
     with Store(RESULTS / "missing.sqlite", read_only=True) as store:
         results = MissingResults.read(store)

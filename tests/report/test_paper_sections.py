@@ -36,14 +36,14 @@ def cells() -> dict[Spec, list[Trial]]:
     }
 
 
-def test_the_papers_trials_are_not_ones_own(cells: dict[Spec, list[Trial]]) -> None:
+def test_paper_trials_are_not_user_trials(cells: dict[Spec, list[Trial]]) -> None:
     assert [one.spec for one in find_user_trials(cells, Selection())] == list(cells)[1:]
     few = Spec("cora", "GCN", 2, epochs=7)
     assert find_user_trials({few: [trial(0, 1, 1)]}, Selection())
     assert not find_user_trials({few: [trial(0, 1, 1)]}, Selection(epochs=7))
 
 
-def test_the_best_by_validation_comes_first_with_what_varied(cells: dict[Spec, list[Trial]]) -> None:
+def test_user_section_lists_best_by_validation_with_varied_fields(cells: dict[Spec, list[Trial]]) -> None:
     text = text_of(user_section(find_user_trials(cells, Selection())))
     assert "Best by validation: `mine GCN depth=8 norm=PN-SI`, 0.800 of the test nodes" in text
     table = text[text.index("### mine") : text.index("### cora")]
@@ -55,7 +55,7 @@ def test_the_best_by_validation_comes_first_with_what_varied(cells: dict[Spec, l
     ]
 
 
-def test_names_of_graphs_are_shown_as_they_are_written(cells: dict[Spec, list[Trial]]) -> None:
+def test_graph_names_are_escaped(cells: dict[Spec, list[Trial]]) -> None:
     hostile = Spec("a|b<img>`", "GCN", 2)
     text = text_of(user_section(find_user_trials({hostile: [trial(0, 0.5, 0.5)]}, Selection())))
     assert r"### a\|b&lt;img&gt;\`" in text
@@ -63,7 +63,7 @@ def test_names_of_graphs_are_shown_as_they_are_written(cells: dict[Spec, list[Tr
 
 
 @pytest.mark.parametrize("with_paper", [True, False])
-def test_a_report_on_ones_own_store(cells: dict[Spec, list[Trial]], with_paper: bool, tmp_path: Path) -> None:
+def test_report_on_a_user_store(cells: dict[Spec, list[Trial]], with_paper: bool, tmp_path: Path) -> None:
     with Store(tmp_path / "mine.sqlite") as store:
         for spec, trials in cells.items():
             if with_paper or spec != PAPER:
@@ -76,7 +76,7 @@ def test_a_report_on_ones_own_store(cells: dict[Spec, list[Trial]], with_paper: 
     assert "| 2 | none | 2 | 0.600 | 0.600 ± 0.141 | 2 |" in text
 
 
-def test_shorter_runs_of_the_paper_are_no_user_trials() -> None:
+def test_shortened_paper_runs_are_not_user_trials() -> None:
     mine = {
         PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)],
         PAPER.replace(epochs=5, hidden=77): [trial(0, 0.5, 0.5)],
@@ -102,7 +102,7 @@ def row(section: str, start: str) -> list[float]:
     return [float(cell) for cell in found.split("|")[2:-1]]
 
 
-def test_effects_are_mean_differences_between_twins(section: str) -> None:
+def test_effects_are_mean_paired_differences(section: str) -> None:
     # Made up: +0.003 for rw, -0.02 before the activation, +0.004 for PN-SI, +-0.0005 of chance.
     assert row(section, "GCN: sym instead of rw") == pytest.approx([-0.003, -0.003], abs=6e-4)
     assert row(section, "GCN: before instead of after") == pytest.approx([-0.02, -0.02], abs=6e-4)
@@ -110,6 +110,6 @@ def test_effects_are_mean_differences_between_twins(section: str) -> None:
     assert "GAT: sym" not in section
 
 
-def test_nothing_was_run() -> None:
+def test_missing_tables_give_no_section() -> None:
     assert ablation_section(None) is None
     assert gain_section(None) is None

@@ -20,11 +20,11 @@ from pairnorm.train import Spec, Store, Trial
         (TableCell("citeseer", "GAT-t2", 0), (0.692, 2)),
     ],
 )
-def test_numbers_of_the_paper(cell: TableCell, numbers: tuple[float, int]) -> None:
+def test_reported_numbers_equal_the_paper(cell: TableCell, numbers: tuple[float, int]) -> None:
     assert reported()[cell] == numbers
 
 
-def test_all_of_them() -> None:
+def test_reported_numbers_are_complete() -> None:
     assert len(reported()) == 48 + 48 + 48
     assert all(0.2 < found.accuracy < 1 and 1 <= found.layers <= 60 for found in reported().values())
 
@@ -59,20 +59,20 @@ def all_candidates(**validation: float) -> dict[Spec, list[Trial]]:
     }  # fmt: skip
 
 
-def test_validation_chooses_depth_and_scale() -> None:
+def test_validation_selects_depth_and_scale() -> None:
     chosen = ResultIndex(all_candidates(d4s10=0.7, d8s1=0.6)).chosen(EXPERIMENT, CELL)
     assert chosen is not None
     assert chosen.best.spec == spec(4, 10.0)
     assert (chosen.accuracy, chosen.layers, chosen.complete) == (0.04, 4, True)
 
 
-def test_of_equals_the_shallower_is_chosen() -> None:
+def test_ties_select_the_shallower_candidate() -> None:
     chosen = ResultIndex(all_candidates(d8s1=0.7, d2s10=0.7, d4s1=0.7)).chosen(EXPERIMENT, CELL)
     assert chosen is not None
     assert chosen.best.spec == spec(2, 10.0)
 
 
-def test_the_same_number_of_right_answers_is_a_tie() -> None:
+def test_equal_correct_counts_are_a_tie() -> None:
     cells = all_candidates()
     # As float32 gives them: 391 + 391 and 390 + 392 of 500.
     cells[spec(2)] = [trial(0, 0.78200000524), trial(1, 0.78200000524)]
@@ -82,13 +82,13 @@ def test_the_same_number_of_right_answers_is_a_tie() -> None:
     assert chosen.layers == 2
 
 
-def test_nan_never_wins() -> None:
+def test_nan_is_never_selected() -> None:
     chosen = ResultIndex(all_candidates(d2s1=nan, d8s1=0.2)).chosen(EXPERIMENT, CELL)
     assert chosen is not None
     assert chosen.layers == 8
 
 
-def test_a_candidate_without_all_runs_does_not_count() -> None:
+def test_incomplete_candidate_is_not_selected() -> None:
     cells = all_candidates(d4s1=0.9, d8s1=0.8)
     cells[spec(4)] = cells[spec(4)][:1]
     chosen = ResultIndex(cells).chosen(EXPERIMENT, CELL)
@@ -96,7 +96,7 @@ def test_a_candidate_without_all_runs_does_not_count() -> None:
     assert (chosen.layers, chosen.complete) == (8, False)
 
 
-def test_nothing_was_run() -> None:
+def test_empty_index_selects_nothing() -> None:
     assert ResultIndex({}).chosen(EXPERIMENT, CELL) is None
     assert ResultIndex({}).by_depth(EXPERIMENT, CELL, one_scale=True) == []
 
@@ -113,13 +113,13 @@ def test_mean_and_sample_deviation_over_runs() -> None:
 
 
 @pytest.mark.parametrize("values", [(inf, 0.5), (inf, -inf), (1.7e308, 1.7e308), (nan, 0.5)])
-def test_runs_without_bound_have_no_mean(values: tuple[float, float]) -> None:
+def test_non_finite_or_overflowing_runs_have_no_mean(values: tuple[float, float]) -> None:
     summary = Summary(spec(2), tuple(trial(seed, 0.5, value) for seed, value in enumerate(values)))
     assert isnan(summary.mean("test_accuracy"))
     assert values[0] == 1.7e308 or isnan(summary.std("test_accuracy"))
 
 
-def test_curves_take_the_best_scale_of_each_depth_or_one_for_all() -> None:
+def test_by_depth_selects_scale_per_depth_or_one_scale() -> None:
     results = ResultIndex(all_candidates(d2s1=0.9, d4s10=0.8, d8s10=0.8))
     assert [found.spec.scale for found in results.by_depth(EXPERIMENT, CELL)] == [1.0, 10.0, 10.0]
     # scale 10: 0.1 + 0.8 + 0.8 beats 0.9 + 0.1 + 0.1
@@ -147,7 +147,7 @@ class TestSearch:
         assert set(index.pending(self.experiment)) == {(spec(depth, dropout=0.0), 1) for depth in (2, 4)}
         assert index.count_pending([self.experiment]) == 2
 
-    def test_finalists_wait_for_the_search(self) -> None:
+    def test_finalists_wait_for_the_whole_search(self) -> None:
         cells = self.cells()
         cells[spec(4, dropout=0.0)].append(trial(1, 0.8))
         assert ResultIndex(cells).chosen(self.experiment, CELL) is not None
@@ -157,7 +157,7 @@ class TestSearch:
         assert index.count_pending([self.experiment]) == 1 + 2  # and one more run of two finalists
         assert index.chosen(self.experiment, CELL) is None  # no winner yet
 
-    def test_reports_the_best_of_these_settings_over_all_runs(self) -> None:
+    def test_best_finalist_over_all_runs_is_chosen(self) -> None:
         cells = self.cells()
         assert ResultIndex(cells).chosen(self.experiment, CELL) is None
         cells[spec(2, dropout=0.0)] = [trial(0, 0.5), trial(1, 0.9)]
@@ -168,7 +168,7 @@ class TestSearch:
         assert (chosen.best.spec, chosen.complete) == (spec(2, dropout=0.0), True)
 
 
-def test_a_store_and_its_exports_say_the_same(tmp_path: Path) -> None:
+def test_store_and_export_select_the_same(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     with Store(path) as store:
         for one, trials in all_candidates(d4s1=0.6).items():
@@ -181,20 +181,20 @@ def test_a_store_and_its_exports_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none.sqlite", "none.csv"])
-def test_there_is_no_store(tmp_path: Path, name: str) -> None:
+def test_missing_store_raises(tmp_path: Path, name: str) -> None:
     with pytest.raises(PairNormError, match="there is no"):
         ResultIndex.read(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fingerprint_is_left_out_of_the_key_on_request() -> None:
+def test_fingerprints_are_ignored_on_request() -> None:
     named = spec(2)
     trials = {named.replace(dataset="cora@0123abcd"): [trial(0, 0.5)]}
     assert (named, 0) not in ResultIndex(trials)
     assert (named, 0) in ResultIndex(trials, ignore_fingerprints=True)
 
 
-def test_every_run_may_have_a_split_of_its_own() -> None:
+def test_runs_can_have_different_splits() -> None:
     experiment = replace(EXPERIMENT, settings={"split": "per-class-20@{seed}"})
     by_seed = [experiment.candidates(CELL, seed) for seed in (0, 1)]
     assert [{one.split for one in specs} for specs in by_seed] == [{"per-class-20"}, {"per-class-20@1"}]
@@ -205,13 +205,13 @@ def test_every_run_may_have_a_split_of_its_own() -> None:
     assert (by_seed[0][0], 1) not in set(experiment.requested())
 
 
-def test_lower_loss_breaks_ties_where_the_rule_says_so() -> None:
+def test_loss_breaks_ties_if_enabled() -> None:
     equal = [Summary(spec(depth), (replace(trial(0, 0.5), validation_loss=loss),))
              for depth, loss in ((2, 1.5), (4, 1.2), (8, nan))]  # fmt: skip
     assert SelectionRule().best(equal) == 0
     assert SelectionRule(loss_breaks_ties=True).best(equal) == 1
 
 
-def test_without_shared_settings_the_best_candidate_is_the_only_finalist() -> None:
+def test_no_shared_settings_give_one_finalist() -> None:
     rule = SelectionRule(search_runs=1)
     assert rule.finalists(EXPERIMENT.candidates(CELL), 3) == [3]

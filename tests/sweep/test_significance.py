@@ -23,7 +23,7 @@ def by_seed(values: np.ndarray) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("runs", [2, 5, 20])
-def test_difference_is_students_paired_t(runs: int) -> None:
+def test_paired_difference_equals_scipy_t_test(runs: int) -> None:
     one, other = np.random.default_rng(runs).normal(0.7, 0.1, (2, runs))
     found = paired_difference(by_seed(one), by_seed(other))
     expected = ttest_rel(one, other)
@@ -34,22 +34,22 @@ def test_difference_is_students_paired_t(runs: int) -> None:
     assert mean_interval((one - other).tolist()) == pytest.approx((found.low, found.high))
 
 
-def test_only_seeds_of_both_are_paired() -> None:
+def test_only_common_seeds_are_paired() -> None:
     found = paired_difference({0: 0.5, 1: 0.6, 7: 0.9}, {0: 0.4, 1: 0.5, 2: 0.1})
     assert (found.runs, found.mean) == (2, pytest.approx(0.1))
 
 
-def test_a_constant_is_compared_with_every_run() -> None:
+def test_constant_is_compared_with_each_run() -> None:
     assert paired_difference({0: 0.5, 1: 0.7}, 0.5).mean == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("other", [{0: 0.1}, {5: 0.1}, {0: float("nan"), 1: 0.1}])
-def test_too_few_runs_decide_nothing(other: dict[int, float]) -> None:
+def test_too_few_pairs_are_inconclusive(other: dict[int, float]) -> None:
     found = paired_difference({0: 0.9, 1: 0.8}, other)
     assert (found.p, found.low, found.high) == (1.0, -np.inf, np.inf)
 
 
-def test_equal_differences_have_a_least_deviation() -> None:
+def test_equal_differences_have_minimum_deviation() -> None:
     # Two runs that differ by exactly one node of a thousand are no proof.
     found = paired_difference({0: 0.801, 1: 0.701}, {0: 0.800, 1: 0.700})
     assert found.p > ERROR_RATE
@@ -57,7 +57,7 @@ def test_equal_differences_have_a_least_deviation() -> None:
 
 
 @pytest.mark.parametrize(("shared", "correlation"), [(0.0, 0.96), (0.9, 0.5)])
-def test_of_identical_methods_none_differs_in_95_percent_of_sweeps(shared: float, correlation: float) -> None:
+def test_family_wise_error_rate_of_identical_methods(shared: float, correlation: float) -> None:
     """The family-wise error rate, for a reference that validation accuracy selects.
 
     Validation and test accuracy of a run correlate: by 0.96 in results/depth.sqlite, without the means of
@@ -79,14 +79,14 @@ def test_of_identical_methods_none_differs_in_95_percent_of_sweeps(shared: float
     assert false_positives / sweeps < ERROR_RATE + 3 * np.sqrt(ERROR_RATE * 0.95 / sweeps)
 
 
-def test_a_single_comparison_has_the_stated_rate() -> None:
+def test_single_comparison_has_stated_error_rate() -> None:
     generator = np.random.default_rng(1)
     draws = 0.7 + 0.02 * generator.normal(size=(SIMULATIONS, 2, 5))
     rate = np.mean([paired_difference(by_seed(a), by_seed(b)).p <= ERROR_RATE for a, b in draws])
     assert abs(rate - ERROR_RATE) < 3 * np.sqrt(ERROR_RATE * 0.95 / SIMULATIONS)
 
 
-def test_a_real_difference_is_found_and_its_sign_kept() -> None:
+def test_real_difference_is_significant_with_its_sign() -> None:
     generator = np.random.default_rng(2)
     common = generator.normal(0.7, 0.05, 5)
     scores = {"reference": by_seed(common), "same": by_seed(common + generator.normal(0, 0.005, 5))}
@@ -96,13 +96,13 @@ def test_a_real_difference_is_found_and_its_sign_kept() -> None:
     assert found["worse"][0].mean < 0
 
 
-def test_holm_stops_at_the_first_that_is_not_significant() -> None:
+def test_holm_stops_at_first_insignificant_difference() -> None:
     family = [Difference(0.1, 0.0, 0.2, p, 5) for p in (0.011, 0.5, 0.012, 0.03, 0.001)]
     assert significant(family) == [True, False, True, False, True]
     assert significant([]) == []
 
 
-def test_mean_ranks_have_their_range_over_graphs() -> None:
+def test_mean_ranks_have_range_over_graphs() -> None:
     good, bad = {"a": [0.9, 0.9], "b": [0.1, 0.1]}, {"a": [0.1, 0.1], "b": [0.9, 0.9]}
     situations, graphs = [good, good, good, bad], ["x", "x", "x", "y"]
     first = mean_ranks(situations, graphs)[0]

@@ -38,7 +38,7 @@ def table() -> Table:
     return Table.of(results(), EXPERIMENT, reported=reported())
 
 
-def test_csv_has_the_papers_columns_and_is_empty_where_nothing_was_run(table: Table) -> None:
+def test_csv_has_paper_columns_and_empty_pending_cells(table: Table) -> None:
     assert COLUMNS[:5] == ("dataset", "method", "missing_percent", "accuracy", "layers")
     assert as_csv(table) == (
         "dataset,method,missing_percent,accuracy,layers,accuracy_std,paper_accuracy,paper_layers\n"
@@ -49,7 +49,7 @@ def test_csv_has_the_papers_columns_and_is_empty_where_nothing_was_run(table: Ta
     )
 
 
-def test_csv_with_the_chosen_settings(table: Table) -> None:
+def test_csv_with_selected_settings(table: Table) -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(table, ["scale", "dropout"]))))
     assert [(row["scale"], row["dropout"]) for row in rows] == [
         ("1.0", "0.6"),
@@ -59,7 +59,7 @@ def test_csv_with_the_chosen_settings(table: Table) -> None:
     ]
 
 
-def test_the_papers_numbers_stand_below_ours(table: Table) -> None:
+def test_paper_rows_follow_our_rows(table: Table) -> None:
     headings, rows = by_missing_rate(table)
     assert headings == ["Graph", "Method", "0% missing", "100% missing"]
     assert rows == [
@@ -71,7 +71,7 @@ def test_the_papers_numbers_stand_below_ours(table: Table) -> None:
     assert "* not all candidates" in legend(table)
 
 
-def test_latex_balances_and_has_all_columns(table: Table) -> None:
+def test_latex_is_balanced_and_has_all_columns(table: Table) -> None:
     text = latex(table)
     assert text.count("{") == text.count("}")
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -95,12 +95,12 @@ def test_terminal_fits_eighty_columns(table: Table) -> None:
     ]
 
 
-def test_the_widest_table_fits_eighty_columns_too() -> None:
+def test_widest_table_fits_eighty_columns() -> None:
     wide = Table.of(ResultIndex({}), TUNED, TABLE3, reported=reported())
     assert max(map(len, terminal(wide).splitlines())) <= 80
 
 
-def test_one_run_has_no_deviation() -> None:
+def test_single_run_has_no_deviation() -> None:
     one = Selection(datasets=["cora"], runs=1, depths=[4], missing=[0]).narrow(TABLE1)
     assert one is not None
     found = ResultIndex({Spec("cora", "SGC", 4, epochs=500, scaling="none"): [trial(0, 0.5, 0.75)]})
@@ -109,13 +109,13 @@ def test_one_run_has_no_deviation() -> None:
     assert "cora,SGC,0,0.7500,4,,0.815,4\n" in as_csv(table)
 
 
-def test_reported_numbers_are_left_out_where_the_paper_has_no_such_cell() -> None:
+def test_cells_outside_the_paper_have_no_reported_number() -> None:
     figure = Experiment("x", "x", TABLE1.methods, {0: 1}, ("cora",), in_tables=False)
     entries = Table.of(ResultIndex({}), figure, reported=reported()).entries
     assert all(entry.paper is None for entry in entries)
 
 
-def test_methods_of_several_experiments_stand_together() -> None:
+def test_several_experiments_share_one_table() -> None:
     assert EXPERIMENT is not None
     other = Experiment("b", "B", {"mine": {"model": "GCN", "depth": 2}}, {0: 1}, ("cora",))
     table = Table.of(results(), EXPERIMENT, other)
@@ -123,7 +123,7 @@ def test_methods_of_several_experiments_stand_together() -> None:
     assert (table.name, table.title, table.filled) == ("b", "B", 2)
 
 
-def test_a_skip_that_cannot_act_is_marked() -> None:
+def test_ineffective_skip_is_marked() -> None:
     """Bug: models of two layers "with skips" were listed as if they differed from those without."""
     skip = Experiment("x", "X", {"GCN-t1": {"model": "GCN", "depth": (2, 4), "skip": 1}}, {0: 1}, ("cora",))
     shallow, deep = skip.candidates(TableCell("cora", "GCN-t1", 0))

@@ -28,7 +28,7 @@ def table() -> Task:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_compact_text_predicts_what_lightgbm_predicts(table: Task, classes: int) -> None:
+def test_compact_text_predicts_like_lightgbm(table: Task, classes: int) -> None:
     task = table
     if classes == 2:
         graph = table.graph.replace(labels=table.graph.labels.clamp(max=1), class_names=("a", "b"))
@@ -44,7 +44,7 @@ def test_compact_text_predicts_what_lightgbm_predicts(table: Task, classes: int)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_fewer_hops_are_columns_of_more(table: Task) -> None:
+def test_candidates_of_hops_do_not_depend_on_other_hops(table: Task) -> None:
     settings = [
         {one.candidate for one in BoostedTrees(hops, (4,)).fit(table, lambda done: None)}
         for hops in ((1,), (3,), (1, 3))
@@ -52,7 +52,7 @@ def test_fewer_hops_are_columns_of_more(table: Task) -> None:
     assert settings[0] | settings[1] == settings[2]
 
 
-def test_trees_of_a_fold_are_those_that_it_would_grow_again(table: Task) -> None:
+def test_trees_of_a_fold_are_cached_and_reproducible(table: Task) -> None:
     (*_, learn) = next(BoostedTrees((1,), (4,)).fit(table, lambda done: None))
     (fold,) = table.folds
     grown, again = learn(fold), learn(replace(fold))
@@ -61,7 +61,7 @@ def test_trees_of_a_fold_are_those_that_it_would_grow_again(table: Task) -> None
     torch.testing.assert_close(grown.logits(table.prepared), again.logits(table.prepared))
 
 
-def test_neighbors_columns_are_worth_more_than_a_nodes_own(table: Task) -> None:
+def test_neighbor_columns_improve_accuracy(table: Task) -> None:
     ((candidate, *_),) = BoostedTrees((2,), (4,)).fit(table, lambda done: None)
     alone = table.graph.replace(adjacency=Graph.from_edges([[0], [1]], num_nodes=400).adjacency)
     ((own, *_),) = BoostedTrees((2,), (4,)).fit(
@@ -77,7 +77,7 @@ def test_many_features_become_principal_components(small: Graph, task: Task) -> 
     assert columns.table(task.prepared).rows().shape == (300, 2 * 64 + 1 + 2 * 2 + 1)
 
 
-def test_damaged_trees_are_refused(table: Task) -> None:
+def test_damaged_trees_raise(table: Task) -> None:
     ((*_, learn),) = BoostedTrees((1,), (4,)).fit(table, lambda done: None)
     settings, tensors = learn(table).state()
     text = tensors["trees"].numpy().tobytes().decode()
@@ -116,14 +116,14 @@ def test_damaged_trees_are_refused(table: Task) -> None:
             restore(trees=torch.tensor(list(damaged.encode()), dtype=torch.uint8))
 
 
-def test_only_directions_tell_where_from_and_where_to(flow: Graph) -> None:
+def test_direction_columns_learn_a_directed_class(flow: Graph) -> None:
     task = Task(flow, PreparedGraph(flow, Scaling.of(flow)(flow), CPU), "rw")
     plain, directed = BoostedTrees((1,), (4,), (False, True)).fit(task, lambda done: None)
     assert plain.candidate.validation_accuracy < 0.65
     assert directed.candidate.validation_accuracy > 0.85
 
 
-def test_directed_trees_are_saved_and_meet_other_edges(flow: Graph) -> None:
+def test_directed_trees_are_restored_for_other_edges(flow: Graph) -> None:
     task = Task(flow, PreparedGraph(flow, Scaling.of(flow)(flow), CPU), "rw")
     ((candidate, *_, learn),) = BoostedTrees((1,), (4,), (True,)).fit(task, lambda done: None)
     fitted = learn(task)
@@ -136,7 +136,7 @@ def test_directed_trees_are_saved_and_meet_other_edges(flow: Graph) -> None:
     assert not torch.equal(found, again.logits(PreparedGraph(flow, task.features, CPU)))
 
 
-def test_undirected_graphs_have_the_candidates_they_had(table: Task) -> None:
+def test_available_directions_do_not_change_undirected_trees(table: Task) -> None:
     """Directions that are there do not change trees that do not ask for them, nor what is saved."""
     directed = torch.arange(table.graph.adjacency.values().numel()) % 5 > 0
     other = table.graph.replace(directed=directed)
@@ -147,7 +147,7 @@ def test_undirected_graphs_have_the_candidates_they_had(table: Task) -> None:
     assert settings == {"hops": 1}
 
 
-def test_extra_columns_are_used_where_they_improve_held_out_nodes(table: Task, monkeypatch) -> None:
+def test_extra_columns_are_used_if_they_improve_the_score(table: Task, monkeypatch) -> None:
     steps: list[str] = []
     family = BoostedTrees((1,), (4,), extras=columns.EXTRAS)
     monkeypatch.setattr(module, "improves", lambda *_: False)
@@ -158,7 +158,7 @@ def test_extra_columns_are_used_where_they_improve_held_out_nodes(table: Task, m
     assert results[-1].candidate.setting.endswith(", " + ", ".join(columns.EXTRAS))
 
 
-def test_trees_with_extra_columns_are_saved_and_damage_is_refused(table: Task, monkeypatch) -> None:
+def test_trees_with_extra_columns_are_restored_and_checked(table: Task, monkeypatch) -> None:
     monkeypatch.setattr(module, "improves", lambda *_: True)
     *_, (candidate, probabilities, _, fit) = BoostedTrees((1,), (4,), extras=columns.EXTRAS).fit(
         table, lambda done: None
@@ -183,7 +183,7 @@ def test_trees_with_extra_columns_are_saved_and_damage_is_refused(table: Task, m
             module.Trees.restore(saved._replace(**changes))
 
 
-def test_rounds_are_chosen_on_rows_that_grow_no_trees() -> None:
+def test_early_stopping_uses_separate_rows() -> None:
     """Labels without meaning: every round makes the loss on new rows larger, and on old ones smaller."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 2, (400,), generator=generator)
@@ -195,7 +195,7 @@ def test_rounds_are_chosen_on_rows_that_grow_no_trees() -> None:
     assert losses.argmin() < 10
 
 
-def test_a_rare_class_does_not_end_the_growth_of_trees(table: Task) -> None:
+def test_rare_class_does_not_stop_boosting(table: Task) -> None:
     """Both of its nodes are left out to choose the rounds: the trees of the others still have many."""
     graph, rare = table.graph, table.graph.train.nonzero().squeeze(1)[-2:]
     labels = graph.labels.clone()

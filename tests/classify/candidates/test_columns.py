@@ -32,7 +32,7 @@ def holed(small: Graph) -> Graph:
     return small.replace(features=torch.rand(300, 4, generator=generator), missing=missing)
 
 
-def test_means_are_over_what_is_known_at_the_ends_of_walks(holed: Graph) -> None:
+def test_feature_columns_are_means_of_known_values(holed: Graph) -> None:
     found = torch.cat(feature_columns(on(holed), 2), 1)
     adjacency = holed.adjacency.to_dense().double()
     walk = adjacency / adjacency.sum(1, keepdim=True).clamp(min=1)
@@ -45,7 +45,7 @@ def test_means_are_over_what_is_known_at_the_ends_of_walks(holed: Graph) -> None
     torch.testing.assert_close(found.double(), torch.cat(expected, 1), equal_nan=True, atol=1e-5, rtol=1e-4)
 
 
-def test_a_node_never_sees_its_own_label(small: Graph) -> None:
+def test_label_columns_exclude_own_label(small: Graph) -> None:
     """Whatever its own label is, its columns are the same; those of its neighbors are not."""
     node = int(small.train.nonzero()[0])
     labels = small.labels.clone()
@@ -57,7 +57,7 @@ def test_a_node_never_sees_its_own_label(small: Graph) -> None:
     assert not torch.equal(found[neighbors].nan_to_num(), changed[neighbors].nan_to_num())
 
 
-def test_near_shares_are_those_of_labeled_neighbors(small: Graph) -> None:
+def test_label_shares_are_over_labeled_neighbors(small: Graph) -> None:
     found = label_columns(on(small), known(small), 2)
     given = torch.nn.functional.one_hot(small.labels, 2) * small.train[:, None]
     near = small.adjacency.to_dense() @ given.float()
@@ -68,7 +68,7 @@ def test_near_shares_are_those_of_labeled_neighbors(small: Graph) -> None:
     assert found[~some, :2].isnan().all()
 
 
-def test_labels_are_found_by_name_in_a_graph_that_has_grown(small: Graph) -> None:
+def test_labels_are_matched_by_node_name(small: Graph) -> None:
     names = np.append(small.node_names.astype(str), "new")
     edges = torch.cat([small.edge_index, torch.tensor([[300], [int(small.train.nonzero()[0])]])], 1)
     grown = Graph.from_edges(edges, torch.ones(301, 1), num_nodes=301, node_names=names)
@@ -88,7 +88,7 @@ def one_way(holed: Graph) -> Graph:
     return Graph.from_edges(holed.edge_index[:, kept], num_nodes=300, **parts)
 
 
-def test_directions_are_the_means_and_labels_along_and_against_edges(one_way: Graph) -> None:
+def test_direction_columns_equal_dense_reference(one_way: Graph) -> None:
     found = direction_columns(on(one_way), known(one_way), 2)
     assert one_way.directed is not None
     listed = torch.zeros(300, 300, dtype=torch.bool)
@@ -105,14 +105,14 @@ def test_directions_are_the_means_and_labels_along_and_against_edges(one_way: Gr
     torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-5, rtol=1e-4)
 
 
-def test_where_all_edges_go_both_ways_directions_tell_nothing_new(holed: Graph) -> None:
+def test_reciprocal_edges_give_equal_direction_columns(holed: Graph) -> None:
     along, against = direction_columns(on(holed), known(holed), 2).chunk(2, 1)
     assert torch.equal(along.nan_to_num(), against.nan_to_num())
     around = feature_columns(on(holed), 1)[1]
     torch.testing.assert_close(along[:, :4], around, equal_nan=True, atol=0, rtol=0)
 
 
-def test_extreme_and_missing_columns_are_those_of_known_neighbors(holed: Graph) -> None:
+def test_extreme_and_missing_columns_use_known_neighbors(holed: Graph) -> None:
     prepared, nodes = on(holed), range(0, 300, 7)
     columns = NodeColumns.of(Task(holed, prepared), 1, extras=("extremes", "missing"))
     table = columns.table(prepared).blocks
@@ -132,7 +132,7 @@ def test_extreme_and_missing_columns_are_those_of_known_neighbors(holed: Graph) 
     assert torch.equal(table["missing"][:, :4], holed.missing.float())
 
 
-def test_structure_columns_are_those_of_networkx(small: Graph) -> None:
+def test_structure_columns_equal_networkx(small: Graph) -> None:
     networkx = pytest.importorskip("networkx")
     found = NodeColumns.of(Task(small, on(small)), 1, extras=("structure",)).table(on(small))
     rank, core, *returns = found.blocks["structure"].double().T
@@ -153,7 +153,7 @@ def test_structure_columns_are_those_of_networkx(small: Graph) -> None:
         )
 
 
-def test_eigenvectors_belong_to_the_fitted_nodes(small: Graph) -> None:
+def test_eigenvectors_are_defined_for_fitted_nodes(small: Graph) -> None:
     columns = NodeColumns.of(Task(small, on(small)), 1, extras=("eigenvectors",))
     vectors = columns.table(on(small)).blocks["eigenvectors"].double()
     degree = small.adjacency.to_dense().double().sum(1)
@@ -170,7 +170,7 @@ def test_eigenvectors_belong_to_the_fitted_nodes(small: Graph) -> None:
     assert torch.equal(after[:300], columns.table(on(named)).blocks["eigenvectors"])
 
 
-def test_a_nodes_own_label_does_not_change_its_sgc_columns(small: Graph) -> None:
+def test_own_label_does_not_change_sgc_columns(small: Graph) -> None:
     node = int(small.train.nonzero()[0])
     labels = small.labels.clone()
     labels[node] = 1 - labels[node]

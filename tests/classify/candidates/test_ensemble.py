@@ -18,7 +18,7 @@ def evaluate(task: Task, probabilities: torch.Tensor) -> CandidateResult:
     return task.evaluate(Candidate("SGC"), probabilities.log().unsqueeze(1), lambda task: None)
 
 
-def test_what_gains_nothing_is_left_out_and_what_differs_is_taken(task: Task) -> None:
+def test_members_are_selected_by_gain(task: Task) -> None:
     """Two that are wrong on different nodes are better together; a fallback_probabilities adds nothing."""
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     first, second = (torch.arange(len(truth)) % 2 == rest for rest in (0, 1))
@@ -33,7 +33,7 @@ def test_what_gains_nothing_is_left_out_and_what_differs_is_taken(task: Task) ->
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy", "balanced-accuracy", "auc"])
-def test_a_gain_counts_where_it_exceeds_its_paired_standard_error(task: Task, metric: str) -> None:
+def test_gain_must_exceed_paired_standard_error(task: Task, metric: str) -> None:
     now = replace(task, metric=metric)
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     nodes = torch.arange(len(truth))[:, None]
@@ -47,7 +47,7 @@ def test_a_gain_counts_where_it_exceeds_its_paired_standard_error(task: Task, me
     assert not improves(now, before, before)
 
 
-def test_a_loss_gain_is_compared_with_the_textbook_standard_error(task: Task) -> None:
+def test_loss_gain_equals_textbook_standard_error_rule(task: Task) -> None:
     generator, truth = torch.Generator().manual_seed(0), torch.nn.functional.one_hot(task.held_out_labels, 2)
     found = set()
     for shift in (0.0, 0.01, 0.02, 0.04, 0.08):
@@ -62,7 +62,7 @@ def test_a_loss_gain_is_compared_with_the_textbook_standard_error(task: Task) ->
     assert found == {False, True}
 
 
-def test_it_is_the_weighted_mean_of_probabilities(task: Task) -> None:
+def test_average_is_weighted_mean_of_probabilities(task: Task) -> None:
     choice = search(task, [SGCFamily(["PN"], (1, 3), (3.0,))])
     parts = [
         (weight, one.candidate, one.fit(task)) for weight, one in zip((1, 3), choice.results, strict=True)
@@ -72,7 +72,7 @@ def test_it_is_the_weighted_mean_of_probabilities(task: Task) -> None:
     torch.testing.assert_close(found, (one + 3 * three) / 4, atol=1e-5, rtol=1e-4)
 
 
-def test_the_metric_decides_who_is_taken(task: Task) -> None:
+def test_metric_decides_selected_member(task: Task) -> None:
     """By accuracy the one that is right most often, however unsure; by loss the other."""
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     unsure, sure = 0.02 * truth + 0.49, 0.98 * truth + 0.01
@@ -84,7 +84,7 @@ def test_the_metric_decides_who_is_taken(task: Task) -> None:
         )
 
 
-def test_what_is_held_out_tells_what_gains_more_than_two_standard_errors(task: Task) -> None:
+def test_beats_prior_requires_two_standard_errors(task: Task) -> None:
     """Held against the paired differences of losses by the textbook."""
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     noise = torch.rand(len(truth), generator=torch.Generator().manual_seed(0))[:, None]
@@ -101,7 +101,7 @@ def test_what_is_held_out_tells_what_gains_more_than_two_standard_errors(task: T
     assert not beats_prior(task, task.prior.expand_as(truth))
 
 
-def test_one_of_every_kind_is_the_best_of_each_but_the_constant(task: Task) -> None:
+def test_best_per_model_excludes_most_frequent_class(task: Task) -> None:
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     some = [
         task.evaluate(Candidate(model), (share * truth + (1 - share) / 2).log()[:, None], lambda task: None)
@@ -112,7 +112,7 @@ def test_one_of_every_kind_is_the_best_of_each_but_the_constant(task: Task) -> N
     assert dict(best_per_model(some)) == {2: 1, 3: 1}
 
 
-def test_unreachable_nodes_get_one_prediction_from_the_reached_nodes_to_label(task: Task) -> None:
+def test_unreachable_nodes_share_one_prediction(task: Task) -> None:
     """Nodes without edges and features select no candidate, and all have the same probabilities."""
     graph = task.graph
     alone = torch.arange(300) % 3 == 0
@@ -139,7 +139,7 @@ def test_unreachable_nodes_get_one_prediction_from_the_reached_nodes_to_label(ta
     torch.testing.assert_close(first, second)
 
 
-def test_a_pickle_stays_small_after_predictions_for_other_graphs(task: Task) -> None:
+def test_pickle_size_is_unchanged_by_predictions(task: Task) -> None:
     family = SGCFamily(["PN"], (2,), (10.0,))
     fitted = search(task, [family]).fit(task)
     before = len(pickle.dumps(fitted))
@@ -150,7 +150,7 @@ def test_a_pickle_stays_small_after_predictions_for_other_graphs(task: Task) -> 
     assert torch.equal(*logits)
 
 
-def test_isolated_nodes_are_predicted_as_isolated_labeled_nodes() -> None:
+def test_isolated_nodes_get_shares_of_isolated_labeled_nodes() -> None:
     """Pairs of nodes have either class; of the isolated nodes, nine in ten are of class 1."""
     pairs = torch.arange(400).view(200, 2).T
     labels = torch.cat([torch.arange(400) // 2 % 2, (torch.arange(100) % 10 > 0).long()])

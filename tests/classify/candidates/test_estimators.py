@@ -19,7 +19,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_registered_classifier_is_a_candidate_and_is_saved(
+def test_registered_classifier_is_fitted_and_saved(
     small: Graph, registered: str, tmp_path: Path, missing: bool
 ) -> None:
     graph = small
@@ -35,7 +35,7 @@ def test_a_registered_classifier_is_a_candidate_and_is_saved(
     np.testing.assert_allclose(again, classifier.predict_proba(graph), atol=1e-6)
 
 
-def test_a_file_never_imports_a_classifier(
+def test_loading_never_imports_a_classifier(
     small: Graph, registered: str, tmp_path: Path, raises, monkeypatch
 ) -> None:
     NodeClassifier(registered).fit(small).save(tmp_path)
@@ -45,7 +45,7 @@ def test_a_file_never_imports_a_classifier(
         NodeClassifier.load(tmp_path)
 
 
-def test_entry_points_are_found_by_name(monkeypatch: pytest.MonkeyPatch, registered: str) -> None:
+def test_entry_point_is_found_by_name(monkeypatch: pytest.MonkeyPatch, registered: str) -> None:
     class Entry:
         def load(self) -> type:
             return HistGradientBoostingClassifier
@@ -56,6 +56,6 @@ def test_entry_points_are_found_by_name(monkeypatch: pytest.MonkeyPatch, registe
 
 
 @pytest.mark.parametrize("name", ["", " ", "a,b", "a\nb", 3])
-def test_names_are_checked(name: str, raises) -> None:
+def test_invalid_candidate_name_raises(name: str, raises) -> None:
     with raises("not-a-name", value=name):
         register_candidate(name, HistGradientBoostingClassifier)

@@ -8,7 +8,7 @@ from pairnorm.data import Graph
 CPU = torch.device("cpu")
 
 
-def test_it_sees_no_edges(small: Graph, task: Task) -> None:
+def test_logistic_regression_ignores_edges(small: Graph, task: Task) -> None:
     alone = Graph.from_edges([[0], [1]], small.features, small.labels, **small.split._asdict())
     tasks = [Task(graph, PreparedGraph(graph, task.features, CPU), "rw") for graph in (small, alone)]
     fitted, other = (search(one, [LogisticRegression()]).fit(one) for one in tasks)
@@ -18,7 +18,7 @@ def test_it_sees_no_edges(small: Graph, task: Task) -> None:
     )
 
 
-def test_validation_chooses_the_scale(task: Task) -> None:
+def test_validation_loss_selects_the_scale(task: Task) -> None:
     choice = search(task, [LogisticRegression((1.0, 10.0, 100.0))])
     tried, best = choice.results, choice.best
     assert {one.candidate.setting for one in tried} == {"scale 1", "scale 10", "scale 100"}
@@ -27,7 +27,7 @@ def test_validation_chooses_the_scale(task: Task) -> None:
 
 
 @pytest.mark.parametrize("family", [LogisticRegression(), SGCFamily(["none"], [2])])
-def test_no_scale_is_evaluated_that_would_end_after_the_time_limit(
+def test_scales_beyond_the_time_limit_are_skipped(
     task: Task, monkeypatch: pytest.MonkeyPatch, family: LogisticRegression | SGCFamily
 ) -> None:
     """Many classes and few columns: the last scales can take a minute each."""

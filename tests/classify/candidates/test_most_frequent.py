@@ -6,7 +6,7 @@ from pairnorm.data import Graph
 CPU = torch.device("cpu")
 
 
-def test_frequencies_are_those_of_the_training_nodes(small: Graph, task: Task) -> None:
+def test_probabilities_equal_training_class_frequencies(small: Graph, task: Task) -> None:
     ones = (small.labels == 1) & small.train
     zeros = small.train & ~ones & (torch.cumsum((small.train & ~ones).int(), 0) <= 5)
     graph = small.replace(train=ones | zeros)

@@ -17,7 +17,7 @@ def nothing(_: object) -> None:
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
 @pytest.mark.parametrize("layout", ["sparse", "dense"])
-def test_a_gnn_is_judged_on_scaled_features(small: Graph, task: Task, model: str, layout: str) -> None:
+def test_gnn_is_evaluated_on_scaled_features(small: Graph, task: Task, model: str, layout: str) -> None:
     if layout == "dense":
         task = Task(small, PreparedGraph(small, 100 * task.features.to_dense(), CPU), "rw")
     spec = Spec("own", model, 2, norm="PN-SI", epochs=30)
@@ -29,7 +29,7 @@ def test_a_gnn_is_judged_on_scaled_features(small: Graph, task: Task, model: str
 
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
-def test_a_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
+def test_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
     """Divided by their sum, which large columns of noise decide, these features would tell nothing."""
     generator = torch.Generator().manual_seed(0)
     noise = 1e4 * torch.rand(small.num_nodes, 20, generator=generator)
@@ -41,7 +41,7 @@ def test_a_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
 
 
 @pytest.mark.parametrize(("required", "trained"), [(True, [2]), (False, [])])
-def test_a_spent_budget_trains_one_at_most_and_says_so(
+def test_expired_time_limit_trains_at_most_one_network_and_warns(
     task: Task, required: bool, trained: list[int]
 ) -> None:
     specs, told = [Spec("own", "GCN", depth, epochs=5) for depth in (2, 3)], []
@@ -55,7 +55,7 @@ def test_a_spent_budget_trains_one_at_most_and_says_so(
     assert len(told) == family.steps == 2
 
 
-def test_a_fold_is_predicted_by_networks_that_did_not_see_its_labels(task: Task) -> None:
+def test_fold_is_predicted_by_networks_without_its_labels(task: Task) -> None:
     every = task.graph.train | task.graph.validation
     folded = replace(task, fold_masks=[every & (torch.arange(300) % 3 == number) for number in range(3)])
     family = GNNFamily([Spec("own", "GCN", 2, epochs=10)], range(3), cross_fit=True)

@@ -32,7 +32,7 @@ def gaps(small: Graph) -> Graph:
 @pytest.mark.parametrize("mode", [None, "PN", "PN-SI", "PN-SCS"])
 @pytest.mark.parametrize("method", ["zero", "fp"])
 @pytest.mark.parametrize("every", [1000, 40])
-def test_states_are_those_of_the_iteration_in_any_order(small: Graph, mode, method, every) -> None:
+def test_states_equal_iterates_in_any_order(small: Graph, mode, method, every) -> None:
     """Also where few rows are known, and span fewer columns than there are."""
     missing = torch.arange(small.num_nodes) % every == 0
     missing = missing if every == 1000 else ~missing & ~small.train
@@ -51,7 +51,7 @@ def test_states_are_those_of_the_iteration_in_any_order(small: Graph, mode, meth
     assert propagation.state(prepared, 5) is propagation.state(prepared, 5)
 
 
-def test_masked_features_have_states_of_their_own(gaps: Graph) -> None:
+def test_masked_features_have_separate_states(gaps: Graph) -> None:
     prepared, propagation = on(gaps), Propagation("fp", "rw", "PN")
     before = propagation.state(prepared, 4)
     masked = prepared.masked(torch.arange(gaps.num_nodes) % 5 == 0)
@@ -62,7 +62,7 @@ def test_masked_features_have_states_of_their_own(gaps: Graph) -> None:
     assert known.imputed("fp") is known.reduced[1]
 
 
-def test_the_least_recently_used_values_make_room(gaps: Graph, monkeypatch) -> None:
+def test_least_recently_used_values_are_evicted(gaps: Graph, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_CACHE_BYTES", 2 * gaps.features.nbytes)
     monkeypatch.setattr(module, "SMALL_BYTES", 2**12)
     prepared = on(gaps)
@@ -71,7 +71,7 @@ def test_the_least_recently_used_values_make_room(gaps: Graph, monkeypatch) -> N
     assert [prepared.peek(key) is not None for key in "abc"] == [True, False, True]
 
 
-def test_copies_and_pickles_have_no_cache(gaps: Graph) -> None:
+def test_copies_and_pickles_exclude_the_cache(gaps: Graph) -> None:
     prepared = on(gaps)
     size = len(pickle.dumps(prepared))
     Propagation("zero", "rw", "PN").state(prepared, 3)
@@ -81,7 +81,7 @@ def test_copies_and_pickles_have_no_cache(gaps: Graph) -> None:
         assert torch.equal(copy.features, prepared.features)
 
 
-def test_an_sgc_without_pair_norm_is_one_of_another_scale(gaps: Graph) -> None:
+def test_sgc_without_pair_norm_differs_by_a_scale(gaps: Graph) -> None:
     """Centering changes only the bias, so that over many nodes one of the two norms is enough."""
     prepared = on(gaps)
     plain, normed = (Propagation("zero", "rw", mode).state(prepared, 6) for mode in (None, "PN"))
@@ -90,14 +90,14 @@ def test_an_sgc_without_pair_norm_is_one_of_another_scale(gaps: Graph) -> None:
     assert torch.allclose(centered, scale * normed, atol=1e-4 * float(centered.abs().max()))
 
 
-def test_over_many_nodes_one_norm_is_planned(small: Graph, monkeypatch) -> None:
+def test_large_graph_plans_one_norm(small: Graph, monkeypatch) -> None:
     monkeypatch.setattr(module, "MANY_NODES", 1)
     for options, norms in (({}, ["PN"]), ({"norm": ["none", "PN"]}, ["none", "PN"])):
         sgc = {family.name: family for family in plan(NodeClassifier(**options), small)}["SGC"]
         assert list(sgc.norms) == norms
 
 
-def test_feature_columns_are_computed_once(gaps: Graph) -> None:
+def test_feature_columns_are_cached(gaps: Graph) -> None:
     prepared = on(gaps)
     widest = columns.feature_columns(prepared, 3)
     fewer = columns.feature_columns(prepared, 1)
@@ -105,7 +105,7 @@ def test_feature_columns_are_computed_once(gaps: Graph) -> None:
     assert fewer[0].isnan().any()
 
 
-def test_label_columns_follow_the_labels(small: Graph) -> None:
+def test_label_columns_are_cached_by_labels(small: Graph) -> None:
     prepared, classes = on(small), small.num_classes
     first = columns.label_columns(prepared, KnownLabels.of(Task(small, prepared)), classes)
     assert columns.label_columns(prepared, KnownLabels.of(Task(small, prepared)), classes) is first
@@ -134,9 +134,7 @@ def named(graph: Graph, missing: bool) -> Graph:
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI", "PN-SCS"])
 @pytest.mark.parametrize("missing", [False, True])
-def test_on_the_graph_they_were_measured_on_statistics_are_pair_norms(
-    small: Graph, mode: str, missing: bool
-) -> None:
+def test_statistics_reproduce_pair_norm_on_fitted_graph(small: Graph, mode: str, missing: bool) -> None:
     graph = named(small, missing)
     propagation = Propagation("zero", "rw", mode, 2.0)
     statistics = propagation.statistics(on(graph), 4)
@@ -146,7 +144,7 @@ def test_on_the_graph_they_were_measured_on_statistics_are_pair_norms(
     torch.testing.assert_close(state, next(islice(iterates, 4, None)), atol=2e-5, rtol=1e-4)
 
 
-def test_statistics_of_a_smaller_depth_are_the_first_ones(small: Graph) -> None:
+def test_statistics_of_smaller_depth_are_a_prefix(small: Graph) -> None:
     prepared, propagation = on(small), Propagation("zero", "rw", "PN")
     deep, flat = (propagation.statistics(prepared, depth) for depth in (5, 2))
     assert torch.equal(deep.centers[:3], flat.centers)
@@ -155,9 +153,7 @@ def test_statistics_of_a_smaller_depth_are_the_first_ones(small: Graph) -> None:
 
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_predictions_do_not_depend_on_which_other_nodes_are_in_the_graph(
-    small: Graph, name: str, missing: bool
-) -> None:
+def test_component_alone_is_predicted_as_in_whole_graph(small: Graph, name: str, missing: bool) -> None:
     """Nodes of one class alone, cut off from the others, are predicted as in the whole graph."""
     graph = named(small, missing)
     inside = graph.labels == 0
@@ -180,7 +176,7 @@ def test_predictions_do_not_depend_on_which_other_nodes_are_in_the_graph(
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
-def test_a_shift_of_all_fitted_nodes_cancels_however_deep(small: Graph, mode: str) -> None:
+def test_constant_feature_shift_cancels(small: Graph, mode: str) -> None:
     graph = named(small, missing=False)
     propagation = Propagation("zero", "rw", mode)
     statistics = propagation.statistics(on(graph), 12)
@@ -192,7 +188,7 @@ def test_a_shift_of_all_fitted_nodes_cancels_however_deep(small: Graph, mode: st
     torch.testing.assert_close(states[1], states[0], atol=1e-3, rtol=1e-3)
 
 
-def test_new_nodes_change_no_prediction_of_nodes_they_are_not_connected_with(small: Graph) -> None:
+def test_unconnected_new_nodes_change_no_prediction(small: Graph) -> None:
     graph = named(small, missing=False)
     classifier = NodeClassifier(**SETTINGS["SGC-PN"], refit=False).fit(graph)
     new = graph.num_nodes // 2

@@ -40,7 +40,7 @@ def first(task: Task, **settings: object) -> CandidateResult:
     return next(ResidualGCNs(**settings).fit(task, lambda done: None))  # type: ignore[arg-type]
 
 
-def test_networks_compute_what_averages_cannot(parity: Task) -> None:
+def test_residual_networks_learn_parity_of_neighbors(parity: Task) -> None:
     steps: list[str] = []
     family = ResidualGCNs(((3, 16),))
     *_, result = family.fit(parity, steps.append)
@@ -50,7 +50,7 @@ def test_networks_compute_what_averages_cannot(parity: Task) -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_networks_predict_as_evaluated_also_when_restored(task: Task, monkeypatch, wide: bool) -> None:
+def test_fitted_and_restored_networks_predict_as_evaluated(task: Task, monkeypatch, wide: bool) -> None:
     monkeypatch.setattr(module, "MAX_FEATURES", 1000 if wide else 16)
     result = first(task)
     fitted, validation = result.fit(task), task.graph.validation
@@ -65,7 +65,7 @@ def test_networks_predict_as_evaluated_also_when_restored(task: Task, monkeypatc
             KINDS["residual GCN"].restore(saved._replace(**wrong))
 
 
-def test_labels_of_a_fold_do_not_change_its_predictions(parity: Task) -> None:
+def test_held_out_labels_do_not_change_fold_predictions(parity: Task) -> None:
     task = folded(parity)
     held_out = task.fold_masks[0]
     graph = task.graph.replace(labels=task.graph.labels.where(~held_out, 1 - task.graph.labels))
@@ -79,7 +79,7 @@ def test_labels_of_a_fold_do_not_change_its_predictions(parity: Task) -> None:
     assert results[0].fit(task.with_all_folds).logits(task.prepared).shape[1] == module.NUM_NETWORKS
 
 
-def test_a_task_whose_labels_no_network_avoided_trains_another(parity: Task) -> None:
+def test_task_with_other_training_labels_trains_a_new_network(parity: Task) -> None:
     result = first(parity, settings=((3, 16),))
     fewer = parity.graph.replace(train=parity.graph.train & (torch.arange(600) % 2 == 0))
     assert result.fit(replace(parity, graph=fewer)).logits(parity.prepared).shape[1] == 1
@@ -99,7 +99,7 @@ def test_masked_features_do_not_change_predictions(task: Task, monkeypatch) -> N
 
 
 @pytest.mark.parametrize(("limit", "epochs"), [(1000.0, 20), (100.0, module.MIN_EPOCHS)])
-def test_the_first_step_is_short_where_time_does_not_allow_enough_epochs(
+def test_first_step_is_shortened_by_the_time_limit(
     parity: Task, monkeypatch: pytest.MonkeyPatch, limit: float, epochs: int
 ) -> None:
     """The clock advances by a second whenever it is read, twice in an epoch."""

@@ -26,7 +26,7 @@ def nothing(_: object) -> None:
 
 @pytest.mark.parametrize("norm", ["none", "PN", "PN-SI", "PN-SCS"])
 @pytest.mark.parametrize("adjacency", ["rw", "sym"])
-def test_a_candidates_network_is_as_good_as_it_says(small: Graph, norm: str, adjacency: str) -> None:
+def test_fitted_sgc_reaches_stated_validation_accuracy(small: Graph, norm: str, adjacency: str) -> None:
     task, told = on(small, adjacency), []
     family = SGCFamily([norm], (1, 4), SCALES)
     found = list(family.fit(task, told.append))
@@ -42,9 +42,7 @@ def test_a_candidates_network_is_as_good_as_it_says(small: Graph, norm: str, adj
 
 
 @pytest.mark.parametrize("fill", ["zero", "fp", "mass"])
-def test_missing_vectors_change_the_coordinates_but_not_the_answer(
-    blanked_cora: Graph, monkeypatch, fill: str
-) -> None:
+def test_reduced_coordinates_give_the_same_logits(blanked_cora: Graph, monkeypatch, fill: str) -> None:
     task, family = on(blanked_cora), SGCFamily(["PN"], (5,), (10.0,), (fill,))
     ((reduced, _, _, learn),) = family.fit(task, nothing)
     logits = learn(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
@@ -56,7 +54,7 @@ def test_missing_vectors_change_the_coordinates_but_not_the_answer(
     assert (logits - full_logits).abs().max() < 0.01
 
 
-def test_depth_pays_with_pair_norm_where_vectors_are_missing(blanked_cora: Graph) -> None:
+def test_depth_helps_with_pair_norm_if_vectors_are_missing(blanked_cora: Graph) -> None:
     best = {}
     for norm in ("none", "PN"):
         family = SGCFamily([norm], (2, 30), (30.0, 100.0))
@@ -67,7 +65,7 @@ def test_depth_pays_with_pair_norm_where_vectors_are_missing(blanked_cora: Graph
     assert best["PN", 30] > best["none", 30] + 0.1
 
 
-def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: Task, monkeypatch) -> None:
+def test_many_training_nodes_select_on_subsample_and_refit_on_all(task: Task, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_SELECTION_ROWS", 10)
     few = task_module.limit_training_nodes(task, module.MAX_SELECTION_ROWS)
     counts = torch.bincount(task.graph.labels[few.graph.train])
@@ -83,7 +81,7 @@ def test_many_training_nodes_choose_by_a_share_of_them_and_learn_from_all(task: 
     assert torch.equal(fitted.weight, learn(task).weight)
 
 
-def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
+def test_subsample_keeps_the_rarest_class(task: Task, monkeypatch) -> None:
     first = int((task.graph.labels == 1).nonzero()[0])
     rare = (task.graph.labels == 0) & ~task.graph.validation & ~task.graph.test
     rare[first] = True
@@ -97,7 +95,7 @@ def test_the_rarest_class_keeps_a_node(task: Task, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("norm", ["none", "PN"])
-def test_over_many_nodes_a_walk_ends_that_brings_nothing_more(small: Graph, monkeypatch, norm: str) -> None:
+def test_large_graph_stops_depth_search_without_gain(small: Graph, monkeypatch, norm: str) -> None:
     task, family = on(small), SGCFamily([norm], tuple(range(1, 30)), SCALES)
     whole, told = [one.candidate for one in family.fit(task, nothing)], []
     monkeypatch.setattr(scaling, "MANY_NODES", 1)
@@ -130,7 +128,7 @@ def test_features_are_imputed_once(blanked_cora: Graph, monkeypatch) -> None:
     assert calls == ["mass", "mass"]
 
 
-def test_a_solution_of_a_large_rank_is_restricted_to_leading_axes(task: Task, monkeypatch) -> None:
+def test_large_rank_is_restricted_to_leading_axes(task: Task, monkeypatch) -> None:
     restricted = []
 
     def record(*arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from pairnorm.classify.search import search
 CPU = torch.device("cpu")
 
 
-def test_what_is_spread_solves_its_equation(task: Task) -> None:
+def test_smooth_solves_its_fixed_point(task: Task) -> None:
     """Against a dense solution of Z = α S Z + (1 - α) Z₀, known labels in place of what was said of them."""
     graph, alpha = task.graph, 0.5
     labels = graph.labels.where(graph.train, -1)
@@ -26,7 +26,7 @@ def test_what_is_spread_solves_its_equation(task: Task) -> None:
     assert torch.equal(found.argmax(1), sharpen(found, 3.0).argmax(1))
 
 
-def test_it_is_taken_where_it_gains_and_says_what_it_said_when_chosen(task: Task) -> None:
+def test_smoothing_is_selected_if_it_lowers_the_loss(task: Task) -> None:
     """Features alone know little, their neighbors' more."""
     families = [LogisticRegression((3.0,)), LogisticRegression((10.0,))]
     assert search(task, families).smooths == (None,)
@@ -58,11 +58,11 @@ def test_unreachable_nodes_are_not_smoothed(task: Task) -> None:
     assert not torch.allclose(found[~unreachable], plain[~unreachable], atol=0.01)
 
 
-def test_one_family_stays_itself(task: Task) -> None:
+def test_single_family_is_not_smoothed(task: Task) -> None:
     assert search(task, [LabelPropagation()], simple=False).smooths == (None,)
 
 
-def test_smoothing_of_a_fold_does_not_see_the_labels_that_it_holds_out(task: Task, monkeypatch) -> None:
+def test_smoothing_of_a_fold_excludes_held_out_labels(task: Task, monkeypatch) -> None:
     nodes = task.graph.train | task.graph.validation
     masks = [nodes & (torch.arange(300) % 3 == number) for number in range(3)]
     folded, seen = replace(task, fold_masks=masks), []

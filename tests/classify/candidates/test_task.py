@@ -25,7 +25,7 @@ from pairnorm.data import Graph
 CPU = torch.device("cpu")
 
 
-def test_the_score_decides_then_loss_then_depth() -> None:
+def test_rank_orders_by_score_then_loss_then_depth() -> None:
     def evaluate(score: float, loss: float, depth: int) -> tuple[float, float, int]:
         candidate = Candidate("SGC", "PN", depth, validation_loss=loss)
         return CandidateResult(
@@ -41,7 +41,7 @@ def test_the_score_decides_then_loss_then_depth() -> None:
     assert Candidate("SGC", "PN", 4, validation_accuracy=0.9, validation_loss=0.1).rank == best
 
 
-def test_what_has_no_layers_is_called_by_its_name() -> None:
+def test_candidate_names_state_norm_and_depth() -> None:
     assert Candidate("label propagation").name == "label propagation"
     assert Candidate("GCN", "none", 2).name == "GCN without PairNorm, depth 2"
     assert (
@@ -50,7 +50,7 @@ def test_what_has_no_layers_is_called_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_candidate_is_scored_by_the_tasks_metric(task: Task, metric: str) -> None:
+def test_score_equals_scikit_learn_metric(task: Task, metric: str) -> None:
     """Against scikit-learn's own, of the classes it predicts."""
     labels = task.held_out_labels.numpy()
     for one in SGCFamily(["PN"], (2,), (1.0, 100.0)).fit(replace(task, metric=metric), lambda done: None):
@@ -74,7 +74,7 @@ def test_a_candidate_is_scored_by_the_tasks_metric(task: Task, metric: str) -> N
     [LabelPropagation(), LogisticRegression((1.0, 10.0, 100.0)), MostFrequent(), BoostedTrees((1, 2), (4,))],
     ids=lambda family: family.name,
 )
-def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
+def test_family_contract(task: Task, family: Family) -> None:
     """It ticks as often as it says; its candidates are as good as they say, also restored."""
     told: list[str] = []
     found = list(family.fit(task, told.append))
@@ -104,7 +104,7 @@ def test_every_family_keeps_the_contract(task: Task, family: Family) -> None:
     [SGCFamily(["PN"], (2,), (30.0,), ("zero", "fp")), LogisticRegression((10.0,)), BoostedTrees((1,), (4,))],
     ids=lambda family: family.name,
 )
-def test_a_hidden_node_is_judged_as_if_it_never_had_features(
+def test_masked_features_do_not_change_held_out_predictions(
     task: Task, family: Family, dense: bool, folded: bool
 ) -> None:
     """Whatever its features are, what is said of it when it is held out stays the same."""
@@ -140,7 +140,7 @@ def test_a_hidden_node_is_judged_as_if_it_never_had_features(
     ],
     ids=lambda family: family.name,
 )
-def test_in_every_fold_a_node_is_judged_by_what_has_not_seen_it(task: Task, family: Family) -> None:
+def test_folds_are_predicted_without_their_labels(task: Task, family: Family) -> None:
     """As if each fold were a task of its own; a label that is held out changes nothing of what is said."""
     graph = task.graph
     every = graph.train | graph.validation
@@ -170,20 +170,20 @@ def test_in_every_fold_a_node_is_judged_by_what_has_not_seen_it(task: Task, fami
         torch.testing.assert_close(one.probabilities, torch.cat(parts), atol=5e-3, rtol=0)
 
 
-def test_features_too_large_to_propagate_are_refused(small: Graph, monkeypatch, raises) -> None:
+def test_too_large_features_raise(small: Graph, monkeypatch, raises) -> None:
     monkeypatch.setattr(module, "MAX_DENSE_BYTES", 1000)
     with raises("too-large", value=4 * 500 * 300) as caught:
         check_size(small)
     assert caught.value.typed().endswith("Keep fewer columns, or pass --model GCN and --scaling rows.")
 
 
-def test_an_average_of_one_is_called_what_it_is() -> None:
+def test_average_of_one_has_the_name_of_its_member() -> None:
     one = Candidate("average", parts=("SGC-PN, depth 4, scale 3",), smoothed=True)
     assert one.name == "SGC-PN, depth 4, scale 3, smoothed over the graph"
     assert Candidate("average", parts=("a", "b")).name == "average of 2 models"
 
 
-def test_the_fallback_of_a_fold_is_the_class_shares_of_its_own_training_labels(task: Task) -> None:
+def test_fold_fallback_is_class_shares_of_training_labels(task: Task) -> None:
     """The labels that a fold holds out have no part in it: here each fold holds out one class."""
     selection = task.graph.train | task.graph.validation
     masks = [selection & (task.graph.labels == number) for number in range(2)]
