@@ -297,7 +297,7 @@ def campaign(corpus: Path, scratch: Path, seed: str, seconds: float) -> dict[str
         place = scratch / name
         if (code := run(words(corpus, place, 0))) != 0:
             lost.append(f"{name} does not run any more: {code}")
-        lost += [f"{path} is left" for kind in ("*.partial", "*.walk") for path in place.rglob(kind)]
+        lost += [f"{path} is left" for kind in ("*.partial", "*.work") for path in place.rglob(kind)]
         lost += [f"{path} differs" for path in different(corpus / "whole" / name, place)]
         examine(check, corpus, place)
     return {"killed": dict(tally), "lost": lost}

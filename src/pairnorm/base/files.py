@@ -128,11 +128,12 @@ def _is_about(error: OSError, draft: Path) -> bool:
 
 
 @contextmanager
-def reserved(folder: Path) -> Iterator[None]:
+def reserved(folder: Path, *drafts: str) -> Iterator[None]:
     """Create a folder for this process alone, and remove it after success.
 
     Args:
         folder: for unfinished work; after an error it stays, and the next run may resume from it.
+        drafts: files in it that no run resumes from, removed after an error too.
     """
     mark = folder / ".reserved"  # the folder itself is locked for every file that is written in it
     with writable(folder):
@@ -143,6 +144,8 @@ def reserved(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder)
         finally:
             with suppress(OSError):  # keep unfinished work
+                for draft in drafts:
+                    (folder / draft).unlink(missing_ok=True)
                 mark.rmdir()
                 folder.rmdir()
 

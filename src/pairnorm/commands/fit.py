@@ -273,7 +273,7 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.persistence import result_folder
     from pairnorm.classify.predictions import has_parquet
-    from pairnorm.classify.streaming import Streaming
+    from pairnorm.classify.streaming import DRAFTS, Streaming
     from pairnorm.data import Graph
     from pairnorm.report.fit_report import streamed_page, write_document
     from pairnorm.train.distributed import launched_ranks
@@ -300,8 +300,8 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
     graph = Graph.open(options.graph)
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
     console.facts(graph.describe())
-    work = out.absolute().with_name(f".{out.name}.walk")
-    with reserved(work), result_folder(out) as folder, warnings.catch_warnings():
+    work = out.absolute().with_name(f".{out.name}.work")
+    with reserved(work, *DRAFTS), result_folder(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("always", ClassifierWarning)
         search = Streaming(
             graph,

@@ -71,13 +71,16 @@ def test_least_recently_used_values_are_evicted(gaps: Graph, monkeypatch) -> Non
     assert [prepared.peek(key) is not None for key in "abc"] == [True, False, True]
 
 
-def test_copies_and_pickles_exclude_the_cache(gaps: Graph) -> None:
-    prepared = on(gaps)
+def test_pickles_exclude_the_cache_and_copies_keep_the_adjacency(gaps: Graph) -> None:
+    prepared, propagation = on(gaps), Propagation("zero", "rw", "PN")
     size = len(pickle.dumps(prepared))
-    Propagation("zero", "rw", "PN").state(prepared, 3)
+    propagation.state(prepared, 3)
     assert len(pickle.dumps(prepared)) == size
-    for copy in (pickle.loads(pickle.dumps(prepared)), deepcopy(prepared)):
-        assert not copy._cache
+    pickled, copied = pickle.loads(pickle.dumps(prepared)), deepcopy(prepared)
+    assert not pickled._cache
+    assert copied.adjacency("rw") is prepared.adjacency("rw")
+    for copy in (pickled, copied):
+        assert copy.peek((propagation, 3)) is None
         assert torch.equal(copy.features, prepared.features)
 
 

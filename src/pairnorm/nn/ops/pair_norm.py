@@ -316,7 +316,8 @@ def normalize_and_measure(
     kernels = None if mode == "PN-SCS" or is_small else find_kernels("pair_norm", x)
     forward = _torch_forward if kernels is None else kernels.forward
     y, (norm, mean) = forward(x, Groups(x.size(0)), scale, eps, mode, False)
-    mean = mean.view(-1, *x.shape[1:]).sum(0)  # kernels may save it in parts
+    # Kernels may save the mean in parts.
+    mean = mean.view(-1, x.size(1)).sum(0) if x.size(1) else mean.new_zeros(0)
     mean_square = (norm.double().square().mean() - eps).clamp(min=0)
     return y, (mean.to(x.dtype), mean_square.reshape(1).to(x.dtype))
 
