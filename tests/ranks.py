@@ -29,14 +29,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pairnorm import PairNorm, PairNormError, add_pair_norm, pair_norm, remove_pair_norm
+from pairnorm.classify import NodeClassifier, search_space
+from pairnorm.classify.candidates import networks
 from pairnorm.data import csbm
 from pairnorm.nn import GAT, GCN, GCNII, SGC, SparseMatrix, normalized_adjacency
 from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.dropout import draw_keys
 from pairnorm.nn.ops.pair_norm import all_sum
 from pairnorm.nn.pair_norm import MODES
-from pairnorm.train import Spec
-from pairnorm.train.distributed import Shards
+from pairnorm.train import Spec, loop
+from pairnorm.train.distributed import Shards, blocks
 from pairnorm.train.trainers import GNNTrainer
 
 NODES = 23
@@ -207,9 +209,7 @@ def check_shards(size):
     for kind, settings, trials, sparse, dtype in cases:
         model = shards.join(kind(9, 3, dropout=0.5, num_models=trials, **settings).to(dtype))
         alone = copy.deepcopy(model)
-        for module in alone.modules():
-            if isinstance(module, PairNorm):
-                module.process_group = None
+        shards.leave(alone)
         x = (torch.rand(nodes, 9) * (torch.rand(nodes, 9) < 0.4)).to(dtype)
         values = SparseMatrix(matrix.pattern, matrix.values.to(dtype))
         keys = draw_keys(1 if kind is SGC else settings["num_layers"], 2, trials or 1)
@@ -267,25 +267,58 @@ def check_traffic(size):
 
 
 def check_training(size):
-    """Whole trainings, choice of the best epoch included, end as in one process; a broken one goes on."""
+    """Trainings select the epoch and end as in one process, also when resumed from a checkpoint."""
     graph = csbm(150, classes=3, features=8, seed=1)
     for model in ("GCN", "GAT"):
         spec = Spec("csbm", model, 3, norm="PN-SI", hidden=8, missing_rate=0.5, epochs=12)
         trials = [(spec, 0), (spec, 1)]
         alone = GNNTrainer(graph, trials, torch.device("cpu"))
         alone.fit()
-        together = GNNTrainer(graph, trials, torch.device("cpu"), shards=Shards(graph.num_nodes))
-        together.loop.train(5)
-        saved = {name: value.clone() for name, value in together.loop.state().items()}
-        together = GNNTrainer(graph, trials, torch.device("cpu"), shards=Shards(graph.num_nodes))
-        assert together.loop.load_state(saved) == 5
-        together.loop.train(7)
-        together.loop.restore()
-        together.model.eval()
+        with tempfile.TemporaryDirectory() as folder:  # as on machines that do not share their files
+            checkpoint = Path(folder, "checkpoint.pt")
+            together = GNNTrainer(graph, trials, torch.device("cpu"), shards=Shards(graph.num_nodes))
+            with mock.patch.object(loop, "EPOCHS_PER_SYNC", 5), pytest.raises(KeyboardInterrupt):
+                together.fit(mock.Mock(side_effect=KeyboardInterrupt), checkpoint)
+            assert checkpoint.exists() == (dist.get_rank() == 0)
+            together = GNNTrainer(graph, trials, torch.device("cpu"), shards=Shards(graph.num_nodes))
+            ticks = mock.Mock()
+            together.fit(ticks, checkpoint)
+            assert [call.args for call in ticks.call_args_list] == [(7,)]
         close(together.loop.best_accuracy, alone.loop.best_accuracy)
         assert together.loop.best_epoch.tolist() == alone.loop.best_epoch.tolist()
         for mine, other in zip(together.evaluate(), alone.evaluate(), strict=True):
             close(mine, other, rtol=2e-3, atol=2e-4)  # twelve steps of Adam in single precision
+
+
+def check_networks(size):
+    """Each rank of fit trains a share of the networks, and predicts as one process does."""
+    graph = csbm(300, classes=3, features=8, seed=1)
+    none = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    for num_folds, num_seeds in ((1, 1), (1, 3), (5, 1), (5, 11)):
+        if num_folds == 5:  # without validation nodes of the user's, there are folds
+            graph = graph.replace(train=none, validation=none, test=none)
+
+        def train_networks(seeds=num_seeds, graph=graph):
+            classifier = NodeClassifier(["GCN", "GCNII"], depth=2, epochs=3, seeds=seeds, device="cpu")
+            with mock.patch.object(networks, "GNNTrainer", wraps=GNNTrainer) as trainers:
+                probabilities = classifier.fit(graph).probabilities_
+            pairs = [pair for call in trainers.call_args_list for pair in call.args[1]]
+            return [(spec.method, seed) for spec, seed in pairs], probabilities
+
+        together, probabilities = train_networks()
+        with mock.patch.object(search_space, "shards_of", return_value=None):
+            alone, expected = train_networks()
+        total = num_folds * -(-num_seeds // num_folds)
+        for method in ("none", "GCNII"):
+            shares = [None] * size
+            dist.all_gather_object(shares, [pair for pair in together if pair[0] == method])
+            trained = [pair for share in shares for pair in share]
+            if total >= size or method == "GCNII":  # otherwise ranks share the nodes
+                expected_pairs = sorted(pair for pair in alone if pair[0] == method)
+                specs = len(expected_pairs) // total
+                assert sorted(trained) == expected_pairs
+                assert [len(share) for share in shares] == [specs * count for count in blocks(total, size)]
+        close(torch.from_numpy(probabilities), torch.from_numpy(expected), rtol=0, atol=1e-6)
 
 
 def check_local(size):

@@ -336,7 +336,7 @@ def test_killed_rank_resumes_from_last_checkpoint(packed: Path, tmp_path: Path) 
     assert launcher.returncode == 0, error
     assert at_kill
     assert "process_group" not in error  # it has been seen to
-    # One process that was not killed, and has the whole graph, sums in another order.
+    # One process that was not killed trains the same networks, but in other numbers at a time.
     alone, again = (pandas.read_csv(tmp_path / name / "predictions.csv") for name in ("alone", "again"))
     np.testing.assert_allclose(again["p_high"], alone["p_high"], atol=1e-5)
     alone, again = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "again"))

@@ -9,6 +9,10 @@ def test_steps_and_trainings_of_all_ranks_equal_one_process_for_the_stated_traff
     check_ranks("shards,traffic,training", size)
 
 
+def test_ranks_of_fit_share_networks_and_predict_as_one_process(check_ranks):
+    check_ranks("networks", 2)
+
+
 @pytest.mark.parametrize(("count", "ranks"), [(7, 3), (2, 4), (0, 2), (8, 4)])
 def test_blocks_are_even(count, ranks):
     sizes = blocks(count, ranks)

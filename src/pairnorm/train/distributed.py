@@ -9,7 +9,7 @@ forward, and as much backward; GAT sends its scores to all ranks in addition.
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -62,6 +62,7 @@ class Shards:
     def __init__(self, num_nodes: int, process_group: "ProcessGroup | None" = None) -> None:
         self.num_nodes = whole_number("num_nodes", num_nodes)
         self.process_group = check_group(dist.group.WORLD if process_group is None else process_group)
+        self.num_ranks = self.process_group.size()
         self.rows = self._share(num_nodes)
 
     def local_rows(self, x: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
@@ -108,12 +109,17 @@ class Shards:
 
     def of_all(self, value: T) -> list[T]:
         """Return the values of all ranks."""
-        values: list[T] = [value] * self.process_group.size()
+        values: list[T] = [value] * self.num_ranks
         dist.all_gather_object(values, value, self.process_group)
         return values
 
+    def local_items(self, items: Sequence[T]) -> Sequence[T]:
+        """Return this rank's share of a sequence that every rank has, in order."""
+        return items[self._share(len(items))]
+
     def _share(self, count: int) -> slice:
-        sizes, rank = blocks(count, self.process_group.size()), self.process_group.rank()
+        """Return the slice of this rank, of so many items."""
+        sizes, rank = blocks(count, self.num_ranks), self.process_group.rank()
         return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
     def cross_entropy(self, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:

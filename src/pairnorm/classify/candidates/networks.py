@@ -8,9 +8,10 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +33,28 @@ from pairnorm.classify.scaling import PreparedGraph
 from pairnorm.nn import APPNP, GAT, GCN, GCNII, Normalization, PairNorm
 from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.pair_norm import normalize_by
-from pairnorm.train.methods import Model
 from pairnorm.train.spec import Spec
 from pairnorm.train.trainers import GNNTrainer, build
 
 RESIDUAL_DROPOUT = 0.2
-# Seeds, the nodes whose labels decided the weights, bool [n], and a network per seed.
-_Trained = tuple[list[int], Tensor, Model]
+
+
+class _Run(NamedTuple):
+    """Networks of one fold that were trained together.
+
+    Args:
+        fold: number of the fold.
+        seeds: one for each network.
+        labels_used: bool [n], the nodes whose labels decided the weights.
+        state: the weights.
+        logits: of the nodes that the fold holds out, [m, networks, classes].
+    """
+
+    fold: int
+    seeds: Sequence[int]
+    labels_used: Tensor
+    state: dict[str, Tensor]
+    logits: Tensor
 
 
 class OutOfTime(Exception):
@@ -93,49 +109,79 @@ class GNNFamily:
             )
 
     def _fit_spec(self, task: Task, spec: Spec, stop_early: bool) -> CandidateResult:
-        """Train the networks of a spec, and evaluate their average, or each network in its fold."""
-        trained: list[_Trained] = []
-        logits: list[Tensor] = []
-        for fold, held_out, seeds in self._splits(task):
-            model, of_all = _train(fold, spec, seeds, self.checkpoints, stop_early)
-            trained.append((seeds, (fold.graph.train | fold.graph.validation).cpu(), model))
-            logits.append(of_all[held_out.to(of_all.device)])
-        if len(trained) == 1:  # the validation nodes evaluate
-            (task,) = replace(task, fold_masks=()).folds
-        return task.evaluate(
-            _candidate_of(spec), torch.cat(logits), partial(_fit, spec=spec, trained=trained)
-        )
+        """Train the networks of a spec, and evaluate their average, or each network in its fold.
 
-    def _splits(self, task: Task) -> Iterator[tuple[Task, Tensor, list[int]]]:
-        """Yield a task per fold (validation nodes for early stopping), the nodes to evaluate, and seeds."""
+        Ranks share the networks if there are enough, which needs no communication. Otherwise they share the
+        nodes of a GCN or GAT, which other models do not support.
+        """
+        ranks, seeds, training = task.shards, self._seeds(task), task
+        if ranks is not None and len(seeds) < ranks.num_ranks and spec.method == "none":
+            ranks = None
+        if ranks is not None:
+            seeds, training = ranks.local_items(seeds), replace(task, shards=None)
+        runs, late = list[_Run](), False
+        try:
+            for number, fold, held_out, fold_seeds in self._splits(training, seeds):
+                state, logits = _train(fold, spec, fold_seeds, self.checkpoints, stop_early)
+                labels_used = (fold.graph.train | fold.graph.validation).cpu()
+                runs.append(_Run(number, fold_seeds, labels_used, state, logits[held_out.cpu()]))
+        except OutOfTime:
+            late = True
+        if late if ranks is None else ranks.any(late):
+            raise OutOfTime
+        if ranks is not None:
+            runs = [run for of_rank in ranks.of_all(runs) for run in of_rank]
+        by_fold = groupby(runs, lambda run: run.fold)
+        held_out_logits = [torch.cat([run.logits for run in of_fold], 1) for _, of_fold in by_fold]
+        if len(held_out_logits) == 1:  # the validation nodes evaluate
+            (task,) = replace(task, fold_masks=()).folds
+        fit = partial(_fit, spec=spec, runs=runs)
+        return task.evaluate(_candidate_of(spec), torch.cat(held_out_logits), fit)
+
+    def _seeds(self, task: Task) -> Sequence[int]:
+        """Return the seeds of the networks of all folds, as many for each fold."""
+        if not self.cross_fit or not task.fold_masks:
+            return self.seeds
+        count = len(task.fold_masks)
+        return range(self.seeds[0], self.seeds[0] + count * -(-len(self.seeds) // count))
+
+    def _splits(self, task: Task, seeds: Sequence[int]) -> Iterator[tuple[int, Task, Tensor, Sequence[int]]]:
+        """Yield each fold that has some of the seeds: its number, task, nodes to evaluate, and its seeds.
+
+        The validation nodes of its task are for early stopping.
+        """
         if not self.cross_fit or not task.fold_masks:
             (task,) = replace(task, fold_masks=()).folds
-            yield task, task.graph.validation, list(self.seeds)
+            if seeds:
+                yield 0, task, task.graph.validation, seeds
             return
         count = len(task.fold_masks)
-        each = -(-len(self.seeds) // count)
+        each = len(self._seeds(task)) // count
         for number, held_out in enumerate(task.fold_masks):
+            fold_seeds = [seed for seed in seeds if (seed - self.seeds[0]) // each == number]
+            if not fold_seeds:
+                continue
             stopping = task.fold_masks[(number + 1) % count]
             train = task.with_all_folds.graph.train & ~held_out & ~stopping
             graph = task.graph.replace(train=train, validation=held_out | stopping)
             fold = replace(task, graph=graph, fold_masks=()).masked
-            first = self.seeds[0] + number * each
             graph = fold.graph.replace(validation=stopping)
-            yield replace(fold, graph=graph), held_out, list(range(first, first + each))
+            yield number, replace(fold, graph=graph), held_out, fold_seeds
 
 
-def _fit(task: Task, spec: Spec, trained: Sequence[_Trained]) -> Network:
+def _fit(task: Task, spec: Spec, runs: Sequence[_Run]) -> Network:
     """Merge the trained networks that saw no label outside a task's training nodes; all if there are none.
 
     They are not trained again: with all labels there would be none left for early stopping.
     """
     train = task.graph.train.cpu()
-    clean = [run for run in trained if len(run[1]) == len(train) and not (run[1] & ~train).any()] or trained
-    seeds = [seed for run_seeds, *_ in clean for seed in run_seeds]
-    spec = spec.replace(scaling="none")
+    clean = [
+        run for run in runs if len(run.labels_used) == len(train) and not (run.labels_used & ~train).any()
+    ]
+    clean, spec = clean or list(runs), spec.replace(scaling="none")
+    seeds = [seed for run in clean for seed in run.seeds]
     merged = build(spec, task.graph.num_features, task.classes, seeds, task.device)
-    states = [model.state_dict() for *_, model in clean]
-    merged.load_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
+    merged.load_state_dict({name: torch.cat([run.state[name] for run in clean]) for name in clean[0].state})
     return Network(merged.eval()).fitted_to(task.prepared)
 
 
@@ -156,24 +202,20 @@ def _train(
     seeds: Sequence[int],
     checkpoints: Path | None,
     stop_early: bool = False,
-) -> tuple[Model, Tensor]:
-    """Return a model with a network per seed, trained on a task, and the logits of all nodes.
-
-    Several ranks share the nodes of a GCN or GAT. Other models cannot share them: every rank trains all.
-    """
-    graph, ranks = task.graph.replace(features=task.features), task.shards
-    shards = ranks if spec.method == "none" else None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the weights of a network per seed, trained on a task, and the logits of all nodes."""
+    graph, shards = task.graph.replace(features=task.features), task.shards
     spec = spec.replace(scaling="none")
 
     def check_time(epochs: int) -> None:
         late = not task.allows(SEARCH_SHARE) and not (stop_early and epochs == 0)
-        if late if ranks is None else ranks.any(late):
+        if late if shards is None else shards.any(late):
             raise OutOfTime
 
     check_time(0)
     trainer = GNNTrainer(graph, [(spec, seed) for seed in seeds], task.device, shards=shards)
     checkpoint = None
-    if checkpoints is not None and shards is ranks:  # ranks would overwrite each other's file
+    if checkpoints is not None:
         name = sha256(repr((spec, graph.fingerprint, *seeds)).encode()).hexdigest()[:16]
         checkpoint = checkpoints / f"{name}.pt"
     try:
@@ -183,10 +225,8 @@ def _train(
             raise
         trainer.loop.restore()
         trainer.model.eval()
-    logits = trainer.evaluate()[1]
-    if shards is not None:
-        shards.leave(trainer.model)
-    return trainer.model, logits
+    state = {name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()}
+    return state, trainer.evaluate()[1].cpu()
 
 
 def residual_gcn(
