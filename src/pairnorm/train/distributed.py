@@ -118,7 +118,7 @@ class Shards:
         return items[self._share(len(items))]
 
     def _share(self, count: int) -> slice:
-        """Return the slice of this rank, of so many items."""
+        """Return the slice of this rank of N items."""
         sizes, rank = blocks(count, self.num_ranks), self.process_group.rank()
         return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
