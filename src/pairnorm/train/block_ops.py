@@ -66,13 +66,11 @@ class Plan:
         for width in [widest, *lines, *(narrow for narrow in (8, 4, 2, 1) if narrow < widest)]:
             if self.peak(width) <= self.memory:
                 return int(width)
+        least, expected = self.peak(1), f"at most {size(self.memory)}"
+        hint = "Allow {memory}, or ask for fewer depths, or merge rare classes."
+        problem, memory = f"{self.name} takes {size(least)} for a single column", size(1.1 * least)
         raise PairNormError(
-            f"{self.name} takes {size(self.peak(1))} for a single column",
-            code="too-large",
-            value=self.peak(1),
-            expected=f"at most {size(self.memory)}",
-            hint="Allow {memory}, or ask for fewer depths, or merge rare classes.",
-            memory=size(1.1 * self.peak(1)),
+            problem, code="too-large", value=least, expected=expected, hint=hint, memory=memory
         )
 
 

@@ -9,10 +9,10 @@ forward, and as much backward; GAT sends its scores to all ranks in addition.
 import gc
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,9 +28,6 @@ from pairnorm.nn.ops.sparse_product import Pattern, activate
 from pairnorm.nn.pair_norm import PairNorm
 from pairnorm.nn.sparse import SparseMatrix
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
 
@@ -38,28 +35,14 @@ T = TypeVar("T")
 class Shards:
     """The division of a graph's nodes among ranks, and the collectives of training.
 
-    Every rank must call every method, in the same order.
+    Every rank must call every method, in the same order; docs/scale.md has an example.
 
     Args:
         num_nodes: of the graph.
         process_group: of the ranks; default: all of them.
-
-    Example:
-        >>> import tempfile
-        >>> from pairnorm.nn import GCN, normalized_adjacency
-        >>> store = dist.FileStore(tempfile.mktemp(), 1)
-        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        >>> shards = Shards(num_nodes=3)
-        >>> model = shards.join(GCN(in_channels=4, out_channels=2, num_layers=3, norm="PN-SI"))
-        >>> adjacency = shards.adjacency(normalized_adjacency(torch.tensor([[0, 1, 2], [1, 2, 0]])))
-        >>> x, labels = shards.local_rows(torch.rand(3, 4)), shards.local_rows(torch.tensor([0, 1, 1]))
-        >>> loss = shards.cross_entropy(model(x, adjacency), labels)
-        >>> loss.backward()
-        >>> shards.sum_gradients(model)
-        >>> dist.destroy_process_group()
     """
 
-    def __init__(self, num_nodes: int, process_group: "ProcessGroup | None" = None) -> None:
+    def __init__(self, num_nodes: int, process_group: "dist.ProcessGroup | None" = None) -> None:
         self.num_nodes = whole_number("num_nodes", num_nodes)
         self.process_group = check_group(dist.group.WORLD if process_group is None else process_group)
         self.num_ranks = self.process_group.size()
@@ -83,10 +66,12 @@ class Shards:
         """Copy the weights and generator state of the first rank to all, and connect PairNorm to them."""
         for module in model.modules():
             if _is_local(module):
-                problem = f"the model has {type(module).__name__}"
-                expected = "GCN, GAT or SGC, with PairNorm and skips, and no other method"
+                name, expected = (
+                    type(module).__name__,
+                    "GCN, GAT or SGC, with PairNorm and skips, and no other method",
+                )
                 raise PairNormError(
-                    problem, code="unknown-choice", value=type(module).__name__, expected=expected
+                    f"the model has {name}", code="unknown-choice", value=name, expected=expected
                 )
             if isinstance(module, PairNorm):
                 module.process_group = self.process_group
@@ -192,12 +177,10 @@ def ranks() -> Iterator[int]:
             store = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
         dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size)
     except RuntimeError as error:
-        raise PairNormError(
-            f"the ranks did not find one another ({str(error).splitlines()[0]})",
-            code="rank-died",
-            hint="Start all of them again; after restarts of several machines, with "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.",
-        ) from error
+        problem = f"the ranks did not find one another ({str(error).splitlines()[0]})"
+        hint = "Start all of them again; after restarts of several machines, with "
+        hint += "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
+        raise PairNormError(problem, code="rank-died", hint=hint) from error
     try:
         with warnings.catch_warnings():  # a PairNorm without a group has whole graphs here
             warnings.filterwarnings("ignore", "PairNorm without process_group")
@@ -233,7 +216,7 @@ class ShardedMatrix(SparseMatrix):
     """
 
     rows: slice
-    process_group: "ProcessGroup"
+    process_group: "dist.ProcessGroup"
 
     is_sharded: ClassVar[bool] = True
 
@@ -252,11 +235,20 @@ class ShardedMatrix(SparseMatrix):
             problem = f"the features have shape {list(dense.shape)}"
             expected = f"[{self.num_rows}, ...], this rank's rows"
             raise PairNormError(problem, code="wrong-shape", value=list(dense.shape), expected=expected)
-        nodes, width = self.pattern.shape[0], dense.shape[1:].numel()
-        columns = _to_columns(dense.flatten(1), nodes, self.process_group)
-        # A rank without columns still takes part in the collectives that follow, and in the gradient.
-        product = SparseMatrix(self.pattern, self.values) @ columns if columns.size(1) else columns * 1
-        return _to_rows(product, width, self.process_group).view(dense.shape)
+        matrix = SparseMatrix(self.pattern, self.values)
+        return self._by_columns(dense.flatten(1), matrix.__matmul__).view(dense.shape)
+
+    def _by_columns(
+        self, rows: Tensor, function: Callable[[Tensor], Tensor], unit: int = 1, unused: Tensor | float = 0.0
+    ) -> Tensor:
+        """Return local rows of a function of all rows, which computes each rank's columns.
+
+        Columns are divided in multiples of ``unit``. A rank without columns still takes part in the
+        collectives, and in the gradients of the rows and of ``unused``.
+        """
+        columns = _to_columns(rows, self.pattern.shape[0], self.process_group, unit)
+        columns = function(columns) if columns.size(1) else columns + 0 * unused
+        return _to_rows(columns, rows.size(1), self.process_group, unit)
 
     def attend(
         self, scores: Tensor, z: Tensor, bias: Tensor | None = None, activation: str = "none",
@@ -267,18 +259,16 @@ class ShardedMatrix(SparseMatrix):
         In addition to the traffic of a product, a rank sends its scores to all others: 2 (P - 1)/P numbers
         per node and model, and as many backward.
         """
-        nodes, models, width = self.pattern.shape[0], z.size(1), z.size(2)
-        group = self.process_group
-        scores = all_rows(scores, nodes, group)
+        nodes, models, matrix = self.pattern.shape[0], z.size(1), SparseMatrix(self.pattern, self.values)
+        scores = all_rows(scores, nodes, self.process_group)
+
+        def attend_columns(columns: Tensor) -> Tensor:
+            part = columns.view(nodes, -1, models).transpose(1, 2).contiguous()
+            return attend(matrix, scores, part, rate=rate, keys=keys).transpose(1, 2).flatten(1)
+
         rows = z.transpose(1, 2).flatten(1)  # features first: a rank has some features of every model
-        columns = _to_columns(rows, nodes, group, models).view(nodes, -1, models).transpose(1, 2)
-        if columns.size(2):
-            matrix = SparseMatrix(self.pattern, self.values)
-            columns = attend(matrix, scores, columns.contiguous(), rate=rate, keys=keys)
-        else:  # a rank without columns takes part in the gradient of the scores
-            columns = columns + 0 * scores.sum()
-        rows = _to_rows(columns.transpose(1, 2).flatten(1), width * models, group, models)
-        y = rows.view(-1, width, models).transpose(1, 2).contiguous()
+        y = self._by_columns(rows, attend_columns, models, scores.sum())
+        y = y.view(len(z), -1, models).transpose(1, 2).contiguous()
         y = y if bias is None else activate(y, bias, activation)
         return y if norm is None else norm(y)
 
@@ -320,7 +310,7 @@ def blocks(count: int, ranks: int) -> list[int]:
     return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
 
 
-def all_rows(rows: Tensor, nodes: int, group: "ProcessGroup") -> Tensor:
+def all_rows(rows: Tensor, nodes: int, group: "dist.ProcessGroup") -> Tensor:
     """Return the rows of all ranks, ``[nodes, ...]``; the gradient is summed over the ranks."""
     ranks, width = group.size(), rows.shape[1:].numel()
     received = [count * width for count in blocks(nodes, ranks)]
@@ -328,7 +318,7 @@ def all_rows(rows: Tensor, nodes: int, group: "ProcessGroup") -> Tensor:
     return _exchange(copies, [rows.numel()] * ranks, received, group).view(nodes, *rows.shape[1:])
 
 
-def _to_columns(rows: Tensor, nodes: int, group: "ProcessGroup", unit: int = 1) -> Tensor:
+def _to_columns(rows: Tensor, nodes: int, group: "dist.ProcessGroup", unit: int = 1) -> Tensor:
     """Send local rows ``[rows, columns]``, receive local columns of all rows, ``[nodes, width]``.
 
     Columns are divided among ranks in multiples of ``unit``.
@@ -340,7 +330,7 @@ def _to_columns(rows: Tensor, nodes: int, group: "ProcessGroup", unit: int = 1) 
     return _exchange(parts, [len(rows) * other for other in widths], received, group).view(nodes, width)
 
 
-def _to_rows(columns: Tensor, width: int, group: "ProcessGroup", unit: int = 1) -> Tensor:
+def _to_rows(columns: Tensor, width: int, group: "dist.ProcessGroup", unit: int = 1) -> Tensor:
     """Invert ``_to_columns``: send local columns, receive all columns of local rows, ``[rows, width]``."""
     widths, counts = _units(width, unit, group), blocks(len(columns), group.size())
     num_rows = counts[group.rank()]
@@ -350,11 +340,12 @@ def _to_rows(columns: Tensor, width: int, group: "ProcessGroup", unit: int = 1) 
     return torch.cat([part.view(num_rows, width) for part, width in pairs], 1)
 
 
-def _units(width: int, unit: int, group: "ProcessGroup") -> list[int]:
+def _units(width: int, unit: int, group: "dist.ProcessGroup") -> list[int]:
+    """Divide columns among ranks in multiples of ``unit``."""
     return [unit * count for count in blocks(width // unit, group.size())]
 
 
-def _exchange(parts: Tensor, sent: list[int], received: list[int], group: "ProcessGroup") -> Tensor:
+def _exchange(parts: Tensor, sent: list[int], received: list[int], group: "dist.ProcessGroup") -> Tensor:
     """Send every rank its part and return the parts that all ranks sent, both of the given sizes."""
     result: Tensor = _Exchange.apply(parts, sent, received, group)
     return result
@@ -365,8 +356,9 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, parts: Tensor, sent: list[int], received: list[int], group: "ProcessGroup"
+        ctx: Any, parts: Tensor, sent: list[int], received: list[int], group: "dist.ProcessGroup"
     ) -> Tensor:
+        """Send and receive the parts."""
         ctx.sizes = received, sent, group
         result = parts.new_empty(sum(received))
         dist.all_to_all_single(result, parts.contiguous(), received, sent, group=group)
@@ -374,4 +366,5 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradients to the ranks that sent the parts."""
         return _exchange(grad, *ctx.sizes), None, None, None

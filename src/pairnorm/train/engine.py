@@ -20,7 +20,7 @@ from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.train.loop import CAPTURE, Loop, on_device
 from pairnorm.train.methods import Model, ModelPerTrial
 from pairnorm.train.problem import Problem
-from pairnorm.train.result import Trial, check_seed, check_seeds
+from pairnorm.train.result import Trial, check_seed, check_seeds, wrong_type
 from pairnorm.train.spec import ENTRIES, Spec
 from pairnorm.train.trainers import GNNTrainer, SGCTrainer, bind_graph, sgc_settings
 
@@ -174,10 +174,10 @@ def fit(graph: Graph, spec: Spec, seeds: Sequence[int], device: str | torch.devi
 
 
 def _check_types(graph: object, spec: object) -> None:
+    """Raise an error unless these are a graph and a spec."""
     check_graph(graph)
     if not isinstance(spec, Spec):
-        problem, expected = f"spec is {quoted(spec)}", "a pairnorm.train.Spec, such as Spec('cora', 'GCN', 2)"
-        raise PairNormError(problem, code="wrong-type", value=spec, expected=expected)
+        raise wrong_type("spec", spec, "a pairnorm.train.Spec, such as Spec('cora', 'GCN', 2)")
 
 
 def find_device(device: str | torch.device = "auto") -> torch.device:
@@ -188,13 +188,10 @@ def find_device(device: str | torch.device = "auto") -> torch.device:
         result = torch.device(device)
         torch.ones(1, device=result).item()  # torch knows names of devices that are not present
     except (AssertionError, RuntimeError, TypeError) as error:
+        problem, expected = f"device is {quoted(device)}", "a device that torch can use"
+        other = {"hint": "Pass {device}.", "device": "auto"}
         raise PairNormError(
-            f"device is {quoted(device)}",
-            code="unknown-device",
-            value=device,
-            expected="a device that torch can use",
-            hint="Pass {device}.",
-            device="auto",
+            problem, code="unknown-device", value=device, expected=expected, **other
         ) from error
     return result
 
@@ -247,6 +244,7 @@ def train_job(
 def _train(
     graph: Graph, job: Job, device: torch.device, measures: Sequence[str], curves: bool, tick: Tick
 ) -> Iterator[dict[Pair, Trial]]:
+    """Train a job whose states fit into memory; see ``train_job``."""
     spec, requested = job.pairs[0][0], set(job.pairs)
     values: dict[str, Tensor] = {}
     trainer: GNNTrainer | SGCTrainer
@@ -262,15 +260,13 @@ def _train(
             values["gradient_first"], values["gradient_last"] = norms
     cost = job.cost // (spec.epochs * len(job.depths))
     for fitted in trainer.fit_depths(lambda epochs: tick(epochs * cost)):
+        state, factors = fitted.state, fitted.factors
         with CAPTURE:  # decompositions and their allocations would end the capture of another thread
             for name in {*measures} & MEASURES.keys():
-                value, factors = MEASURES[name].function(fitted.state), fitted.factors
-                value = value.view(-1, *[1] * (factors.dim() - 1))
+                value = MEASURES[name].function(state).view(-1, *[1] * (factors.dim() - 1))
                 values[name] = value * factors ** MEASURES[name].degree
             if "relative_energy" in measures:
-                values["relative_energy"] = dirichlet_energy(
-                    fitted.state, graph.adjacency, "rw", relative=True
-                )
+                values["relative_energy"] = dirichlet_energy(state, graph.adjacency, "rw", relative=True)
         measured = {name: values[name] for name in measures}
         if spec.metric == "auc":
             for part in ("validation", "test"):
@@ -297,15 +293,15 @@ def _gradient_norms(model: Model, problem: Problem) -> tuple[Tensor, Tensor]:
     keys = problem.labels.new_zeros(model.num_keys, 2, model.num_models or 1, dtype=torch.int32)
     try:
         loss = problem.losses(model(problem.features, problem.adjacency, keys), "train").sum()
+        if not states:
+            return torch.tensor(nan), torch.tensor(nan)
+        gradients = torch.autograd.grad(loss, states, allow_unused=True, materialize_grads=True)
     finally:
         model.dropout, model.drop_edge = rates
         for handle in handles:
             handle.remove()
-    gradients = torch.autograd.grad(loss, states, allow_unused=True, materialize_grads=True) if states else ()
-    for buffer, before in zip(model.buffers(), buffers, strict=True):
-        buffer.copy_(before)
-    if not states:
-        return torch.tensor(nan), torch.tensor(nan)
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
     norms = [
         torch.linalg.vector_norm(state.detach(), dim=(0, -1)) * torch.linalg.vector_norm(grad, dim=(0, -1))
         for state, grad in zip(states, gradients, strict=True)
@@ -321,26 +317,20 @@ def _trials(
     pairs: Sequence[Pair], loop: Loop, metrics: dict[str, Tensor], measures: dict[str, Tensor]
 ) -> Iterator[Trial]:
     """Yield the trials of all models, in the order of ``pairs``."""
-    shape = loop.best_epoch.shape
-    columns = {name: value.flatten().tolist() for name, value in metrics.items()}
-    taken = {name: value.expand(shape).flatten().tolist() for name, value in measures.items()}
-    best = (loop.best_epoch + 1).flatten().tolist()
     # The loop checks the loss before each step; the loss after the last step is known only now.
-    diverged = (loop.diverged | ~metrics["train_loss"].isfinite()).flatten().tolist()
-    curves = torch.stack(loop.curves).flatten(2).cpu() if loop.curves else None  # [epochs, 2, models]
+    diverged = loop.diverged | ~metrics["train_loss"].isfinite()
+    numbers = metrics | {"diverged": diverged, "best_epoch": loop.best_epoch + 1}
+    columns = {name: value.flatten().tolist() for name, value in numbers.items()}
+    shape = loop.best_epoch.shape
+    measured = {name: value.expand(shape).flatten().tolist() for name, value in measures.items()}
+    curves = torch.stack(loop.curves).flatten(2).permute(2, 1, 0).tolist() if loop.curves else None
     for number, (spec, seed) in enumerate(pairs):
+        names = "train_loss", f"validation_{spec.metric}"
         yield Trial(
             seed=seed,
-            diverged=diverged[number],
-            best_epoch=best[number],
-            measures={name: value[number] for name, value in taken.items()},
-            curves=None
-            if curves is None
-            else {
-                "train_loss": curves[:, 0, number].tolist(),
-                f"validation_{spec.metric}": curves[:, 1, number].tolist(),
-            },
-            **{name: value[number] for name, value in columns.items()},
+            measures={name: values[number] for name, values in measured.items()},
+            curves=None if curves is None else dict(zip(names, curves[number], strict=True)),
+            **{name: values[number] for name, values in columns.items()},
         )
 
 
@@ -374,9 +364,9 @@ def _architecture(spec: Spec, cuda: bool) -> Spec:
 
 @lru_cache(2**16)
 def _propagated_spec(spec: Spec) -> Spec:
-    if spec.model != "SGC":
-        return spec
-    return spec.replace(depth=1, scale=1.0, learning_rate=1.0, weight_decay=0.0)
+    """Return a spec that is equal for all specs of one trial."""
+    changes = {"depth": 1, "scale": 1.0, "learning_rate": 1.0, "weight_decay": 0.0}
+    return spec.replace(**changes) if spec.model == "SGC" else spec
 
 
 def _variant(pair: Pair) -> tuple[float, ...]:

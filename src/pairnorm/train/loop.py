@@ -142,30 +142,30 @@ class Loop:
                 self._captured = captured
 
     def _epoch(self) -> None:
+        """Run one epoch: a step of Adam and the validation."""
         self._clear_gradients()
         losses = self._loss(self._epoch_number)
         if losses.requires_grad:
             losses.sum().backward()
-        self._step()
-        with torch.no_grad():
-            accuracy = self._accuracy()
-            finite = losses.isfinite()
-            self.diverged |= ~finite
-            self._keep((accuracy > self.best_accuracy) & finite, accuracy)
-            self._latest[0], self._latest[1] = losses.detach(), accuracy
-            self._epoch_number += 1
-
-    def _clear_gradients(self) -> None:
-        for tensor in (*self._parameters, *(models for models, _, _ in self._slices)):
-            tensor.grad = None
-
-    def _step(self) -> None:
         for models, parameter, columns in self._slices:
             if parameter.grad is not None:
                 models.grad = parameter.grad.reshape(-1, models.size(1))[columns]
         self._adam.step()
+        with torch.no_grad():
+            accuracy = self._accuracy()
+            finite = losses.isfinite()
+            self.diverged |= ~finite
+            self._update_best((accuracy > self.best_accuracy) & finite, accuracy)
+            self._latest[0], self._latest[1] = losses.detach(), accuracy
+            self._epoch_number += 1
 
-    def _keep(self, better: Tensor, accuracy: Tensor) -> None:
+    def _clear_gradients(self) -> None:
+        """Free the gradients of the last epoch."""
+        for tensor in (*self._parameters, *(models for models, _, _ in self._slices)):
+            tensor.grad = None
+
+    def _update_best(self, better: Tensor, accuracy: Tensor) -> None:
+        """Copy the parameters of the models that are better than in all earlier epochs."""
         if not self.cuda and not better.any():
             return
         self.best_accuracy.copy_(torch.where(better, accuracy, self.best_accuracy))
@@ -194,6 +194,7 @@ class Loop:
             model.copy_(best)
 
     def _record(self) -> None:
+        """Append the metrics of the last epoch to the curves."""
         if self.curves is not None:
             self.curves.append(self._latest.clone())
 

@@ -50,6 +50,7 @@ class PerTrial(nn.Module):
         self.num_models = num_models
 
     def _state(self) -> dict[str, Tensor]:
+        """Return the stacked parameters and buffers by their names in the module."""
         buffers = (self.get_buffer(f"buffer_{number}") for number in range(len(self._buffer_names)))
         return dict(zip([*self._names, *self._buffer_names], [*self.stacked, *buffers], strict=True))
 
@@ -218,19 +219,23 @@ class Method:
 
 
 def _make_named_norm(name: str, features: int, trials: int, strength: float) -> nn.Module:
+    """Make a norm of ``pairnorm.nn.norms``."""
     parameter = NORMS[name].parameter
     return make_norm(name, features, trials, **({} if parameter is None else {parameter: strength}))
 
 
 def _norm_method(name: str, *grid: float, **more: Any) -> Method:
+    """Return the method that adds a norm of ``pairnorm.nn.norms``."""
     return Method(NORMS[name].parameter or "", grid, norm=partial(_make_named_norm, name), **more)
 
 
 def _pair_norm_method(mode: str) -> Method:
+    """Return the method that a mode of PairNorm is."""
     return Method("scale", (1.0, 10.0), _ANY, fields=lambda scale: {"norm": mode, "scale": scale})
 
 
 def _skip_field(t: float) -> dict[str, Any]:
+    """Return the field of a spec that holds the length of skips."""
     return {"skip": whole_number("strength", int(t) if t == int(t) else t, least=1)}
 
 
@@ -306,8 +311,7 @@ def register(
         problem = f"there is a method {name!r} already"
         raise PairNormError(problem, code="name-taken", value=name, expected="another name")
     if not name or not name.isprintable() or "@" in name:
-        problem = f"a method is named {quoted(name)}"
-        expected = "a name that can be printed, without an @"
+        problem, expected = f"a method is named {quoted(name)}", "a name that can be printed, without an @"
         raise PairNormError(problem, code="not-a-name", value=name, expected=expected)
     kind = one_of("kind", getattr(factory, "kind", "norm") if kind is None else kind, ("norm", "model"))
     version = getattr(factory, "version", "1") if version is None else version
@@ -332,6 +336,7 @@ def _registered() -> dict[str, str]:
 def _make_own_norm(
     make: Callable[..., nn.Module], tuned: bool, features: int, trials: int, strength: float
 ) -> nn.Module:
+    """Make one norm per trial from a user's factory, after a forward pass over three nodes."""
     made = partial(make, *((features, strength) if tuned else (features,)))
     expected = "a module over [nodes, features], made from the width and, with a grid, the strength"
     _try(made, (torch.zeros(3, features),), features, expected)
@@ -410,13 +415,11 @@ def import_method(name: str) -> str:
 
 
 def _not_imported(name: str) -> PairNormError:
-    return PairNormError(
-        f"method {quoted(name)} is not imported: text in a store or a spec never imports code",
-        code="not-imported",
-        value=name,
-        hint="If you trust it, allow it on the command line with "
-        f"--method {name.rpartition('@')[0] or name}, or in Python with pairnorm.train.import_method.",
-    )
+    """Return the error about a method that this process does not know."""
+    problem = f"method {quoted(name)} is not imported: text in a store or a spec never imports code"
+    hint = f"If you trust it, allow it on the command line with --method {name.rpartition('@')[0] or name}, "
+    hint += "or in Python with pairnorm.train.import_method."
+    return PairNormError(problem, code="not-imported", value=name, hint=hint)
 
 
 def find_method(name: str) -> Method:

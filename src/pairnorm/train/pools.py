@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -54,18 +54,16 @@ def train_all(
         options: see ``work``.
         on_event: called in this thread with the events of all jobs, now and then with no work.
     """
-    if device.type == "cuda":
-        _train_on_streams(tasks, device, workers, options, on_event)
-    elif device.type == "cpu" and workers > 1:
-        _train_in_processes(tasks, workers, options, on_event)
-    else:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            for task in tasks:
-                _send_events(*task, device, options, on_event)
-        finally:
-            torch.set_num_threads(threads)
+    if device.type == "cuda" or (device.type == "cpu" and workers > 1):
+        _train_at_once(tasks, device, workers, options, on_event)
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for task in tasks:
+            _send_events(device, options, on_event, task)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def work(
@@ -82,90 +80,59 @@ def work(
         yield [Result(spec, trial, origin) for (spec, _), trial in trials.items()]
 
 
-def _send_events(
-    graph: Graph, job: Job, device: torch.device, options: dict[str, Any], send: OnEvent
-) -> None:
+def _send_events(device: torch.device, options: dict[str, Any], send: OnEvent, task: Task) -> None:
     """Train a job in this process, and send its progress and its results."""
-    for results in work(graph, job, device, options, send):
+    for results in work(*task, device, options, send):
         send(results)
 
 
-def _train_on_streams(
+def _train_at_once(
     tasks: Iterable[Task], device: torch.device, workers: int, options: dict[str, Any], on_event: OnEvent
 ) -> None:
-    events, canceled = queue.SimpleQueue[Event](), threading.Event()
+    """Train jobs in threads or processes, with one more submitted than there are workers, so that none waits.
+
+    After an error, results that have arrived are still handled.
+    """
+    events: Any = queue.SimpleQueue()
+    canceled, waiting, running = threading.Event(), iter(tasks), set[Future[None]]()
 
     def send(event: Event) -> None:
         if canceled.is_set() and isinstance(event, int):
             raise KeyboardInterrupt
         events.put(event)
 
-    def stop() -> None:
-        canceled.set()
-        pool.shutdown(cancel_futures=True)
-
-    # One stream per thread: two jobs on one stream would disturb each other's capture.
-    with futures.ThreadPoolExecutor(
-        workers, initializer=lambda: torch.cuda.set_stream(torch.cuda.Stream(device))
-    ) as pool:
-        _run(
-            tasks,
-            workers,
-            lambda task: pool.submit(_send_events, *task, device, options, send),
-            events,
-            on_event,
-            stop,
+    if device.type == "cuda":
+        train = partial(_send_events, device, options, send)
+        # One stream per thread: two jobs on one stream would disturb each other's capture.
+        pool: futures.Executor = futures.ThreadPoolExecutor(
+            workers, initializer=lambda: torch.cuda.set_stream(torch.cuda.Stream(device))
         )
-
-
-def _train_in_processes(
-    tasks: Iterable[Task], workers: int, options: dict[str, Any], on_event: OnEvent
-) -> None:
-    events = multiprocessing.get_context("spawn").SimpleQueue()
-
-    def submit(task: Task) -> Future[None]:
-        return pool.submit(_work, *task, options)
-
-    def handle(event: Event) -> None:
-        # The executor may miss that a process ended while it was starting.
-        if event == 0 and any(process.exitcode is not None for process in pool.processes):
-            raise futures.process.BrokenProcessPool("a process has ended")
-        on_event(event)
-
-    with Workers(workers, events) as pool:
-        _run(tasks, workers, submit, events, handle)
-
-
-def _run(
-    tasks: Iterable[Task],
-    workers: int,
-    submit: Callable[[Task], Future[None]],
-    events: Any,
-    on_event: OnEvent,
-    stop: Callable[[], None] = lambda: None,
-) -> None:
-    """Submit all tasks, one more at a time than there are workers, so that no worker waits.
-
-    After an error, ``stop`` is called, and results that the queue of events has are still handled.
-    """
-    waiting, running = iter(tasks), set[Future[None]]()
-    try:
-        while True:
-            running |= {submit(task) for task in islice(waiting, workers + 1 - len(running))}
-            if not running:
-                return
-            finished, running = futures.wait(running, POLL_SECONDS, futures.FIRST_COMPLETED)
+    else:
+        train, events = partial(_work, options), multiprocessing.get_context("spawn").SimpleQueue()
+        pool = Workers(workers, events)
+    with pool:
+        try:
+            while True:
+                running |= {pool.submit(train, task) for task in islice(waiting, workers + 1 - len(running))}
+                if not running:
+                    return
+                finished, running = futures.wait(running, POLL_SECONDS, futures.FIRST_COMPLETED)
+                while not events.empty():
+                    on_event(events.get())
+                # The executor may miss that a process ended while it was starting.
+                if isinstance(pool, Workers) and any(one.exitcode is not None for one in pool.processes):
+                    raise futures.process.BrokenProcessPool("a process has ended")
+                on_event(0)
+                for future in finished:
+                    future.result()
+        except BaseException:
+            canceled.set()
+            if device.type == "cuda":  # other workers are ended where their pool is left
+                pool.shutdown(cancel_futures=True)
             while not events.empty():
-                on_event(events.get())
-            on_event(0)
-            for future in finished:
-                future.result()
-    except BaseException:
-        stop()
-        while not events.empty():
-            if isinstance(event := events.get(), list):
-                on_event(event)
-        raise
+                if isinstance(event := events.get(), list):
+                    on_event(event)
+            raise
 
 
 class Workers(futures.ProcessPoolExecutor):
@@ -202,6 +169,7 @@ _events: Any = None
 
 
 def _start_worker(events: Any) -> None:
+    """Prepare a worker process, which sends its events to a queue."""
     global _events
     _events = events
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
@@ -216,8 +184,9 @@ def _start_worker(events: Any) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _work(graph: Graph, job: Job, options: dict[str, Any]) -> None:
-    _send_events(graph, job, torch.device("cpu"), options, _events.put)
+def _work(options: dict[str, Any], task: Task) -> None:
+    """Train a job in a worker process."""
+    _send_events(torch.device("cpu"), options, _events.put, task)
 
 
 class Cluster:
@@ -227,9 +196,31 @@ class Cluster:
     """
 
     def __init__(self) -> None:
-        self.ray, self._is_own_connection = _connect()
+        try:
+            import ray
+            import ray.exceptions
+        except ImportError as error:
+            problem, hint = "running on a Ray cluster needs ray", install("ray")
+            raise PairNormError(problem, code="not-installed", value="ray", hint=hint) from error
+        self.ray, self._is_own_connection = ray, not ray.is_initialized()
+        address = os.environ.get("RAY_ADDRESS", "auto")
+        try:
+            if self._is_own_connection and address.startswith("ray://"):
+                raise ConnectionError("this is the address of a Ray Client: use ray job submit -- pairnorm …")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about changes in future versions of Ray
+                if self._is_own_connection:
+                    ray.init(address=address, log_to_driver=False, logging_level="error")
+        except ConnectionError as error:
+            problem = f"no Ray cluster was found ({address}: {error})"
+            hint = "Start one: ray start --head, elsewhere ray start --address=…; or set RAY_ADDRESS."
+            raise PairNormError(problem, code="no-cluster", value=address, hint=hint) from error
+        except RuntimeError as error:
+            if "ersion mismatch" not in str(error):
+                raise
+            check_version(address, " ".join(str(error).split()))
 
-    def run(
+    def run_tasks(
         self,
         generator: Callable[..., Iterator[Any]],
         tasks: Iterable[T],
@@ -252,6 +243,8 @@ class Cluster:
             poll: called now and then.
             resources: of a task.
         """
+        names = ("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError")
+        died = tuple(getattr(self.ray.exceptions, name) for name in names)
         options = {"name": "pairnorm", "max_retries": 0, "num_returns": "streaming"}
         remote = self.ray.remote(generator).options(**options, **resources)
         waiting, again, running, deaths = iter(tasks), list[T](), dict[Any, T](), Counter[T]()
@@ -275,7 +268,9 @@ class Cluster:
                         del running[stream]
                     except self.ray.exceptions.RayError as error:
                         del running[stream]
-                        self._check_died(error)
+                        if not isinstance(error, died):
+                            cause = getattr(error, "cause", None)
+                            raise cause if isinstance(cause, Exception) else error  # noqa: B904
                         if (left := rest(task)) is not None:
                             deaths[left] += 1
                             if deaths[left] == MAX_DEATHS:
@@ -290,47 +285,6 @@ class Cluster:
             if self._is_own_connection:
                 self.ray.shutdown()
 
-    def _check_died(self, error: Exception) -> None:
-        """Raise the error of a task, unless its worker died."""
-        errors = self.ray.exceptions
-        died = (
-            errors.WorkerCrashedError,
-            errors.NodeDiedError,
-            errors.ObjectLostError,
-            errors.OutOfMemoryError,
-        )
-        if not isinstance(error, died):
-            cause = getattr(error, "cause", None)
-            raise cause if isinstance(cause, Exception) else error
-
-
-def _connect() -> tuple[Any, bool]:
-    """Return ray, connected to a cluster, and whether this call connected it."""
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        problem, hint = "running on a Ray cluster needs ray", install("ray")
-        raise PairNormError(problem, code="not-installed", value="ray", hint=hint) from error
-    if ray.is_initialized():
-        return ray, False
-    address = os.environ.get("RAY_ADDRESS", "auto")
-    try:
-        if address.startswith("ray://"):
-            raise ConnectionError("this is the address of a Ray Client: use ray job submit -- pairnorm …")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about changes in future versions of Ray
-            ray.init(address=address, log_to_driver=False, logging_level="error")
-    except ConnectionError as error:
-        problem = f"no Ray cluster was found ({address}: {error})"
-        hint = "Start one: ray start --head, elsewhere ray start --address=…; or set RAY_ADDRESS."
-        raise PairNormError(problem, code="no-cluster", value=address, hint=hint) from error
-    except RuntimeError as error:
-        if "ersion mismatch" not in str(error):
-            raise
-        check_version(address, " ".join(str(error).split()))
-    return ray, True
-
 
 def check_version(driver: str, problem: str = "") -> None:
     """Raise an error on a worker that has another version than the driver."""
@@ -341,13 +295,14 @@ def check_version(driver: str, problem: str = "") -> None:
 
 
 def _worker_died(task: Any) -> PairNormError:
+    """Return the error about a task that was given up."""
     what = task[1].pairs[0][0] if isinstance(task[1], Job) else f"block {task[1] + 1}"
     problem = f"workers of the Ray cluster died {MAX_DEATHS} times of {what}, or have too little memory"
     hint = "Give the nodes more memory, or allow blocks less {memory}. What had finished is kept."
     return PairNormError(problem, code="worker-died", value=str(what), hint=hint, memory=...)
 
 
-class RayPool:
+class RayPool(Cluster):
     """Trains jobs as Ray tasks, one at a time on each core of a cluster, or on each GPU.
 
     A job whose worker died starts again with the pairs that are still to be trained.
@@ -357,8 +312,8 @@ class RayPool:
     """
 
     def __init__(self, device: str) -> None:
-        self._cluster = Cluster()
-        resources = self._cluster.ray.cluster_resources()
+        super().__init__()
+        resources = self.ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         if device == "cuda" and not gpus:
             problem = "no node of the Ray cluster has a GPU"
@@ -369,7 +324,7 @@ class RayPool:
 
     def train_all(self, tasks: Iterable[Task], options: dict[str, Any], on_event: OnEvent) -> None:
         """Train jobs; arguments as in ``pairnorm.train.pools.train_all``."""
-        put = cache(self._cluster.ray.put)  # each graph goes to the object store once
+        put = cache(self.ray.put)  # each graph goes to the object store once
         trained: set[Pair] = set()
 
         def handle(task: Task, part: tuple[list[Result], int]) -> None:
@@ -382,7 +337,7 @@ class RayPool:
             pending = tuple(pair for pair in task[1].pairs if pair not in trained)
             return (task[0], Job(pending)) if pending else None
 
-        self._cluster.run(
+        self.run_tasks(
             _train_job,
             tasks,
             self.workers,

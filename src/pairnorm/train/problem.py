@@ -60,14 +60,10 @@ class Problem:
     ) -> "Problem":
         """Draw the missing features of each (spec, seed) pair and move everything to the device."""
         if not graph.train.any() or not graph.validation.any():
-            raise PairNormError(
-                f"graph {graph.name!r} has {int(graph.train.sum())} training and "
-                f"{int(graph.validation.sum())} validation nodes",
-                code="no-split",
-                value=graph.name,
-                expected="some of both",
-                hint="Give it a split, such as graph.with_split('random').",
-            )
+            counts = f"{int(graph.train.sum())} training and {int(graph.validation.sum())} validation nodes"
+            problem, hint = f"graph {graph.name!r} has {counts}", "such as graph.with_split('random')."
+            details = {"expected": "some of both", "hint": f"Give it a split, {hint}"}
+            raise PairNormError(problem, code="no-split", value=graph.name, **details)
         parts = {"train": graph.train, "validation": graph.validation, "test": graph.test}
         adjacency = normalized_adjacency(graph.adjacency, trials[0][0].adjacency).to(device)
         features, labels = _features(graph, trials, device), graph.labels
@@ -103,6 +99,7 @@ class Problem:
         return aucs(logits, labels)
 
     def _mean(self, values: Tensor) -> Tensor:
+        """Return the mean over the first axis, of all ranks."""
         return values.mean(0) if self.shards is None else self.shards.mean(values)
 
     def metrics(self, logits: Tensor) -> dict[str, Tensor]:

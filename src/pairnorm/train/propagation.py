@@ -87,13 +87,10 @@ class Propagation:
         one_of("imputation", self.imputation, IMPUTATIONS)
         one_of("norm", self.norm, ("none",) if self.imputation == "mass" else NORMS)
         if self.imputation != "zero" and self.graph.facts.missing[1]:
+            problem = f"{self.graph.facts.missing[1]:,} nodes lack single features"
+            details = {"expected": "nodes that lack all features or none", "hint": "Pass {impute}."}
             raise PairNormError(
-                f"{self.graph.facts.missing[1]:,} nodes lack single features",
-                code="entries-missing",
-                value=self.imputation,
-                expected="nodes that lack all features or none",
-                hint="Pass {impute}.",
-                impute="zero",
+                problem, code="entries-missing", value=self.imputation, **details, impute="zero"
             )
 
     @cached_property
@@ -113,10 +110,12 @@ class Propagation:
 
     @cached_property
     def _blocks(self) -> list[range]:
+        """The columns of every block."""
         return blocks(self.graph.facts.features, self.width)
 
     @cached_property
     def _ops(self) -> BlockOps:
+        """The arithmetic; by default, that of the CPU."""
         return BlockOps(self.graph) if self.ops is None else self.ops
 
     def run(self) -> None:
@@ -155,6 +154,7 @@ class Propagation:
             np.savez(file, **event)
 
     def _block_path(self, number: int) -> Path:
+        """Return the path of a finished block."""
         return self._path(f"{number:04d}.npz")
 
     def state(self, depth: int) -> Array:
@@ -233,15 +233,13 @@ class Propagation:
         values /= deviation.astype(np.float32)
         np.nan_to_num(values, copy=False, nan=0.0)
         if values.size and max(-values.min(), values.max()) > MAX_STANDARDIZED:
-            raise PairNormError(
-                f"{self.graph.folder}: features are far from the mean and deviation in graph.json",
-                code="file-damaged",
-                value=str(self.graph.folder),
-                hint="Pack the graph again.",
-            )
+            folder, hint = str(self.graph.folder), "Pack the graph again."
+            problem = f"{folder}: features are far from the mean and deviation in graph.json"
+            raise PairNormError(problem, code="file-damaged", value=folder, hint=hint)
         return values
 
     def _impute(self, state: Tensor) -> Tensor:
+        """Return a state of features with zeros where they are missing, imputed."""
         if self.imputation == "mass":
             self._ops.write_known(state)
         if self.imputation == "fp":
@@ -281,6 +279,7 @@ class Propagation:
         return self._ops.center(state) if self.norm == "PN" else square
 
     def _row_factors(self, depth: int) -> Tensor:
+        """Return the factor of every row at a depth of PN-SI, mapped from its file."""
         return from_mapped(np.memmap(self._path(f"rows-{depth}"), "<f4", "r"))
 
     def _run_together(self) -> None:
@@ -312,10 +311,11 @@ class Propagation:
             self._state_path(number % 2, number // 2).unlink(missing_ok=True)
 
     def _state_path(self, depth: int, number: int) -> Path:
+        """Return the path of the state of a block of PN-SI."""
         return self._path(f"state-{depth % 2}-{number:04d}")
 
 
-class RayBlocks:
+class RayBlocks(Cluster):
     """Blocks of propagations as Ray tasks, as many on a node as its cores and its memory allow.
 
     Columns are independent, so that a dead worker costs one block. Workers map the files of the graph, which
@@ -327,8 +327,8 @@ class RayBlocks:
     """
 
     def __init__(self) -> None:
-        self._cluster = Cluster()
-        alive = [node["Resources"] for node in self._cluster.ray.nodes() if node["Alive"]]
+        super().__init__()
+        alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         self._nodes = [node for node in alive if node.get("CPU", 0)]
         self.memory = max((int(node.get("memory", 0)) for node in self._nodes), default=0)
         self.cores = sum(int(node["CPU"]) for node in self._nodes)
@@ -361,7 +361,7 @@ class RayBlocks:
                 reported.add((propagation, event))
             propagation.handle(number, event)
 
-        self._cluster.run(
+        self.run_tasks(
             _propagate_block, tasks, self.cores, arguments, handle, num_cpus=threads, memory=bytes_per_block
         )
 

@@ -4,8 +4,10 @@ import csv
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -90,8 +92,12 @@ def check_seeds(seeds: Any) -> list[int]:
     """Validate a sequence of seeds. A single number is refused: it could mean a seed or a count."""
     if isinstance(seeds, Iterable) and not isinstance(seeds, str):
         return [check_seed(seed) for seed in seeds]
-    problem, expected = f"seeds is {quoted(seeds)}", "a list of seeds, such as [0, 1, 2] or range(3)"
-    raise PairNormError(problem, code="wrong-type", value=seeds, expected=expected)
+    raise wrong_type("seeds", seeds, "a list of seeds, such as [0, 1, 2] or range(3)")
+
+
+def wrong_type(name: str, value: Any, expected: str) -> PairNormError:
+    """Return the error about an argument of a wrong type."""
+    return PairNormError(f"{name} is {quoted(value)}", code="wrong-type", value=value, expected=expected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +133,10 @@ class Origin:
             text = getattr(self, name)
             if not isinstance(text, str) and (text is not None or name != "git_commit"):
                 raise _wrong_value(name, text, "a text")
-        try:
-            is_time = datetime.fromisoformat(self.finished).tzinfo is not None
-        except ValueError:
-            is_time = False
-        if not is_time or self.finished < "1970-01-02":
-            raise _wrong_value("finished", self.finished, "a time such as 2020-04-26T12:00:00Z")
+        with suppress(ValueError):
+            if datetime.fromisoformat(self.finished).tzinfo is not None and self.finished >= "1970-01-02":
+                return
+        raise _wrong_value("finished", self.finished, "a time such as 2020-04-26T12:00:00Z")
 
     @classmethod
     def here(cls, *, seconds: float, shared_by: int, device: torch.device | str) -> Self:
@@ -153,6 +157,7 @@ _TEXTS = tuple(field.name for field in fields(Origin) if field.type in (str, str
 
 
 def _wrong_value(name: str, value: Any, expected: str) -> PairNormError:
+    """Return the error about a value that no result has."""
     return PairNormError(f"{name} is {quoted(value)}", code="wrong-value", value=value, expected=expected)
 
 
@@ -168,12 +173,11 @@ def device_name(device: torch.device | str) -> str:
 
 @cache
 def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(names), platform.processor() or platform.machine())
+    """Return the name of the processor, or of its architecture where the system does not name it."""
+    with suppress(OSError):
+        if name := re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return name[1].strip()
+    return platform.processor() or platform.machine()
 
 
 @cache
@@ -298,10 +302,12 @@ def read_csv(path: Path) -> list[Result]:
 
 
 def _no_export(problem: str, code: str, value: Any) -> PairNormError:
+    """Return the error about a file that is not an export of a store."""
     return PairNormError(problem, code=code, value=value, expected="a CSV export of a store")
 
 
 def _read_row(texts: dict[str, str], where: str) -> Result:
+    """Return the result in a row; errors name ``where`` it is."""
     try:
         if None in texts or None in texts.values():
             raise _no_export("more or fewer values than there are columns", "file-damaged", len(texts))

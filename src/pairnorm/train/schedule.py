@@ -19,6 +19,7 @@ from pairnorm.data.graph import check_graph
 from pairnorm.train.engine import CUDA_STREAMS, Job, Pair, check_measures, find_device, plan
 from pairnorm.train.methods import METHODS
 from pairnorm.train.pools import Event, RayPool, Task, train_all
+from pairnorm.train.result import wrong_type
 from pairnorm.train.spec import Spec
 from pairnorm.train.store import Store
 
@@ -105,7 +106,7 @@ def run(
     check_measures(measures)
     pairs, graphs = _fingerprinted(pairs, {} if graphs is None else graphs)
     if not isinstance(store, Store | str | os.PathLike):
-        raise _wrong_type("store", store, "a pairnorm.train.Store, or the path of one")
+        raise wrong_type("store", store, "a pairnorm.train.Store, or the path of one")
     with nullcontext(store) if isinstance(store, Store) else Store(store) as results:
         seeds: dict[Spec, list[int]] = defaultdict(list)
         for spec, seed in pairs:
@@ -123,9 +124,8 @@ def run(
                 trained, label = trained + len(event), str(event[0].spec)
 
         cluster = RayPool(str(device)) if where is None and pending else None
-        jobs = list(
-            _plan_tasks(pairs, set(pending), where, root, graphs, cluster.workers if cluster else None)
-        )
+        cores = None if cluster is None else cluster.workers
+        jobs = list(_plan_tasks(pairs, set(pending), where, root, graphs, cores))
         total = sum(job.cost for _, job in jobs)
         handle(0)
         if jobs:
@@ -147,6 +147,7 @@ def run(
 
 @contextmanager
 def _explain_dead_workers() -> Iterator[None]:
+    """Replace errors of workers that were killed or ran out of memory."""
     try:
         yield
     except Exception as error:
@@ -156,10 +157,6 @@ def _explain_dead_workers() -> Iterator[None]:
         hint = "Fewer workers need less memory: pass {workers}. Every worker imports your script: it needs "
         hint += '`if __name__ == "__main__":`. Finished trials are in the store.'
         raise PairNormError(problem, code="worker-died", hint=hint, workers=1) from error
-
-
-def _wrong_type(name: str, value: Any, expected: str) -> PairNormError:
-    return PairNormError(f"{name} is {quoted(value)}", code="wrong-type", value=value, expected=expected)
 
 
 def _fingerprinted(pairs: Any, graphs: Any) -> tuple[list[Pair], dict[str, Graph]]:
@@ -172,13 +169,13 @@ def _fingerprinted(pairs: Any, graphs: Any) -> tuple[list[Pair], dict[str, Graph
         check_graph(graph, f"graphs[{name!r}]")
     expected = "(spec, seed) pairs, such as [(spec, seed) for seed in range(3)]"
     if not isinstance(pairs, Iterable):
-        raise _wrong_type("pairs", pairs, expected)
+        raise wrong_type("pairs", pairs, expected)
     specs: dict[Spec, Spec] = {}
     fingerprinted: list[Pair] = []
     by_dataset: dict[str, Graph] = {}
     for pair in pairs:
         if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], Spec)):
-            raise _wrong_type("one of the pairs", pair, expected)
+            raise wrong_type("one of the pairs", pair, expected)
         spec, seed = pair
         if spec not in specs:
             graph = graphs.get(spec.dataset, graphs.get(spec.dataset.partition("@")[0]))

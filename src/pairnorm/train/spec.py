@@ -56,6 +56,7 @@ STORED_NAMES = {"method": "remedy", "imputation": "fill"}
 
 
 def _check_name(what: str, value: Any) -> str:
+    """Validate a name that is not empty and can be printed."""
     if isinstance(value, str) and value and value.isprintable():
         return value
     expected = "a name: a string that is not empty and can be printed"
@@ -63,6 +64,7 @@ def _check_name(what: str, value: Any) -> str:
 
 
 def _one_of(*allowed: str) -> Callable[[str, Any], str]:
+    """Return the check that a value is one of these."""
     return partial(one_of, allowed=allowed)
 
 
@@ -234,12 +236,11 @@ class Spec:
         """
         name, at, known = self.dataset.partition("@")
         if at and known != graph.fingerprint:
-            raise PairNormError(
-                f"the spec is of {self.dataset!r}, but that graph has the fingerprint {graph.fingerprint!r}",
-                code="other-graph",
-                value=self.dataset,
-                hint="Pass the graph that the spec was made for, or remove the text after the @.",
+            problem = (
+                f"the spec is of {self.dataset!r}, but that graph has the fingerprint {graph.fingerprint!r}"
             )
+            hint = "Pass the graph that the spec was made for, or remove the text after the @."
+            raise PairNormError(problem, code="other-graph", value=self.dataset, hint=hint)
         if graph.fingerprint != _package_fingerprint(name):
             name = f"{name}@{graph.fingerprint}"
         return self.replace(dataset=name)
@@ -259,11 +260,13 @@ _OTHERS = tuple(name for name in _HINTS if name != "depth")
 
 
 def _check(name: str, value: Any) -> Any:
+    """Validate the value of a field."""
     return _HINTS[name].__metadata__[0](name, value)
 
 
 @cache
 def _package_fingerprint(name: str) -> str | None:
+    """Return the fingerprint of a graph of this package; None for another name."""
     if name == "csbm":
         from pairnorm.data import load
 
@@ -280,6 +283,7 @@ def _canonical_fields(*others: Any) -> dict[str, Any]:
 
 
 def _malformed(text: str, problem: str) -> PairNormError:
+    """Return the error about the text of a spec."""
     expected = "dataset, model and options, each once, such as 'cora GCN depth=2 norm=PN'"
     return PairNormError(problem, code="malformed-spec", value=text, expected=expected)
 

@@ -55,10 +55,12 @@ _CREATE_RECORDS = (
 
 
 def _quote_names(names: Iterable[str]) -> str:
+    """Return the names of columns for a query."""
     return ", ".join(f'"{name}"' for name in names)
 
 
 def _insert_statement(table: str, columns: Sequence[str]) -> str:
+    """Return the statement that inserts a row."""
     return f"INSERT INTO {table} ({_quote_names(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
@@ -114,6 +116,7 @@ class Store:
         return self._connection
 
     def _query(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Return all rows of a query; none if there is no file."""
         connection = self._connect(create=False)
         with _explain_errors(self.path):
             # Fetch all rows at once: an open query would block writers.
@@ -121,6 +124,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Write atomically through the connection; create the file if needed."""
         if self.read_only:
             problem = f"{self.path} is open for reading only"
             hint = "Copy it to where you may write."
@@ -246,6 +250,7 @@ class Store:
             return {key: json.loads(value) for key, value in rows}
 
     def _records(self, columns: Sequence[str], which: str = "", values: Sequence[Any] = ()) -> list[Any]:
+        """Return columns of the records, of which older stores have no table."""
         if not self._query("SELECT 1 FROM sqlite_master WHERE name = 'records'"):
             return []
         return self._query(f"SELECT {_quote_names(columns)} FROM records {which}", values)
@@ -273,17 +278,18 @@ def _condition(where: Mapping[str, Any]) -> tuple[str, list[Any]]:
 
 def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
     """Insert the new trials with their protocols, specs and origins; return how many were new."""
-    protocols: dict[Any, int] = {}
-    origins: dict[Any, int] = {}
-    for table, columns, ids in (("protocols", _PROTOCOL, protocols), ("origins", ORIGIN, origins)):
-        rows = connection.execute(f"SELECT id, {_quote_names(columns)} FROM {table}")
-        ids.update((tuple(values), number) for number, *values in rows)
+    columns = {"protocols": _PROTOCOL, "origins": ORIGIN}
+    ids: dict[tuple[str, Any], int] = {}
+    for table, names in columns.items():
+        rows = connection.execute(f"SELECT id, {_quote_names(names)} FROM {table}")
+        ids.update(((table, tuple(values)), number) for number, *values in rows)
 
-    def row_id(table: str, columns: Sequence[str], ids: dict[Any, int], values: tuple[Any, ...]) -> int:
+    def row_id(table: str, *values: Any) -> int:
         """Return the id of the row with these values; insert it if there is none."""
-        if values not in ids:
-            ids[values] = connection.execute(_insert_statement(table, columns), values).lastrowid or 0
-        return ids[values]
+        if (table, values) not in ids:
+            inserted = connection.execute(_insert_statement(table, columns[table]), values)
+            ids[table, values] = inserted.lastrowid or 0
+        return ids[table, values]
 
     added = 0
     for spec, trial, origin in results:
@@ -291,16 +297,13 @@ def _add(connection: sqlite3.Connection, results: Iterable[Result]) -> int:
         present = "SELECT 1 FROM trials WHERE hash = ? AND seed = ?"
         if connection.execute(present, [number, trial.seed]).fetchone():
             continue
-        values = tuple(getattr(spec, SPEC[name]) for name in _PROTOCOL)
-        protocol = row_id("protocols", _PROTOCOL, protocols, values)
+        protocol = row_id("protocols", *(getattr(spec, SPEC[name]) for name in _PROTOCOL))
         connection.execute(
             f"{_insert_statement('specs', ('hash', 'protocol', *_VARIED))} ON CONFLICT DO NOTHING",
             [number, protocol, *(getattr(spec, name) for name in _VARIED)],
         )
-        computed = row_id("origins", ORIGIN, origins, tuple(getattr(origin, name) for name in ORIGIN))
-        connection.execute(
-            _insert_statement("trials", ("hash", *TRIAL, "origin")), [number, *trial_row(trial), computed]
-        )
+        row = [number, *trial_row(trial), row_id("origins", *(getattr(origin, name) for name in ORIGIN))]
+        connection.execute(_insert_statement("trials", ("hash", *TRIAL, "origin")), row)
         added += 1
     return added
 
@@ -368,9 +371,8 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 
 def _is_empty(connection: sqlite3.Connection, path: Path) -> bool:
     """Return whether the file is empty; raise an error for a file that is not a store."""
-    application, version = (
-        int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")
-    )
+    pragmas = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version"))
+    application, version = (int(value) for (value,) in pragmas)
     objects = connection.execute("SELECT type, name, rootpage FROM sqlite_master").fetchall()
     if not (application or version or objects):
         return True
@@ -394,6 +396,7 @@ def _is_empty(connection: sqlite3.Connection, path: Path) -> bool:
 
 
 def _refused(path: Path, code: str, problem: str, hint: str = "Choose another path.") -> PairNormError:
+    """Return the error about a path that cannot be opened as a store."""
     return PairNormError(f"{problem} {path}", code=code, value=path, hint=hint)
 
 
@@ -414,13 +417,15 @@ def _explain_errors(path: Path, *kinds: type[Exception]) -> Iterator[None]:
         if getattr(error, "code", "") == "not-imported":  # a method that is not imported is no damage
             raise
         kind = getattr(error, "sqlite_errorname", "")
-        name, problem = "store-damaged", f"{path} is damaged ({' '.join(str(error).split())[:200]})"
-        hint = "Restore a copy; `sqlite3 FILE .recover` saves what can be read."
         if kind == "SQLITE_NOTADB":
             raise _refused(path, "not-a-store", "neither a store nor any SQLite file:") from error
+        name, problem = "store-damaged", f"{path} is damaged ({' '.join(str(error).split())[:200]})"
+        hint = "Restore a copy; `sqlite3 FILE .recover` saves what can be read."
         if kind.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            name = "store-locked"
-            problem = f"{path} has been locked by another process for {BUSY_SECONDS} seconds"
+            name, problem = (
+                "store-locked",
+                f"{path} has been locked by another process for {BUSY_SECONDS} seconds",
+            )
             hint = "Wait until that process ends, or end it; then run the same command again."
         elif kind.startswith(_NOT_WRITABLE):
             name, problem = "not-writable", f"{path} cannot be opened or written ({error})"
