@@ -1,4 +1,4 @@
-"""Run as a program: for every line ``CHECKS SIZE`` that is given, ranks of one gloo group check their parts.
+"""Run as a program: for every input line ``CHECKS SIZE``, ranks of one gloo group run checks.
 
 They are forks of this process, which has imported once what each would import for seconds. Checks joined by
 commas share the forks, each of which loads the compiled kernels.
@@ -46,7 +46,7 @@ close = torch.testing.assert_close
 
 
 def rows(size, empty):
-    """The rows of this rank, more for each than for the one before; none for the first where one is empty."""
+    """Return the rows of this rank: more than of the rank before; with ``empty``, none for the first."""
     ends = [NODES * (rank + 1) ** 2 // size**2 for rank in range(size)]
     starts = [0, *ends[:-1]]
     if empty:
@@ -61,7 +61,7 @@ def sum_over_ranks(x):
 
 
 def check_pair_norm(size):
-    """Outputs, gradients and their gradients equal one process; one collective forward, one backward."""
+    """Check outputs, gradients and second gradients against one process, with one collective each way."""
     group, dtypes = dist.group.WORLD, {torch.float64: 1e-12, torch.float32: 2e-5}
     shapes = ((), None), ((2,), None), ((2,), 3)  # axes between, and graphs of a batch
     for mode, (dtype, tolerance), (middle, graphs), empty in product(
@@ -93,7 +93,7 @@ def check_pair_norm(size):
 
 
 def check_extremes(size):
-    """Large offsets, squares beyond single precision, half precision, and no rows at all."""
+    """Check large offsets, squares beyond single precision, half precision, and no rows."""
     group, own = dist.group.WORLD, rows(size, True)
     small = torch.randn(NODES, 4)
     for mode in MODES:
@@ -110,7 +110,7 @@ def check_extremes(size):
 
 
 class Net(nn.Module):
-    """Convolutions over a graph of which every rank holds some rows: neighbors come by an all-gather."""
+    """Convolutions over a graph whose rows are divided among ranks; an all-gather sends neighbors."""
 
     class Convolution(nn.Linear):
         is_graph_convolution = True
@@ -127,7 +127,7 @@ class Net(nn.Module):
 
 
 def check_patch(size):
-    """A patched model under DDP, the graph's rows shared out, has the gradients of one process."""
+    """Check a patched model under DDP with local rows: it has the gradients of one process."""
     group, own = dist.group.WORLD, rows(size, True)
     model = Net().double()
     x = torch.randn(NODES, 4).double()
@@ -139,16 +139,16 @@ def check_patch(size):
     loss = nn.functional.cross_entropy(alone(x, lambda h: matrix @ h), labels)
     loss.backward()
 
-    def spread(h):
+    def propagate(h):
         """Own rows of matrix @ h: all rows, gathered as a sum of what each rank has of them."""
-        place = torch.zeros(NODES, len(h), dtype=h.dtype)
-        place[torch.arange(NODES)[own], torch.arange(len(h))] = 1
-        return matrix[own] @ all_sum(place @ h, group)
+        own_rows = torch.zeros(NODES, len(h), dtype=h.dtype)
+        own_rows[torch.arange(NODES)[own], torch.arange(len(h))] = 1
+        return matrix[own] @ all_sum(own_rows @ h, group)
 
     handle = add_pair_norm(model, process_group=group)
     assert f"process_group=<{size} ranks>" in repr(handle)
     wrapped = DistributedDataParallel(copy.deepcopy(model))
-    share = nn.functional.cross_entropy(wrapped(x[own], spread), labels[own], reduction="sum") / NODES
+    share = nn.functional.cross_entropy(wrapped(x[own], propagate), labels[own], reduction="sum") / NODES
     (share * size).backward()
     close(sum_over_ranks(share), loss.detach(), rtol=1e-10, atol=0)
     for mine, other in zip(wrapped.parameters(), alone.parameters(), strict=True):
@@ -157,7 +157,7 @@ def check_patch(size):
 
 
 def bytes_sent():
-    """What this process has sent through its sockets, as the kernel counts it."""
+    """Return the bytes that this process has sent through its sockets, as the kernel counts them."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -177,7 +177,7 @@ def one_step(model, x, adjacency, keys, loss):
 
 
 def check_shards(size):
-    """Loss and gradients of a training step equal one process, with the same masks of dropout."""
+    """Check that loss and gradients of a training step equal one process, with the same dropout masks."""
     nodes = 10 * size + 3
     matrix = normalized_adjacency(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
     shards, labels = Shards(nodes), torch.randint(0, 3, (nodes,))
@@ -216,9 +216,9 @@ def check_shards(size):
         features = SparseMatrix.from_torch(x) if sparse else x
 
         def loss(logits):
-            wanted = labels if logits.dim() == 2 else labels.unsqueeze(1).expand(logits.shape[:2])
+            expanded = labels if logits.dim() == 2 else labels.unsqueeze(1).expand(logits.shape[:2])
             total = nn.functional.cross_entropy(
-                logits[train].flatten(0, -2), wanted[train].flatten(), reduction="sum"
+                logits[train].flatten(0, -2), expanded[train].flatten(), reduction="sum"
             )
             return total / int(train.sum())
 
@@ -240,7 +240,7 @@ def check_shards(size):
 
 
 def check_traffic(size):
-    """What goes over the wire is 2 (P - 1) / P² of every layer's output forward, and as much backward."""
+    """Check the bytes sent: 2 (P - 1) / P² of each layer's output forward, and as much backward."""
     nodes, hidden, depth, classes = 6000, 64, 4, 16
     shards = Shards(nodes)
     matrix = normalized_adjacency(torch.randint(0, nodes, (2, 4 * nodes)), num_nodes=nodes)
@@ -267,7 +267,7 @@ def check_traffic(size):
 
 
 def check_training(size):
-    """Trainings select the epoch and end as in one process, also when resumed from a checkpoint."""
+    """Check that training selects the epoch and ends as in one process, also from a checkpoint."""
     graph = csbm(150, classes=3, features=8, seed=1)
     for model in ("GCN", "GAT"):
         spec = Spec("csbm", model, 3, norm="PN-SI", hidden=8, missing_rate=0.5, epochs=12)
@@ -291,7 +291,7 @@ def check_training(size):
 
 
 def check_networks(size):
-    """Each rank of fit trains a share of the networks, and predicts as one process does."""
+    """Check that each rank of fit trains a share of the networks and predicts as one process does."""
     graph = csbm(300, classes=3, features=8, seed=1)
     none = torch.zeros(graph.num_nodes, dtype=torch.bool)
     for num_folds, num_seeds in ((1, 1), (1, 3), (5, 1), (5, 11)):
@@ -322,7 +322,7 @@ def check_networks(size):
 
 
 def check_local(size):
-    """A PairNorm without a group says once that its statistics are local, and not where graphs are whole."""
+    """Check that PairNorm without a group warns once of local statistics, but not if graphs are complete."""
     x = torch.randn(4, 3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -333,7 +333,7 @@ def check_local(size):
     assert [str(one.message)[:30] for one in caught] == ["PairNorm without process_group"]
 
 
-def work(rank, size, checks, store):
+def run_rank(rank, size, checks, store):
     dist.init_process_group(
         "gloo", rank=rank, world_size=size, init_method=f"file://{store}", timeout=timedelta(seconds=30)
     )
@@ -348,8 +348,8 @@ def work(rank, size, checks, store):
     assert not [name for name in names if "gloo" in name]
 
 
-def complaints(name, size):
-    """Have so many ranks check something, and return what they say where one fails."""
+def run_checks(name, size):
+    """Run checks on a number of ranks, and return the output if one fails."""
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/said", "w+") as said:
         children = []
         for rank in range(size):
@@ -360,7 +360,7 @@ def complaints(name, size):
                 try:
                     if name != "local":
                         warnings.filterwarnings("ignore", "PairNorm without process_group")
-                    work(rank, size, name.split(","), f"{folder}/store")
+                    run_rank(rank, size, name.split(","), f"{folder}/store")
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)
@@ -377,4 +377,4 @@ if __name__ == "__main__":
             importlib.import_module(late)
     for line in sys.stdin:
         check, ranks = line.split()
-        print(json.dumps(complaints(check, int(ranks))), flush=True)
+        print(json.dumps(run_checks(check, int(ranks))), flush=True)

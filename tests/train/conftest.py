@@ -1,4 +1,4 @@
-"""A small graph, what a trial sees of it, stores to compare, processes that end, and a Ray cluster."""
+"""Fixtures: a small graph, the features of a trial, store comparison, ends of processes, a Ray cluster."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ from pairnorm.train import Spec, Store
 
 @pytest.fixture(scope="session")
 def graph() -> Graph:
-    """Four classes that are hard to tell apart, so that accuracies move for many epochs."""
+    """Four classes that are hard to separate, so that accuracies change for many epochs."""
     return csbm(200, classes=4, features=60, words=8, signal=0.2, homophily=0.6, degree=4, seed=1)
 
 
@@ -107,9 +107,9 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def kill_workers(cluster: Any) -> Callable[[int], Any]:
-    """``with kill_workers(3) as killed``: so many workers of the cluster end while they have a task.
+    """``with kill_workers(3) as killed``: kill three workers of the cluster while they have a task.
 
-    Of more, ever fewer at a time: ten deaths of a job that gets no further would rightly be the end of it.
+    The pauses grow with the count: a job that dies ten times without progress is given up.
     """
     raylets = {info.process.pid for node in cluster.list_all_nodes() for info in node.all_processes["raylet"]}
 
@@ -144,7 +144,7 @@ def kill_workers(cluster: Any) -> Callable[[int], Any]:
 
 @pytest.fixture(scope="session")
 def features() -> Callable[[Graph, Spec, int], Tensor]:
-    """What a trial sees, dense: rows divided by their sum, then erased."""
+    """Return the features of a trial, dense: rows divided by their sum, then masked."""
     return plain_features
 
 

@@ -1,4 +1,4 @@
-"""Run as a program: a run far too long to wait for, which tests interrupt or kill."""
+"""Program of a long run, which tests interrupt or kill."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ LONG = [Spec("csbm", "GCN", depth, epochs=500_000) for depth in (3, 4)]
 SEEDS = range(2)
 
 
-def say(progress: Progress) -> None:
+def print_progress(progress: Progress) -> None:
     print(progress.done, progress.total, progress.label, flush=True)
 
 
@@ -20,7 +20,7 @@ if __name__ == "__main__":
     path, workers = sys.argv[1:]
     graphs = {"csbm": csbm(**GRAPH)}
     with Store(Path(path)) as store:
-        # Long jobs are started first; so that there are finished ones, the short are a run of their own.
+        # Long jobs start first; so that some finish, the short ones are a separate run.
         for specs, count in ((SHORT, 1), (LONG, int(workers))):
             pairs = [(spec, seed) for spec in specs for seed in SEEDS]
-            run(pairs, store, device="cpu", graphs=graphs, workers=count, progress=say)
+            run(pairs, store, device="cpu", graphs=graphs, workers=count, progress=print_progress)

@@ -5,7 +5,7 @@ from pairnorm.train.distributed import Shards, blocks
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_steps_and_trainings_of_all_ranks_equal_one_process_for_the_stated_traffic(check_ranks, size):
+def test_steps_traffic_and_training_of_ranks(check_ranks, size):
     check_ranks("shards,traffic,training", size)
 
 
@@ -22,7 +22,7 @@ def test_blocks_are_even(count, ranks):
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_without_a_process_group_it_is_said_what_is_missing(raises):
+def test_shards_without_process_group_raise(raises):
     assert not torch.distributed.is_initialized()
     with raises("wrong-type"):
         Shards(3)

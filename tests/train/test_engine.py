@@ -35,7 +35,7 @@ def train_whole(graph: Graph, job: Job, device: torch.device, **options: Any) ->
 
 
 def agree(left: Trial, right: Trial, tolerance: float = 1e-4) -> bool:
-    """Whether two trials are one but for rounding."""
+    """Return whether two trials are equal up to rounding."""
     names = [*METRICS, "best_epoch"]
     same = [
         math.isclose(getattr(left, name), getattr(right, name), rel_tol=tolerance, abs_tol=ROUNDING)
@@ -45,17 +45,17 @@ def agree(left: Trial, right: Trial, tolerance: float = 1e-4) -> bool:
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_the_same_command_gives_the_same_numbers_twice(graph: Graph, model: str) -> None:
+def test_training_is_reproducible(graph: Graph, model: str) -> None:
     spec = Spec("csbm", model, 3, missing_rate=0.5, **NORM)
     first = train(graph, spec, range(3), "cpu", measures=["row_diff"], curves=True)
-    torch.manual_seed(1)  # what torch's own generator is up to does not matter
+    torch.manual_seed(1)  # the state of torch's generator has no effect
     assert train(graph, spec, range(3), "cpu", measures=["row_diff"], curves=True) == first
     assert len({trial.test_loss for trial in first}) == 3
 
 
 @pytest.mark.parametrize("call", [train, fit])
 @pytest.mark.parametrize("seeds", [3, "3"])
-def test_one_number_may_be_a_seed_or_how_many_so_it_is_refused(
+def test_single_number_as_seeds_raises(
     raises: Any, graph: Graph, call: Callable[..., Any], seeds: Any
 ) -> None:
     with raises("wrong-type", "seeds is", value=seeds):
@@ -63,7 +63,7 @@ def test_one_number_may_be_a_seed_or_how_many_so_it_is_refused(
 
 
 @pytest.mark.parametrize("call", [train, fit])
-def test_a_name_is_no_graph_and_no_spec(raises: Any, graph: Graph, call: Callable[..., Any]) -> None:
+def test_names_instead_of_graph_or_spec_raise(raises: Any, graph: Graph, call: Callable[..., Any]) -> None:
     spec = Spec("csbm", "SGC", 2)
     with raises("wrong-type", "graph is a str", value="str"):
         call("cora", spec, [0], "cpu")
@@ -72,7 +72,7 @@ def test_a_name_is_no_graph_and_no_spec(raises: Any, graph: Graph, call: Callabl
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_trials_come_in_the_order_of_the_seeds_which_changes_nothing_else(graph: Graph, model: str) -> None:
+def test_order_of_seeds_changes_only_order_of_trials(graph: Graph, model: str) -> None:
     spec = Spec("csbm", model, 3, missing_rate=0.5, **NORM)
     ahead, back = train(graph, spec, [1, 2, 3], "cpu"), train(graph, spec, [3, 2, 1, 3], "cpu")
     assert [trial.seed for trial in back] == [3, 2, 1, 3]
@@ -82,7 +82,7 @@ def test_trials_come_in_the_order_of_the_seeds_which_changes_nothing_else(graph:
 
 
 def check_alone(graph: Graph, pairs: Iterable[Pair], **options: Any) -> None:
-    """Check that trials that train together are what each is alone."""
+    """Check that trials of one job equal trials that train separately."""
     pairs = list(pairs)
     options = {"curves": True, "measures": ["row_diff"]} | options
     together = train_whole(graph, Job(tuple(pairs)), CPU, **options)
@@ -112,9 +112,7 @@ def check_alone(graph: Graph, pairs: Iterable[Pair], **options: Any) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_trial_is_the_same_alone_as_with_others(
-    graph: Graph, settings: Spec, varied: dict[str, Any]
-) -> None:
+def test_trial_is_independent_of_its_job(graph: Graph, settings: Spec, varied: dict[str, Any]) -> None:
     specs = [
         settings.replace(**dict(zip(varied, values, strict=True))) for values in product(*varied.values())
     ]
@@ -122,7 +120,7 @@ def test_a_trial_is_the_same_alone_as_with_others(
     check_alone(graph, [*pairs[:-3], *pairs[-2:]])  # one pair of the grid is not requested
 
 
-def test_the_best_epoch_is_the_first_of_the_best_and_counts_from_one(graph: Graph) -> None:
+def test_best_epoch_is_first_of_the_best_counted_from_one(graph: Graph) -> None:
     for trial in train(graph, Spec("csbm", "GCN", 3, **NORM), range(4), "cpu", curves=True):
         assert trial.curves is not None
         accuracies = list(trial.curves["validation_accuracy"])
@@ -134,7 +132,7 @@ def test_the_best_epoch_is_the_first_of_the_best_and_counts_from_one(graph: Grap
 
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
-def test_measures_are_of_the_last_hidden_representation_of_the_kept_model(graph: Graph, model: str) -> None:
+def test_measures_use_last_hidden_state_of_best_epoch(graph: Graph, model: str) -> None:
     spec = Spec("csbm", model, 3, missing_rate=0.5, **NORM)
     trainer = GNNTrainer(graph, [(spec, seed) for seed in (5, 6)], CPU)
     trainer.fit()
@@ -150,9 +148,7 @@ def test_measures_are_of_the_last_hidden_representation_of_the_kept_model(graph:
 
 
 @pytest.mark.parametrize("rates", [(0.0, 0.0), (0.0, 0.5), (1.0, 1.0)])
-def test_every_trial_of_an_sgc_has_the_measures_of_its_features(
-    graph: Graph, rates: tuple[float, float]
-) -> None:
+def test_sgc_measures_differ_by_features_of_trial(graph: Graph, rates: tuple[float, float]) -> None:
     spec = Spec("csbm", "SGC", 2, norm="PN", epochs=1)
     pairs = [
         (spec.replace(scale=scale, missing_rate=rate), seed)
@@ -166,15 +162,13 @@ def mean_distance(rows: Tensor) -> float:
     return float(torch.cdist(rows.double(), rows.double()).mean())
 
 
-def test_measures_of_an_sgc_are_of_its_propagated_features(
-    graph: Graph, features: Callable[..., Tensor]
-) -> None:
+def test_sgc_measures_use_propagated_features(graph: Graph, features: Callable[..., Tensor]) -> None:
     specs = [
         Spec("csbm", "SGC", depth, norm="PN", scale=scale, epochs=3) for depth in (1, 4) for scale in (1, 10)
     ]
-    found = train_whole(graph, Job(tuple((spec, 2) for spec in specs)), CPU, measures=["row_diff", "tpsd"])
+    trials = train_whole(graph, Job(tuple((spec, 2) for spec in specs)), CPU, measures=["row_diff", "tpsd"])
     looped = graph.adjacency.to_dense() + torch.eye(graph.num_nodes)
-    for (spec, seed), trial in found.items():
+    for (spec, seed), trial in trials.items():
         h = pair_norm(features(graph, spec, seed), spec.scale)
         for _ in range(spec.depth):
             h = pair_norm(looped @ h / looped.sum(1, keepdim=True), spec.scale)
@@ -184,44 +178,42 @@ def test_measures_of_an_sgc_are_of_its_propagated_features(
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_a_diverged_trial_says_so_and_harms_no_other(
+def test_diverged_trial_is_marked_and_others_are_unchanged(
     graph: Graph, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = Spec("csbm", model, 3, **NORM)
-    undisturbed = train(graph, spec, [1, 2, 3], "cpu")
+    expected = train(graph, spec, [1, 2, 3], "cpu")
     from pairnorm.nn import models
     from pairnorm.train import trainers as sgc
 
     draw = models.glorot
 
-    def spoiled(shape: Any, generator: torch.Generator | None = None) -> Tensor:
+    def infinite_glorot(shape: Any, generator: torch.Generator | None = None) -> Tensor:
         weight = draw(shape, generator)
         return weight * torch.inf if generator is not None and generator.initial_seed() == 2 else weight
 
-    monkeypatch.setattr(models, "glorot", spoiled)
-    monkeypatch.setattr(sgc, "glorot", spoiled)
+    monkeypatch.setattr(models, "glorot", infinite_glorot)
+    monkeypatch.setattr(sgc, "glorot", infinite_glorot)
     job = Job(tuple((spec, seed) for seed in (1, 2, 3)))
     trials = list(train_whole(graph, job, CPU, measures=["row_diff"], curves=True).values())
     assert [trial.diverged for trial in trials] == [False, True, False]
-    for before, now in zip(undisturbed, trials, strict=True):
+    for before, now in zip(expected, trials, strict=True):
         if not now.diverged:
             assert agree(before, now)
             assert math.isfinite(now.measures["row_diff"])
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_a_learning_rate_beyond_reason_is_reported_as_diverged(graph: Graph, model: str) -> None:
-    for epochs in (1, 2, 5):  # also where no step follows the one that goes astray
-        wild = Spec("csbm", model, 2, learning_rate=1e38, epochs=epochs)
-        assert all(trial.diverged for trial in train(graph, wild, range(2), "cpu"))
-    tame = wild.replace(learning_rate=0.01)
-    assert not any(trial.diverged for trial in train(graph, tame, range(2), "cpu"))
+def test_huge_learning_rate_is_marked_as_diverged(graph: Graph, model: str) -> None:
+    for epochs in (1, 2, 5):  # also if the last step diverges
+        diverging = Spec("csbm", model, 2, learning_rate=1e38, epochs=epochs)
+        assert all(trial.diverged for trial in train(graph, diverging, range(2), "cpu"))
+    converging = diverging.replace(learning_rate=0.01)
+    assert not any(trial.diverged for trial in train(graph, converging, range(2), "cpu"))
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN"])
-def test_out_of_memory_halves_the_job_and_goes_on(
-    graph: Graph, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_halves_the_job(graph: Graph, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Spec("csbm", model, 2, **NORM)
     job = Job(tuple((spec, seed) for seed in range(5)))
     whole = train_whole(graph, job, CPU)
@@ -230,7 +222,7 @@ def test_out_of_memory_halves_the_job_and_goes_on(
     def tight(graph: Graph, job: Job, *rest: Any) -> Any:
         sizes.append(len(job.trials))
         if len(job.trials) > 2:
-            raise torch.cuda.OutOfMemoryError("pretended")
+            raise torch.cuda.OutOfMemoryError("simulated")
         return original(graph, job, *rest)
 
     monkeypatch.setattr(engine, "_train", tight)
@@ -242,7 +234,7 @@ def test_out_of_memory_halves_the_job_and_goes_on(
     assert sum(ticks) == job.cost
 
 
-def test_out_of_memory_halfway_trains_only_the_rest_again(
+def test_out_of_memory_trains_only_pending_trials_again(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = [Spec("csbm", "SGC", depth, epochs=5) for depth in (1, 2, 3)]
@@ -253,19 +245,19 @@ def test_out_of_memory_halfway_trains_only_the_rest_again(
         parts = original(graph, job, *rest)
         yield next(parts)
         if len(job.trials) > 1:
-            raise torch.cuda.OutOfMemoryError("pretended")
+            raise torch.cuda.OutOfMemoryError("simulated")
         yield from parts
 
     monkeypatch.setattr(engine, "_train", tight)
     parts = list(train_job(graph, job, CPU))
-    found = {pair: trial for part in parts for pair, trial in part.items()}
-    assert sum(map(len, parts)) == len(found) == len(whole)
-    assert all(agree(found[pair], whole[pair]) for pair in whole)
+    trials = {pair: trial for part in parts for pair, trial in part.items()}
+    assert sum(map(len, parts)) == len(trials) == len(whole)
+    assert all(agree(trials[pair], whole[pair]) for pair in whole)
 
 
-def test_out_of_memory_with_a_single_trial_is_an_error(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_with_single_trial_raises(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("pretended")
+        raise torch.cuda.OutOfMemoryError("simulated")
 
     monkeypatch.setattr(engine, "_train", full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
@@ -273,7 +265,7 @@ def test_out_of_memory_with_a_single_trial_is_an_error(graph: Graph, monkeypatch
 
 
 @pytest.mark.parametrize("epochs", [3, 60])
-def test_ticks_add_up_to_the_cost_of_a_job(graph: Graph, epochs: int) -> None:
+def test_ticks_sum_to_cost_of_job(graph: Graph, epochs: int) -> None:
     specs = [Spec("csbm", "GCN", depth, epochs=epochs) for depth in (2, 5)]
     specs += [
         Spec("csbm", "SGC", depth, norm="PN", scale=s, epochs=epochs) for depth in (1, 3) for s in (1, 5)
@@ -288,7 +280,7 @@ def test_ticks_add_up_to_the_cost_of_a_job(graph: Graph, epochs: int) -> None:
 @pytest.mark.parametrize(
     "spec", [Spec("csbm", "SGC", 4, norm="PN", scale=10, epochs=30), Spec("csbm", "GAT", 2, **NORM)]
 )
-def test_fit_gives_the_models_that_were_judged(graph: Graph, spec: Spec) -> None:
+def test_fit_returns_the_evaluated_models(graph: Graph, spec: Spec) -> None:
     model = fit(graph, spec, [3, 5], "cpu")
     problem = Problem.of(graph, [(spec, 3), (spec, 5)], CPU)
     with torch.no_grad():
@@ -299,7 +291,7 @@ def test_fit_gives_the_models_that_were_judged(graph: Graph, spec: Spec) -> None
 
 
 @pytest.mark.parametrize("model", ["GCN", "SGC"])
-def test_the_auc_of_validation_nodes_selects_the_epoch(model: str) -> None:
+def test_validation_auc_selects_epoch(model: str) -> None:
     graph = csbm(400, classes=2, features=20, signal=0.1)
     spec = Spec("csbm", model, 2, epochs=30, metric="auc")
     (trial,) = train(graph, spec, [0], "cpu", curves=True)
@@ -314,7 +306,7 @@ def test_the_auc_of_validation_nodes_selects_the_epoch(model: str) -> None:
     assert trial.measures["test_auc"] == pytest.approx(float(expected))
 
 
-def test_names_are_checked(raises: Any, graph: Graph) -> None:
+def test_unknown_names_raise(raises: Any, graph: Graph) -> None:
     job = Job(((Spec("csbm", "GCN", 2), 0),))
     with raises("unknown-choice", value="blur"):
         train_whole(graph, job, CPU, measures=["blur"])
@@ -339,20 +331,20 @@ def test_names_are_checked(raises: Any, graph: Graph) -> None:
 class TestCuda:
     @pytest.mark.parametrize("dropout", [0.0, 0.6])
     @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-    def test_cuda_trains_as_the_cpu_does(self, graph: Graph, model: str, dropout: float) -> None:
+    def test_cuda_equals_cpu(self, graph: Graph, model: str, dropout: float) -> None:
         spec = Spec("csbm", model, 3, missing_rate=0.5, dropout=dropout, **NORM | {"epochs": 30})
         here = train(graph, spec, range(4), "cpu", curves=True)
         there = train(graph, spec, range(4), "cuda", curves=True)
         assert train(graph, spec, range(4), "cuda", curves=True) == there
-        alike = 0
+        num_equal = 0
         for ours, theirs in zip(here, there, strict=True):
             losses = torch.tensor([ours.curves["train_loss"], theirs.curves["train_loss"]])
             assert (losses[0] - losses[1]).abs().max() < 0.1
-            alike += bool((losses[0] - losses[1]).abs().max() < 1e-4)
-        assert alike >= 2
+            num_equal += bool((losses[0] - losses[1]).abs().max() < 1e-4)
+        assert num_equal >= 2
 
     @pytest.mark.parametrize("epochs", [3, 30])
-    def test_replays_at_other_depths_are_runs_of_their_own(self, graph: Graph, epochs: int) -> None:
+    def test_replays_at_other_depths_equal_separate_runs(self, graph: Graph, epochs: int) -> None:
         specs = [
             Spec("csbm", "SGC", depth, norm="PN", missing_rate=0.5, epochs=epochs) for depth in (1, 2, 6)
         ]
@@ -387,18 +379,16 @@ class TestCuda:
             assert together[pair].curves["train_loss"] == pytest.approx(alone.curves["train_loss"], abs=1e-3)
 
     @pytest.mark.parametrize("epochs", [1, 3, 4, 60])
-    def test_captured_epochs_are_told_and_counted(self, graph: Graph, epochs: int) -> None:
+    def test_captured_epochs_are_recorded_and_counted(self, graph: Graph, epochs: int) -> None:
         job = Job(tuple((Spec("csbm", "GCN", 2, epochs=epochs), seed) for seed in range(3)))
         ticks: list[int] = []
-        found = train_whole(graph, job, CUDA, curves=True, tick=ticks.append)
+        trials = train_whole(graph, job, CUDA, curves=True, tick=ticks.append)
         assert sum(ticks) == job.cost
-        assert all(len(trial.curves["train_loss"]) == epochs for trial in found.values())
+        assert all(len(trial.curves["train_loss"]) == epochs for trial in trials.values())
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_a_finished_job_leaves_nothing_for_the_garbage_collector(
-    graph: Graph, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_job_leaves_no_garbage(graph: Graph, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a captured epoch holds on the device goes with it, and not amid another job's capture."""
     loops: list[weakref.ref[Loop]] = []
     begin = Loop.__init__

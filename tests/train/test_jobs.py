@@ -15,7 +15,7 @@ CORES = 2
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How much memory a pretended CUDA device has free."""
+    """The free bytes of a simulated CUDA device, in a list."""
     free = [80 * GIBIBYTE]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free[0], free[0]))
     return free
@@ -31,9 +31,7 @@ def check_covers(jobs: list[Job], pairs: list[Pair]) -> None:
     assert set(planned) == set(pairs)
 
 
-def test_pairs_of_one_architecture_run_side_by_side_whatever_is_missing(
-    graph: Graph, memory: list[int]
-) -> None:
+def test_pairs_of_one_architecture_share_a_job_at_any_missing_rate(graph: Graph, memory: list[int]) -> None:
     specs = [
         Spec("csbm", "GCN", 2, norm=norm, missing_rate=rate)
         for norm in ("none", "PN-SI")
@@ -65,7 +63,7 @@ def test_pairs_of_one_architecture_run_side_by_side_whatever_is_missing(
     ],
     ids=str,
 )
-def test_different_architectures_and_protocols_are_jobs_of_their_own(
+def test_architectures_and_protocols_have_separate_jobs(
     graph: Graph, memory: list[int], change: dict[str, object]
 ) -> None:
     spec = Spec("csbm", "GCN", 3, norm="PN-SI", hidden=32)
@@ -88,14 +86,14 @@ def test_optimizers_share_a_job_on_cuda(
     assert len(plan(graph, [(spec, 0), (spec.replace(**change), 0)], device, cores=1)) == count
 
 
-def test_a_trial_that_wants_fewer_variants_has_its_last_repeated() -> None:
+def test_last_variant_of_a_trial_is_repeated() -> None:
     specs = [Spec("csbm", "SGC", 2, norm="PN", scale=scale) for scale in (0.1, 10)]
     job = Job(((specs[1], 0), (specs[0].replace(depth=4), 0), (specs[0], 1)))
     scales = [[(spec.scale, seed) for spec, seed in own] for own in job.variants]
     assert scales == [[(0.1, 0), (10, 0)], [(0.1, 1), (0.1, 1)]]
 
 
-def test_the_weights_of_many_variants_take_room_from_trials(graph: Graph, memory: list[int]) -> None:
+def test_memory_of_variants_reduces_trials_per_job(graph: Graph, memory: list[int]) -> None:
     spec = Spec("csbm", "SGC", 2, norm="PN")
     memory[0] = 2**26
     counts = []
@@ -105,9 +103,7 @@ def test_the_weights_of_many_variants_take_room_from_trials(graph: Graph, memory
     assert counts[0] > counts[1] > counts[2]
 
 
-def test_all_depths_and_scales_of_an_sgc_share_a_job_and_a_propagation(
-    graph: Graph, memory: list[int]
-) -> None:
+def test_depths_and_scales_of_sgc_share_a_job(graph: Graph, memory: list[int]) -> None:
     specs = [
         Spec("csbm", "SGC", depth, norm="PN", scale=scale, missing_rate=rate)
         for depth in (1, 5, 9)
@@ -126,7 +122,7 @@ def test_all_depths_and_scales_of_an_sgc_share_a_job_and_a_propagation(
 @pytest.mark.parametrize(
     ("model", "count", "room"), [("GCN", 7, CACHE_BYTES), ("GAT", 5, CACHE_BYTES), ("SGC", 150, SGC_BYTES)]
 )
-def test_on_a_cpu_the_state_of_a_job_has_its_room_and_jobs_are_even(
+def test_cpu_jobs_fit_the_cache_and_are_even(
     model: str, count: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: CORES)
@@ -142,15 +138,13 @@ def test_on_a_cpu_the_state_of_a_job_has_its_room_and_jobs_are_even(
     assert len(jobs) == -(-count // most), "fewer jobs would do"
 
 
-def test_a_graph_larger_than_the_cache_still_gets_a_job_per_trial() -> None:
+def test_graph_larger_than_cache_has_a_job_per_trial() -> None:
     graph = csbm(20_000, features=20, degree=3, seed=0)
     pairs = pairs_of([Spec("csbm", "GCN", 2)], range(3))
     assert [len(job.pairs) for job in plan(graph, pairs, CPU)] == [1, 1, 1]
 
 
-def test_on_cuda_as_many_trials_run_side_by_side_as_the_free_memory_holds(
-    graph: Graph, memory: list[int]
-) -> None:
+def test_cuda_jobs_fit_free_memory(graph: Graph, memory: list[int]) -> None:
     pairs = pairs_of([Spec("csbm", "GCN", 20, norm="PN-SI")], range(40))
     counts = []
     for free in (80 * GIBIBYTE, 2**26, 2**25, 2**20):
@@ -163,7 +157,7 @@ def test_on_cuda_as_many_trials_run_side_by_side_as_the_free_memory_holds(
     assert counts[1] < counts[2] < counts[3] == 40
 
 
-def test_costs_add_up_and_long_jobs_come_first(graph: Graph, memory: list[int]) -> None:
+def test_costs_sum_and_long_jobs_come_first(graph: Graph, memory: list[int]) -> None:
     gnn = [Spec("csbm", "GCN", depth, epochs=10) for depth in (2, 30, 7)]
     sgc = [Spec("csbm", "SGC", depth, norm="PN", scale=s, epochs=10) for depth in (1, 40) for s in (1, 10)]
     jobs = plan(graph, pairs_of(gnn + sgc, range(3)), CUDA)
@@ -174,7 +168,7 @@ def test_costs_add_up_and_long_jobs_come_first(graph: Graph, memory: list[int]) 
 
 
 @pytest.mark.parametrize("model", ["GCN", "SGC"])
-def test_halves_share_out_the_trials_until_one_is_left(model: str) -> None:
+def test_split_halves_trials_until_one_is_left(model: str) -> None:
     specs = [
         Spec("cora", model, 2, norm="PN", scale=scale) for scale in ((1, 10) if model == "SGC" else (1,))
     ]
@@ -187,11 +181,11 @@ def test_halves_share_out_the_trials_until_one_is_left(model: str) -> None:
     assert single.split() == [single]
 
 
-def test_nothing_to_do_is_no_job(graph: Graph) -> None:
+def test_no_pairs_give_no_job(graph: Graph) -> None:
     assert plan(graph, [], CPU) == []
 
 
-def test_no_core_waits_while_another_has_all_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_are_divided_among_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = pairs_of([Spec("csbm", "SGC", 2)], range(5))
     graph = csbm(100, features=20, seed=0)
     for cores, sizes in ((1, [5]), (2, [3, 2]), (16, [1] * 5), (None, [5])):
@@ -200,7 +194,7 @@ def test_no_core_waits_while_another_has_all_the_trials(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN", "GAT"])
-def test_a_graph_without_features_is_refused(raises: Any, graph: Graph, model: str) -> None:
+def test_graph_without_features_raises(raises: Any, graph: Graph, model: str) -> None:
     bare = graph.replace(features=torch.zeros(graph.num_nodes, 0))
     with raises("no-features"):
         plan(bare, [(Spec("csbm", model, 2), 0)], CPU)

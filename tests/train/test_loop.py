@@ -12,17 +12,17 @@ from pairnorm.train.loop import EPOCHS_PER_SYNC, Adam, Loop
 
 
 class Bowls:
-    """Models that each slide into a parabola of their own; accuracies by epoch are given."""
+    """Models that each minimize their own parabola, with given accuracies by epoch."""
 
     def __init__(self, centers: Sequence[float], accuracies: Callable[[int, int], float]) -> None:
         self.center = torch.tensor(centers)
-        self.place = torch.zeros(len(centers), 2, requires_grad=True)
+        self.position = torch.zeros(len(centers), 2, requires_grad=True)
         self.epochs: list[int] = []
         self._accuracies = accuracies
 
     def loss(self, epoch: Tensor) -> Tensor:
         self.epochs.append(int(epoch))
-        return (self.place - self.center.unsqueeze(1)).square().sum(1)
+        return (self.position - self.center.unsqueeze(1)).square().sum(1)
 
     def accuracy(self) -> Tensor:
         epoch = len(self.epochs) - 1
@@ -31,44 +31,44 @@ class Bowls:
     def loop(self, **options: Any) -> Loop:
         models = len(self.center)
         settings = {"learning_rate": [0.1] * models, "weight_decay": [0.01] * models} | options
-        return Loop([self.place], [self.place], self.loss, self.accuracy, curves=True, **settings)
+        return Loop([self.position], [self.position], self.loss, self.accuracy, curves=True, **settings)
 
 
-def places(center: float, epochs: int) -> tuple[list[Tensor], list[float]]:
-    """Where plain Adam takes one model: after each epoch, and the loss before it."""
-    place = torch.zeros(2, requires_grad=True)
-    adam = torch.optim.Adam([place], lr=0.1, weight_decay=0.01, foreach=False)
-    found, losses = [], []
+def adam_positions(center: float, epochs: int) -> tuple[list[Tensor], list[float]]:
+    """Return the positions of one model after each epoch of torch's Adam, and the loss before it."""
+    position = torch.zeros(2, requires_grad=True)
+    adam = torch.optim.Adam([position], lr=0.1, weight_decay=0.01, foreach=False)
+    positions, losses = [], []
     for _ in range(epochs):
         adam.zero_grad()
-        loss = (place - center).square().sum()
+        loss = (position - center).square().sum()
         loss.backward()
         adam.step()
-        found.append(place.detach().clone())
+        positions.append(position.detach().clone())
         losses.append(loss.item())
-    return found, losses
+    return positions, losses
 
 
-def test_every_model_takes_the_steps_of_its_own_adam() -> None:
+def test_each_model_has_its_own_adam() -> None:
     bowls = Bowls([1.0, -3.0, 0.5], lambda model, epoch: epoch)
     loop = bowls.loop()
     loop.train(30)
     curves = torch.stack(loop.curves)
     for model, center in enumerate([1.0, -3.0, 0.5]):
-        found, losses = places(center, 30)
-        torch.testing.assert_close(bowls.place[model].detach(), found[-1])
+        positions, losses = adam_positions(center, 30)
+        torch.testing.assert_close(bowls.position[model].detach(), positions[-1])
         torch.testing.assert_close(curves[:, 0, model], torch.tensor(losses))
         assert curves[:, 1, model].tolist() == list(range(30))
     assert bowls.epochs == list(range(30))
 
 
-def test_a_loop_that_begins_again_does_just_what_it_did_first() -> None:
+def test_reset_loop_repeats_its_training() -> None:
     bowls = Bowls([1.0, -3.0], lambda model, epoch: -((epoch % 10 - 4) ** 2))
     loop = bowls.loop()
-    seen = []
+    results = []
     for _ in range(2):
         with torch.no_grad():
-            bowls.place.zero_()
+            bowls.position.zero_()
         loop.reset()
         assert torch.equal(loop.best_parameters[0], torch.zeros(2, 2))
         loop.train(10)
@@ -77,38 +77,38 @@ def test_a_loop_that_begins_again_does_just_what_it_did_first() -> None:
             loop.best_epoch,
             loop.best_accuracy,
             loop.diverged,
-            bowls.place.detach(),
+            bowls.position.detach(),
         ]
-        seen.append([*[tensor.clone() for tensor in kept], torch.stack(loop.curves)])
+        results.append([*[tensor.clone() for tensor in kept], torch.stack(loop.curves)])
     assert loop.best_epoch.tolist() == [4, 4]
     assert bowls.epochs == [*range(10), *range(10)]
-    assert all(torch.equal(*pair) for pair in zip(*seen, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-def test_the_first_of_the_best_epochs_is_kept_per_model() -> None:
+def test_first_best_epoch_is_kept_per_model() -> None:
     table = [[0.1, 0.5, 0.5, 0.2, 0.5], [0.9, 0.1, 0.1, 0.1, 0.1], [0.0, 0.0, 0.0, 0.0, 0.3]]
     bowls = Bowls([1.0, 2.0, 3.0], lambda model, epoch: table[model][epoch])
     loop = bowls.loop()
     loop.train(5)
     assert loop.best_epoch.tolist() == [1, 0, 4]
     assert loop.best_accuracy.tolist() == pytest.approx([0.5, 0.9, 0.3])
-    last = bowls.place.detach().clone()
+    last = bowls.position.detach().clone()
     loop.restore()
     for model, best in enumerate([1, 0, 4]):
-        found, _ = places([1.0, 2.0, 3.0][model], 5)
-        torch.testing.assert_close(bowls.place[model].detach(), found[best])
-        torch.testing.assert_close(last[model], found[-1])
+        positions, _ = adam_positions([1.0, 2.0, 3.0][model], 5)
+        torch.testing.assert_close(bowls.position[model].detach(), positions[best])
+        torch.testing.assert_close(last[model], positions[-1])
 
 
-def test_a_model_that_diverges_is_marked_keeps_what_was_best_and_leaves_the_others_alone() -> None:
+def test_diverged_model_keeps_its_best_and_others_are_unchanged() -> None:
     bowls = Bowls([1.0, 2.0, 3.0], lambda model, epoch: epoch)
     finite = bowls.loss
 
     def loss(epoch: Tensor) -> Tensor:
         losses = finite(epoch)
-        worth = torch.ones(3)
-        worth[1] = math.inf if epoch == 4 else 1
-        return losses * worth
+        factors = torch.ones(3)
+        factors[1] = math.inf if epoch == 4 else 1
+        return losses * factors
 
     bowls.loss = loss  # type: ignore[method-assign]
     loop = bowls.loop()
@@ -117,12 +117,12 @@ def test_a_model_that_diverges_is_marked_keeps_what_was_best_and_leaves_the_othe
     assert loop.best_epoch.tolist() == [9, 3, 9]
     loop.restore()
     for model, best in enumerate([9, 3, 9]):
-        found, _ = places([1.0, 2.0, 3.0][model], 10)
-        torch.testing.assert_close(bowls.place[model].detach(), found[best])
+        positions, _ = adam_positions([1.0, 2.0, 3.0][model], 10)
+        torch.testing.assert_close(bowls.position[model].detach(), positions[best])
 
 
 @pytest.mark.parametrize("epochs", [1, EPOCHS_PER_SYNC - 1, EPOCHS_PER_SYNC, 2 * EPOCHS_PER_SYNC + 3])
-def test_ticks_add_up_to_the_epochs(epochs: int) -> None:
+def test_ticks_sum_to_epochs(epochs: int) -> None:
     ticks: list[int] = []
     bowls = Bowls([1.0], lambda model, epoch: 0.0)
     bowls.loop().train(epochs, ticks.append)
@@ -130,8 +130,8 @@ def test_ticks_add_up_to_the_epochs(epochs: int) -> None:
     assert max(ticks) <= EPOCHS_PER_SYNC
 
 
-def test_parameters_may_be_laid_out_unlike_the_models() -> None:
-    """As in SGC, where one tensor holds the weights of all scales side by side."""
+def test_layout_of_parameters_may_differ_from_models() -> None:
+    """As in SGC, where one tensor holds the weights of all scales next to each other."""
     weight = torch.zeros(2, 6, requires_grad=True)  # [trials, scales · 3]
     models = weight.view(2, 2, 3)
     center = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -152,35 +152,35 @@ def test_parameters_may_be_laid_out_unlike_the_models() -> None:
     loop.restore()
     for trial, scale in ((0, 0), (0, 1), (1, 0), (1, 1)):
         best = int(loop.best_epoch[trial, scale])
-        expected = places(float(center[trial, scale]), 4)[0][best][0].expand(3)
+        expected = adam_positions(float(center[trial, scale]), 4)[0][best][0].expand(3)
         torch.testing.assert_close(weight.detach().view(2, 2, 3)[trial, scale], expected)
 
 
-def test_tiny_numbers_are_zero_while_training_and_only_then() -> None:
+def test_denormals_are_flushed_only_during_training() -> None:
     def is_zero() -> bool:
         return float(torch.tensor(1e-310, dtype=torch.float64) + 0.0) == 0
 
-    weight, seen = torch.ones(1, requires_grad=True), []
+    weight, results = torch.ones(1, requires_grad=True), []
 
     def loss(epoch: Tensor) -> Tensor:
-        seen.append(is_zero())
+        results.append(is_zero())
         return weight
 
     Loop([weight], [weight], loss, lambda: torch.zeros(1), learning_rate=[0.1], weight_decay=[0.0]).train(2)
-    assert seen == [True, True]
+    assert results == [True, True]
     assert not is_zero()
 
 
 @pytest.mark.parametrize("rate", [[0.1, 0.1], [0.1, 0.3]], ids=str)
-def test_a_loop_goes_on_from_the_state_of_another(rate: list[float]) -> None:
+def test_loaded_state_resumes_training(rate: list[float]) -> None:
     def accuracy(model: int, epoch: int) -> float:
         return [0.1, 0.9, 0.2, 0.9, 0.3, 0.8, 0.95, 0.1][epoch] - model * epoch / 10
 
     whole, first, second = (Bowls([1.0, -3.0], accuracy) for _ in range(3))
-    expected, begun, loop = (bowls.loop(learning_rate=rate) for bowls in (whole, first, second))
+    expected, interrupted, loop = (bowls.loop(learning_rate=rate) for bowls in (whole, first, second))
     expected.train(8)
-    begun.train(5)
-    saved = {name: value.clone() for name, value in begun.state().items()}
+    interrupted.train(5)
+    saved = {name: value.clone() for name, value in interrupted.state().items()}
     assert loop.load_state(saved) == 5
     second.epochs = list(range(5))
     loop.train(3)
@@ -191,7 +191,7 @@ def test_a_loop_goes_on_from_the_state_of_another(rate: list[float]) -> None:
 
 @pytest.mark.parametrize("decays", [[0.02] * 6, [0.0, 0.02, 0.02, 0.5, 0.5, 0.0]], ids=str)
 @pytest.mark.parametrize("rates", [[0.1] * 6, [0.1, 0.3, 0.3, 0.02, 0.1, 0.1]], ids=str)
-def test_every_model_may_have_an_optimizer_of_its_own(rates: list[float], decays: list[float]) -> None:
+def test_models_may_have_separate_optimizers(rates: list[float], decays: list[float]) -> None:
     """As in SGC: [trials, variants · 4, 5] weights and [trials, variants] biases; 2 trials x 3 variants."""
     generator = torch.Generator().manual_seed(0)
     start, center = torch.randn(2, 6, 4, 5, dtype=torch.float64, generator=generator)
@@ -224,7 +224,7 @@ def test_every_model_may_have_an_optimizer_of_its_own(rates: list[float], decays
         torch.testing.assert_close(bias.view(6)[model], own[1], rtol=1e-10, atol=1e-12)
 
 
-def test_adam_takes_the_steps_of_torchs_own() -> None:
+def test_adam_equals_torch() -> None:
     torch.manual_seed(0)
     ours, theirs = ([torch.ones(3, 5).requires_grad_(), torch.ones(2).requires_grad_()] for _ in range(2))
     adam = Adam([(ours[:1], 0.1, 0.01), (ours[1:], 0.02, 0.0)])

@@ -94,7 +94,7 @@ def spec_of(name: str, model: str = "GCN", depth: int = 3, **more: Any) -> Spec:
 
 
 @pytest.mark.parametrize(("name", "model"), OURS)
-def test_every_method_trains_each_trial_as_if_alone(name: str, model: str, graph: Graph) -> None:
+def test_method_trains_trials_independently(name: str, model: str, graph: Graph) -> None:
     spec = spec_of(name, model, missing_rate=0.5)
     together = train(graph, spec, [0, 1, 2], "cpu")
     (alone,) = train(graph, spec, [1], "cpu")
@@ -104,14 +104,14 @@ def test_every_method_trains_each_trial_as_if_alone(name: str, model: str, graph
 
 
 @pytest.mark.parametrize(("name", "model"), OURS)
-def test_every_method_changes_the_result(name: str, model: str, graph: Graph) -> None:
+def test_method_changes_the_result(name: str, model: str, graph: Graph) -> None:
     plain = train(graph, Spec("csbm", model, 3, epochs=6, **METHODS[name].settings), [0], "cpu")[0]
     changed = train(graph, spec_of(name, model), [0], "cpu")[0]
     assert (changed.train_loss == plain.train_loss) == (name == "none")
 
 
 @pytest.mark.parametrize("name", ["BatchNorm", "DiffGroupNorm", "Residual"])
-def test_the_statistics_of_the_best_epoch_are_kept(name: str, graph: Graph) -> None:
+def test_running_statistics_of_best_epoch_are_kept(name: str, graph: Graph) -> None:
     """A model that is evaluated again gives the validation accuracy for which its epoch was kept."""
     spec = spec_of(name, learning_rate=0.05).replace(epochs=30)
     trials = train(graph, spec, [0, 1], "cpu", curves=True)
@@ -121,7 +121,7 @@ def test_the_statistics_of_the_best_epoch_are_kept(name: str, graph: Graph) -> N
         assert trial.validation_accuracy == pytest.approx(max(trial.curves["validation_accuracy"]))
 
 
-def test_what_is_built() -> None:
+def test_build_of_each_method() -> None:
     def built(name: str, **more: Any) -> nn.Module:
         return build(spec_of(name, **more), 10, 3, [0], CPU)
 
@@ -141,7 +141,7 @@ def test_what_is_built() -> None:
 
 
 class TestSpec:
-    def test_what_other_fields_say_has_their_text(self) -> None:
+    def test_method_expressed_by_fields_has_their_text(self) -> None:
         assert Spec("cora", "GCN", 8, method="PN", strength=10) == Spec(
             "cora", "GCN", 8, norm="PN", scale=10.0
         )
@@ -151,18 +151,18 @@ class TestSpec:
         assert Spec("cora", "GAT", 8, method="Skip", strength=2) == Spec("cora", "GAT", 8, skip=2)
         assert Spec("cora", "GCN", 8, method="none", strength=3) == Spec("cora", "GCN", 8)
 
-    def test_the_usual_strength_stands_in_the_text(self) -> None:
+    def test_default_strength_is_in_the_text(self) -> None:
         spec = Spec("cora", "GCN", 8, method="DropEdge")
         assert spec.text == f"{Spec('cora', 'GCN', 8).text} remedy=DropEdge strength=0.5"
         assert Spec.parse(spec.text) == spec == Spec("cora", "GCN", 8, method="DropEdge", strength=0.5)
         assert Spec("cora", "GCN", 8, method="BatchNorm", strength=7).strength == 0
 
-    def test_the_order_counts_for_norms_alone(self) -> None:
+    def test_order_applies_to_norms_only(self) -> None:
         assert spec_of("BatchNorm", order="before") != spec_of("BatchNorm")
         for name in ("Residual", "GCNII", "JK-max"):
             assert spec_of(name, order="before") == spec_of(name)
 
-    def test_what_does_not_go_together(self, raises: Any) -> None:
+    def test_incompatible_fields_raise(self, raises: Any) -> None:
         with raises("not-together", value="PN"):
             Spec("cora", "GCN", 8, norm="PN", method="GCNII")
         with raises("not-together", value="PN"):
@@ -179,7 +179,7 @@ class TestSpec:
 
 
 class TestOwn:
-    def test_a_module_of_torch_is_a_method(self, graph: Graph) -> None:
+    def test_torch_module_is_a_method(self, graph: Graph) -> None:
         assert register("Theirs", nn.BatchNorm1d) == "Theirs@1"
         spec = Spec("csbm", "GCN", 3, method="Theirs", epochs=6)
         assert spec.method == "Theirs@1"
@@ -188,7 +188,7 @@ class TestOwn:
         ):
             assert ours.train_loss == pytest.approx(theirs.train_loss, rel=1e-4)
 
-    def test_a_strength(self, graph: Graph) -> None:
+    def test_grid_passes_strength(self, graph: Graph) -> None:
         register("Shrink", Shrink, grid=(0.5, 2.0))
         usual, other = (Spec("csbm", "GCN", 3, method="Shrink", strength=value, epochs=3) for value in (0, 2))
         assert usual.strength == 0.5
@@ -196,7 +196,7 @@ class TestOwn:
         assert model.norms[0].stacked[0].eq(2).all()
         assert train(graph, usual, [0], "cpu") != train(graph, other, [0], "cpu")
 
-    def test_a_new_version_is_another_spec(self) -> None:
+    def test_new_version_is_another_spec(self) -> None:
         register("Shrink", Shrink, version="1")
         first = Spec("cora", "GCN", 3, method="Shrink")
         register("Shrink", Shrink, version="2")
@@ -206,7 +206,7 @@ class TestOwn:
         assert first.hash != second.hash
         assert isinstance(build(first, 10, 3, [0], CPU), GCN)
 
-    def test_it_is_imported_by_its_name(self, raises: Any) -> None:
+    def test_import_by_path_and_entry_point(self, raises: Any) -> None:
         assert import_method(f"{__name__}:Shrink") == f"{__name__}:Shrink@3"
         spec = Spec("cora", "GCN", 3, method=f"{__name__}:Shrink")
         assert (spec.method, spec.strength) == (f"{__name__}:Shrink@3", 0.5)
@@ -249,7 +249,7 @@ class TestOwn:
         assert "--method imported_by_text:Norm" in refused.value.hint
         assert not (tmp_path / "ran").exists()
 
-    def test_one_that_does_not_work_is_named(self, raises: Any, graph: Graph) -> None:
+    def test_failing_method_is_named(self, raises: Any, graph: Graph) -> None:
         register("Ungiven", Untuned)
         with raises("method-failed", value=(32,)):
             train(graph, Spec("csbm", "GCN", 3, method="Ungiven"), [0], "cpu")
@@ -257,7 +257,7 @@ class TestOwn:
         with raises("method-failed", value=(32,)):
             train(graph, Spec("csbm", "GCN", 3, method="Narrow"), [0], "cpu")
 
-    def test_a_store_is_read_without_it(self, raises: Any, tmp_path: Any, graph: Graph) -> None:
+    def test_store_is_readable_without_the_method(self, raises: Any, tmp_path: Any, graph: Graph) -> None:
         register("Shrink", Shrink, version="1", grid=(0.5, 2.0))
         spec = Spec("csbm", "GCN", 2, method="Shrink", epochs=3)
         with Store(tmp_path / "s.sqlite") as store:
@@ -270,19 +270,19 @@ class TestOwn:
             with raises("other-version", value="Shrink@1"):
                 build(spec, 10, 3, [0], CPU)
 
-    def test_names(self, raises: Any) -> None:
+    def test_invalid_names_raise(self, raises: Any) -> None:
         with raises("name-taken", value="GCNII"):
             register("GCNII", Shrink)
         with raises("not-a-name", value="mine@2"):
             register("mine@2", Shrink)
 
-    def test_other_processes_are_sent_it(self) -> None:
+    def test_method_reaches_worker_processes(self) -> None:
         register("Theirs", nn.BatchNorm1d)
         assert pickle.loads(pickle.dumps(METHODS["Theirs@1"])).models == ("GCN", "GAT")
 
 
 class TestOwnModel:
-    def test_each_trial_trains_as_if_alone(self, graph: Graph) -> None:
+    def test_trials_train_independently(self, graph: Graph) -> None:
         register("Deep", Deep)
         spec = Spec("csbm", "GCN", 3, method="Deep", missing_rate=0.5, epochs=6)
         assert (spec.method, spec.strength) == ("Deep@2", 0.1)
@@ -296,13 +296,13 @@ class TestOwnModel:
         assert alone.measures["parameters"] == sum(parameter.numel() for parameter in model.parameters())
         assert train(graph, spec.replace(strength=0.5), [1], "cpu")[0].train_loss != alone.train_loss
 
-    def test_it_gets_the_edges_alone_so_that_the_adjacency_is_no_part_of_the_key(self) -> None:
+    def test_adjacency_is_not_in_the_text_of_own_models(self) -> None:
         register("Deep", Deep)
         spec = Spec("csbm", "GCN", 3, method="Deep")
         assert spec.replace(adjacency="sym") == spec
         assert Spec("csbm", "GCN", 3, method="GCNII", adjacency="sym").adjacency == "sym"
 
-    def test_what_does_not_go_together(self, raises: Any, graph: Graph) -> None:
+    def test_incompatible_fields_raise(self, raises: Any, graph: Graph) -> None:
         register("Deep", Deep)
         with raises("not-together", value="GAT"):
             Spec("csbm", "GAT", 3, method="Deep")
@@ -314,7 +314,7 @@ class TestOwnModel:
         with raises("method-failed", value=(graph.num_features, graph.num_classes)):
             train(graph, Spec("csbm", "GCN", 3, method="Flat"), [0], "cpu")
 
-    def test_worker_processes_learn_what_was_registered_and_what_a_package_brings(
+    def test_registered_and_installed_methods_reach_worker_processes(
         self, raises: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, graph: Graph
     ) -> None:
         """An installed distribution, as importlib.metadata finds it, that was never registered by hand."""
@@ -348,7 +348,7 @@ class TestOwnModel:
             assert run(pairs, store, device="cpu", graphs={"csbm": graph}, workers=2) == 6
 
 
-def test_measures_of_a_whole_model(graph: Graph) -> None:
+def test_measures_of_own_model(graph: Graph) -> None:
     names = ["relative_energy", "gradient_first", "gradient_last", "parameters", "effective_rank"]
     for name in ("none", "BatchNorm", "DropEdge", "APPNP"):
         spec = spec_of(name, depth=5)

@@ -26,7 +26,7 @@ class Nested(nn.Module):
         return self.inner(x)
 
 
-def test_copies_equal_modules_made_under_their_seeds():
+def test_copies_equal_modules_initialized_from_their_seeds():
     stacked, seeds = PerTrial(Nested, 3), [11, 12, 11]
     before = torch.get_rng_state()
     stacked.reset_parameters(seeds)
@@ -49,7 +49,7 @@ def test_copies_equal_modules_made_under_their_seeds():
     assert all(tensor.shape[0] == 3 for tensor in (*stacked.parameters(), *stacked.buffers()))
 
 
-def test_torchs_batch_norm_is_ours():
+def test_batch_norm_per_trial_equals_ours():
     theirs, ours = PerTrial(lambda: nn.BatchNorm1d(4), 2), BatchNorm(4, num_models=2)
     for _ in range(3):
         x = torch.randn(9, 2, 4) * 3 + 1
@@ -74,7 +74,7 @@ class Sage(nn.Module):
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse", "by trial"])
-def test_a_models_copies_equal_models_made_under_their_seeds(form, edge_index):
+def test_model_copies_equal_models_initialized_from_their_seeds(form, edge_index):
     """States, gradients, running statistics and what dropout draws; edges come back without self-loops."""
     seeds, nodes = [11, 12, 11], 20
     together = ModelPerTrial(Sage, 3)
@@ -109,7 +109,7 @@ def test_a_models_copies_equal_models_made_under_their_seeds(form, edge_index):
                 torch.testing.assert_close(ours.grad[trial], theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_without_convolutions_has_its_logits_for_a_state(edge_index):
+def test_model_without_convolutions_returns_logits_as_state(edge_index):
     class Perceptron(nn.Linear):
         def forward(self, x, edge_index):
             return super().forward(x)

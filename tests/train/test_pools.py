@@ -26,14 +26,14 @@ for prepare in (lambda: None, keep_freed_memory):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is the C library of Linux")
-def test_memory_that_was_freed_comes_without_page_faults() -> None:
+def test_freed_memory_is_reused_without_page_faults() -> None:
     given_back, kept = map(int, subprocess.check_output([sys.executable, "-c", PROGRAM]).split())
     pages = 5 * 20 * 2**20 * 4 // 4096
     assert kept < pages / 10
     assert kept < given_back
 
 
-def test_workers_of_any_kind_end_with_a_parent_that_is_killed(group_is_gone: Any) -> None:
+def test_workers_end_with_a_killed_parent(group_is_gone: Any) -> None:
     program = """
 import time
 from pairnorm.train.pools import Workers
@@ -51,7 +51,7 @@ with Workers(2) as pool:
     assert group_is_gone(process.pid)
 
 
-def test_workers_finish_but_end_at_once_where_there_was_an_error(children_are_gone: Any) -> None:
+def test_workers_finish_calls_but_end_after_an_error(children_are_gone: Any) -> None:
     with Workers(1) as pool:
         done = pool.submit(torch.get_num_threads)
     assert done.result() == 1

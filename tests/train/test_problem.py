@@ -43,7 +43,7 @@ def in_another_layout(graph: Graph, layout: str) -> Graph:
     "trials",
     [[(0.0, 1), (0.0, 2)], [(1.0, 1), (1.0, 2)], [(0.5, 1), (0.5, 2)], [(0.0, 1), (0.3, 1), (1.0, 4)]],
 )
-def test_every_trial_sees_what_its_own_rate_and_seed_leave(
+def test_trials_have_features_masked_by_rate_and_seed(
     graph: Graph, features: Callable[..., Tensor], layout: str, trials: list[tuple[float, int]]
 ) -> None:
     pairs = [(Spec("csbm", "GCN", 2, missing_rate=rate), seed) for rate, seed in trials]
@@ -55,7 +55,7 @@ def test_every_trial_sees_what_its_own_rate_and_seed_leave(
 
 @pytest.mark.parametrize("layout", ["sparse", "dense"])
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_features_as_they_are(graph: Graph, layout: str, rate: float) -> None:
+def test_unscaled_features(graph: Graph, layout: str, rate: float) -> None:
     pairs = [(Spec("csbm", "GCN", 2, missing_rate=rate, scaling=scaling), 1) for scaling in ("rows", "none")]
     graph = in_another_layout(graph, layout)
     scaled, raw = (seen(Problem.of(graph, [pair], CPU), 1)[:, 0] for pair in pairs)
@@ -65,7 +65,7 @@ def test_features_as_they_are(graph: Graph, layout: str, rate: float) -> None:
 
 
 @pytest.mark.parametrize("layout", ["sparse", "dense"])
-def test_other_kinds_of_missing(graph: Graph, layout: str) -> None:
+def test_other_missing_kinds(graph: Graph, layout: str) -> None:
     graph = in_another_layout(graph, layout)
     whole = graph.features.to_dense()
     whole = whole / whole.sum(1, keepdim=True)
@@ -91,7 +91,7 @@ def test_other_kinds_of_missing(graph: Graph, layout: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["class", "degree", "value"])
-def test_what_is_missing_may_depend_on_the_node(graph: Graph, kind: str) -> None:
+def test_missing_by_class_and_degree(graph: Graph, kind: str) -> None:
     graph = in_another_layout(graph, "dense")
     draw = {"class": missing_by_class, "degree": missing_by_degree, "value": missing_by_value}[kind]
     spec = Spec("csbm", "GCN", 2, missing_rate=0.4, missing_kind=kind, scaling="none")
@@ -103,24 +103,24 @@ def test_what_is_missing_may_depend_on_the_node(graph: Graph, kind: str) -> None
 
 @pytest.mark.parametrize("fill", [name for name in STORED_IMPUTATIONS if name != "zero"])
 @pytest.mark.parametrize("kind", ["vectors", "nodes", "entries"])
-def test_a_fill_stands_in_for_what_each_trial_misses(graph: Graph, fill: str, kind: str) -> None:
+def test_imputation_per_trial(graph: Graph, fill: str, kind: str) -> None:
     graph = in_another_layout(graph, "dense" if kind == "entries" else "sparse")
     specs = [
         Spec("csbm", "GCN", 2, missing_rate=rate, missing_kind=kind, imputation=fill, scaling="none")
         for rate in (0.9, 0.5)
     ]
     problem = Problem.of(graph, [(spec, seed) for spec in specs for seed in (3, 4)], CPU)
-    found, values = seen(problem, 4), graph.features.to_dense()
+    result, values = seen(problem, 4), graph.features.to_dense()
     assert (
         problem.num_features
-        == found.size(2)
+        == result.size(2)
         == values.size(1) + (0 if fill != "mask" else values.size(1) if kind == "entries" else 1)
     )
     draw = {"vectors": missing_vectors, "nodes": missing_nodes, "entries": missing_entries}[kind]
     for trial, (rate, seed) in enumerate([(0.9, 3), (0.9, 4), (0.5, 3), (0.5, 4)]):
         known = ~draw(graph, rate, seed=seed).mask[:, 0].view(graph.num_nodes, -1).expand_as(values)
         expected = filled_by_hand(fill, graph, values.double(), known, kind)
-        torch.testing.assert_close(found[:, trial].double(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result[:, trial].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def filled_by_hand(fill: str, graph: Graph, values: Tensor, known: Tensor, kind: str) -> Tensor:
@@ -128,32 +128,32 @@ def filled_by_hand(fill: str, graph: Graph, values: Tensor, known: Tensor, kind:
     shown, looped = values * known, graph.adjacency.to_dense().double() + torch.eye(graph.num_nodes)
     walk, root = looped / looped.sum(1, keepdim=True), looped.sum(1).rsqrt()
     if fill == "mask":
-        beside = ~known if kind == "entries" else ~known[:, :1]
-        return torch.cat([shown, beside.double()], 1)
+        missing = ~known if kind == "entries" else ~known[:, :1]
+        return torch.cat([shown, missing.double()], 1)
     if fill == "mean":
         return torch.where(known, values, (shown.sum(0) / known.sum(0)).nan_to_num())
     if fill == "mass":
         power = torch.linalg.matrix_power(walk, 10)
         return torch.where(known, values, (power @ shown / (power @ known.double())).nan_to_num())
     if fill == "fp":
-        found = shown
+        result = shown
         for _ in range(40):
-            found = torch.where(known, values, root[:, None] * looped * root @ found)
-        return found
+            result = torch.where(known, values, root[:, None] * looped * root @ result)
+        return result
     hops, before = torch.where(known, 0.0, torch.inf).double(), None
     while before is None or not torch.equal(hops, before):
         nearest = torch.where(looped.bool()[:, :, None], hops[None], torch.inf).amin(1)
         hops, before = torch.minimum(hops, nearest + 1), hops
     confidence = 0.9**hops
-    found = shown
+    result = shown
     for _ in range(100):
-        arrived = (walk @ (confidence * found) / (walk @ confidence)).nan_to_num()
-        found = torch.where(known, values, arrived)
-    correlation = torch.corrcoef(found.T).nan_to_num().fill_diagonal_(0)
-    return found + (1 - confidence) * ((confidence * (found - found.mean(0))) @ correlation)
+        arrived = (walk @ (confidence * result) / (walk @ confidence)).nan_to_num()
+        result = torch.where(known, values, arrived)
+    correlation = torch.corrcoef(result.T).nan_to_num().fill_diagonal_(0)
+    return result + (1 - confidence) * ((confidence * (result - result.mean(0))) @ correlation)
 
 
-def test_what_the_data_lacks_is_filled_too(graph: Graph) -> None:
+def test_values_missing_in_the_data_are_imputed(graph: Graph) -> None:
     lost = torch.arange(graph.num_nodes) % 3 == 0
     spec = Spec("csbm", "GCN", 2, missing_kind="given", imputation="mean", scaling="none")
     x = seen(Problem.of(graph.replace(missing=lost), [(spec, 3)], CPU), 1)[:, 0]
@@ -162,13 +162,13 @@ def test_what_the_data_lacks_is_filled_too(graph: Graph) -> None:
     torch.testing.assert_close(x[~lost], whole[~lost])
 
 
-def test_of_sparse_features_only_whole_vectors_are_filled(graph: Graph, raises) -> None:
+def test_sparse_features_impute_vectors_only(graph: Graph, raises) -> None:
     spec = Spec("csbm", "GCN", 2, missing_rate=0.5, missing_kind="entries", imputation="fp")
     with raises("sparse-entries"):
         Problem.of(graph, [(spec, 0)], CPU)
 
 
-def test_losses_and_accuracies_equal_cross_entropy_and_counting(graph: Graph) -> None:
+def test_losses_and_accuracies_equal_reference(graph: Graph) -> None:
     spec = Spec("csbm", "GCN", 2)
     problem = Problem.of(graph, [(spec, 0)], CPU)
     logits = 3 * torch.randn(
@@ -185,7 +185,7 @@ def test_losses_and_accuracies_equal_cross_entropy_and_counting(graph: Graph) ->
             assert float(metrics[f"{part}_accuracy"][trial]) == pytest.approx(right)
 
 
-def test_a_model_that_gives_nan_is_never_right(graph: Graph) -> None:
+def test_nan_logits_count_as_wrong(graph: Graph) -> None:
     problem = Problem.of(graph, [(Spec("csbm", "GCN", 2), 0)], CPU)
     logits = torch.full((graph.num_nodes, 2, graph.num_classes), torch.nan)
     logits[:, 1] = torch.nn.functional.one_hot(graph.labels).float()
@@ -193,7 +193,7 @@ def test_a_model_that_gives_nan_is_never_right(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rw", "sym"])
-def test_the_adjacency_is_the_one_the_spec_names(graph: Graph, kind: str) -> None:
+def test_adjacency_of_the_spec(graph: Graph, kind: str) -> None:
     problem = Problem.of(graph, [(Spec("csbm", "GCN", 2, adjacency=kind), 0)], CPU)
     looped = graph.adjacency.to_dense().double() + torch.eye(graph.num_nodes)
     degree = looped.sum(1)
@@ -202,9 +202,7 @@ def test_the_adjacency_is_the_one_the_spec_names(graph: Graph, kind: str) -> Non
     torch.testing.assert_close(problem.adjacency.to_dense().double(), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_trials_that_cannot_train_side_by_side_and_graphs_without_a_split_are_refused(
-    raises: Any, graph: Graph
-) -> None:
+def test_mixed_kinds_and_missing_split_raise(raises: Any, graph: Graph) -> None:
     spec = Spec("csbm", "GCN", 2, missing_rate=0.5)
     with raises("mixed-kinds"):
         Problem.of(graph, [(spec, 0), (spec.replace(missing_kind="entries"), 0)], CPU)
@@ -216,18 +214,18 @@ def test_trials_that_cannot_train_side_by_side_and_graphs_without_a_split_are_re
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_the_auc_is_that_of_scikit_learn(ties: bool) -> None:
+def test_auc_equals_scikit_learn(ties: bool) -> None:
     labels = torch.randint(2, (200,), generator=torch.Generator().manual_seed(0))
     logits = torch.randn(3, 2, 2, 200, generator=torch.Generator().manual_seed(1))
     logits = logits.round() if ties else logits
-    found = aucs(logits, labels)
+    result = aucs(logits, labels)
     margins = (logits[:, :, 1] - logits[:, :, 0]).reshape(6, 200)
     expected = [roc_auc_score(labels.numpy(), margin.numpy()) for margin in margins]
-    torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float32))
+    torch.testing.assert_close(result.flatten(), torch.tensor(expected, dtype=torch.float32))
     logits[0, 0, 1, 7] = torch.nan
     assert aucs(logits, labels)[0, 0] == 0
 
 
-def test_the_auc_needs_two_classes(raises: Any) -> None:
+def test_auc_of_three_classes_raises(raises: Any) -> None:
     with raises("not-together", value="auc"):
         aucs(torch.zeros(3, 10), torch.zeros(10, dtype=torch.int64))

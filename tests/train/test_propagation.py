@@ -118,20 +118,20 @@ def check_as_in_memory(packed, folder, imputation, norm, width, ops, tolerance, 
 
 @pytest.mark.parametrize(("imputation", "norm"), METHODS)
 @pytest.mark.parametrize("width", [5, 16])
-def test_as_in_memory(packed, tmp_path, imputation, norm, width):
+def test_equals_propagation_in_memory(packed, tmp_path, imputation, norm, width):
     # PN-SI enlarges, up to a thousandfold, the rounding of nodes that see no features.
     close = 1e-3 if (imputation, norm) == ("zero", "PN-SI") else 2e-5
     check_as_in_memory(packed, tmp_path, imputation, norm, width, None, 1e-5, close)
 
 
 @pytest.mark.parametrize(("imputation", "norm"), [method for method in METHODS if method[1] != "PN-SI"])
-def test_as_in_memory_with_the_arithmetic_of_torch(packed, tmp_path, imputation, norm, monkeypatch):
+def test_torch_arithmetic_equals_propagation_in_memory(packed, tmp_path, imputation, norm, monkeypatch):
     if DEVICE.type == "cpu":
         monkeypatch.setattr(block_ops, "find_kernels", lambda *_: None)
     check_as_in_memory(packed, tmp_path, imputation, norm, 5, BlockOps(packed, DEVICE), 1e-5, 2e-5)
 
 
-def test_files_of_a_cpu_are_not_those_of_a_gpu(packed, tmp_path):
+def test_cpu_and_gpu_have_separate_files(packed, tmp_path):
     ops = BlockOps(packed)
     ops.is_cuda, ops.device = True, torch.device("cuda")
     rows = np.arange(9)
@@ -150,7 +150,7 @@ def test_deep_propagations_do_not_underflow(tmp_path, device):
 
 
 @pytest.mark.parametrize("norm", ["PN", "PN-SI"])
-def test_a_killed_propagation_resumes(packed, tmp_path, norm):
+def test_killed_propagation_resumes(packed, tmp_path, norm):
     rows, depths = np.arange(50), (3, 6)
     whole = Propagation(packed, tmp_path / "whole", rows, depths, 5, norm=norm)
     whole.run()
@@ -180,7 +180,7 @@ def test_a_killed_propagation_resumes(packed, tmp_path, norm):
     assert len(messages) == other.steps  # other rows are another propagation
 
 
-def test_label_propagation_is_that_of_torch(packed, tmp_path):
+def test_label_propagation_equals_torch(packed, tmp_path):
     matrix = normalized_adjacency(Graph.from_packed(packed).adjacency, "sym").to_dense()
     labels = torch.tensor(packed.labels).long()
     given = torch.nn.functional.one_hot(labels.clamp(min=0), CLASSES) * (labels >= 0)[:, None].float()
@@ -192,7 +192,7 @@ def test_label_propagation_is_that_of_torch(packed, tmp_path):
         torch.testing.assert_close(torch.tensor(result), state, rtol=1e-4, atol=1e-6)
 
 
-def test_blocks_are_as_wide_as_memory_allows_and_what_cannot_fit_is_refused(packed, raises):
+def test_plan_uses_memory_and_raises_if_none_fits(packed, raises):
     large = replace(packed.facts, nodes=10_000_000, known=(1,) * 128, mean=(0,) * 128, deviation=(1,) * 128)
 
     def plan(memory, facts=large, **options):
@@ -224,7 +224,7 @@ def large(tmp_path_factory):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what a process holds")
 @pytest.mark.parametrize(("norm", "imputation"), [("PN", "fp"), ("PN-SI", "zero")])
-def test_memory_is_what_was_planned(large, tmp_path, norm, imputation):
+def test_peak_memory_is_as_planned(large, tmp_path, norm, imputation):
     command = [
         sys.executable,
         str(Path(__file__).with_name("peak.py")),
@@ -239,7 +239,7 @@ def test_memory_is_what_was_planned(large, tmp_path, norm, imputation):
     assert 0.85 < measured / planned < 1.15
 
 
-def test_imputations_need_whole_vectors(tmp_path, raises):
+def test_imputation_of_single_entries_raises(tmp_path, raises):
     graph = packed_graph(tmp_path / "graph", entries=True)
     with raises("entries-missing", value="fp"):
         Propagation(graph, tmp_path, np.arange(5), (1,), 4, "fp")

@@ -40,7 +40,7 @@ def expected(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield store
 
 
-def test_a_cluster_gives_the_rows_that_are_had_here(
+def test_cluster_equals_local_run(
     cluster: Any, graph: Graph, store: Store, expected: Store, assert_same_trials: Any
 ) -> None:
     reports: list[Progress] = []
@@ -63,7 +63,7 @@ def test_a_cluster_gives_the_rows_that_are_had_here(
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_cost_nothing_that_had_finished(
+def test_killed_workers_lose_no_finished_trial(
     cluster: Any, graph: Graph, store: Store, expected: Store, kill_workers: Any, assert_same_trials: Any
 ) -> None:
     reports: list[Progress] = []
@@ -75,7 +75,7 @@ def test_workers_that_are_killed_cost_nothing_that_had_finished(
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_a_job_whose_worker_lacks_memory_starts_again_until_it_is_given_up(
+def test_job_of_dead_worker_restarts_until_limit(
     cluster: Any,
     graph: Graph,
     store: Store,
@@ -103,9 +103,7 @@ def test_a_job_whose_worker_lacks_memory_starts_again_until_it_is_given_up(
             run([(SPECS[0], 0)], store, **options)
 
 
-def test_a_task_that_fails_fails_the_run_with_its_own_error(
-    raises: Any, cluster: Any, graph: Graph, store: Store
-) -> None:
+def test_error_of_a_task_ends_the_run(raises: Any, cluster: Any, graph: Graph, store: Store) -> None:
     with raises("version-mismatch", value="0.0"):
         list(pools._train_job("0.0", graph, Job(()), False, {}))
     with raises("unknown-choice", value="nothing"):
@@ -115,7 +113,7 @@ def test_a_task_that_fails_fails_the_run_with_its_own_error(
 
 
 @pytest.mark.slow
-def test_a_driver_that_fails_says_why(cluster: Any, tmp_path: Path) -> None:
+def test_failing_driver_reports_its_error(cluster: Any, tmp_path: Path) -> None:
     """It leaves the cluster, which ends a process that still has something of it."""
     script = (
         "import sys\nfrom pairnorm.data import csbm\nfrom pairnorm.train import Spec, Store, run\n"
@@ -130,7 +128,7 @@ def test_a_driver_that_fails_says_why(cluster: Any, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (1, "ArithmeticError: as asked")
 
 
-def test_a_cluster_without_gpus_says_so(raises: Any, cluster: Any) -> None:
+def test_cluster_without_gpus_raises(raises: Any, cluster: Any) -> None:
     with raises("unknown-device", value="cuda"):
         RayPool("cuda")
 
@@ -141,13 +139,13 @@ class TestWithoutCluster:
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
 
     @pytest.mark.parametrize("address", ["ray://somewhere:10001", "127.0.0.1:1"])
-    def test_no_cluster_is_said(self, raises: Any, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    def test_missing_cluster_raises(self, raises: Any, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
         monkeypatch.setenv("RAY_ADDRESS", address)
         monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(ConnectionError(address)))
         with raises("no-cluster", value=address):
             RayPool("cpu")
 
-    def test_other_versions_are_said(self, raises: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_versions_raise(self, raises: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def init(**_: Any) -> None:
             raise RuntimeError("Version mismatch: The cluster was started with: Ray: 2.9 ...")
 
@@ -156,6 +154,6 @@ class TestWithoutCluster:
             RayPool("cpu")
 
 
-def test_places_are_checked(raises: Any, graph: Graph, store: Store) -> None:
+def test_unknown_backend_raises(raises: Any, graph: Graph, store: Store) -> None:
     with raises("unknown-choice", value="rya"):
         run(PAIRS, store, on="rya")

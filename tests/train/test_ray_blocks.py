@@ -41,9 +41,7 @@ def assert_same(propagations: list[Propagation], folder: Path) -> None:
             np.testing.assert_array_equal(propagation.state(depth), here.state(depth))
 
 
-def test_a_cluster_computes_the_blocks_that_are_computed_here(
-    cluster: Any, packed: PackedGraph, tmp_path: Path
-) -> None:
+def test_cluster_computes_same_blocks(cluster: Any, packed: PackedGraph, tmp_path: Path) -> None:
     messages: list[str] = []
     propagations = [
         Propagation(packed, tmp_path / "kept", ROWS, DEPTHS, 5, imputation, norm, messages.append)
@@ -57,7 +55,7 @@ def test_a_cluster_computes_the_blocks_that_are_computed_here(
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_costs_its_block(
+def test_killed_worker_loses_one_block(
     cluster: Any, packed: PackedGraph, tmp_path: Path, kill_workers: Any
 ) -> None:
     messages: list[str] = []
@@ -69,7 +67,7 @@ def test_a_worker_that_is_killed_costs_its_block(
     assert_same([propagation], tmp_path / "here")
 
 
-def test_a_block_that_kills_its_workers_ends_in_an_error(
+def test_block_that_kills_its_workers_raises(
     raises: Any, cluster: Any, packed: PackedGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(version: str, propagation: Propagation, number: int, *_: Any) -> Iterator[BlockEvent]:
@@ -87,7 +85,7 @@ def test_a_block_that_kills_its_workers_ends_in_an_error(
 
 
 @pytest.mark.slow
-def test_fit_on_a_cluster_labels_as_at_home(
+def test_fit_on_cluster_equals_local_fit(
     cluster: Any, packed: PackedGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit = ["fit", "--graph", str(packed.folder), "--depth", "1,2", "--out"]
@@ -99,7 +97,7 @@ def test_fit_on_a_cluster_labels_as_at_home(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_worker_of_another_version_or_without_the_graph_says_so(
+def test_worker_of_other_version_or_without_graph_raises(
     raises: Any, packed: PackedGraph, tmp_path: Path
 ) -> None:
     propagation = Propagation(packed, tmp_path, ROWS, DEPTHS, 5)

@@ -41,12 +41,12 @@ def test_tensors_become_plain_numbers() -> None:
 
 
 @pytest.mark.parametrize("change", [{"seed": -1}, {"seed": 2**63}, {"best_epoch": -2}])
-def test_impossible_numbers_are_refused(raises: Any, change: dict[str, int]) -> None:
+def test_impossible_numbers_raise(raises: Any, change: dict[str, int]) -> None:
     with raises("not-a-whole-number"):
         Trial(**METRICS | {"seed": 0, "best_epoch": 1} | change)
 
 
-def test_it_names_versions_device_and_time() -> None:
+def test_origin_has_versions_device_and_time() -> None:
     origin = Origin.here(seconds=2, shared_by=5, device="cpu")
     assert (origin.seconds, origin.shared_by) == (2.0, 5)
     assert origin.pairnorm_version == pairnorm.__version__
@@ -58,7 +58,7 @@ def test_it_names_versions_device_and_time() -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_only_a_checkout_that_tracks_the_file_has_a_commit(tmp_path: Path) -> None:
+def test_commit_only_if_checkout_tracks_the_file(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         command = ["git", "-C", str(tmp_path), *identity, *words]
@@ -91,7 +91,7 @@ def a_result(**more: object) -> Result:
     return Result(Spec('a "graph", mine', "GCN", 2), trial, origin)
 
 
-def test_csv_is_exact_also_for_long_curves_and_odd_names(tmp_path: Path) -> None:
+def test_csv_round_trip_with_long_curves_and_odd_names(tmp_path: Path) -> None:
     rows = [
         a_result(measures={"row_diff": 0.1}, curves={"test_loss": [1 / epoch for epoch in range(1, 20_000)]}),
         a_result(measures={"col_diff": float("inf")}),
@@ -100,7 +100,7 @@ def test_csv_is_exact_also_for_long_curves_and_odd_names(tmp_path: Path) -> None
     assert read_csv(tmp_path / "rows.csv") == rows
 
 
-def test_a_csv_from_before_a_field_was_there_has_its_default(tmp_path: Path) -> None:
+def test_csv_without_added_field_has_its_default(tmp_path: Path) -> None:
     path, given = tmp_path / "rows.csv", a_result()
     write_csv([given], path)
     with path.open(newline="") as file:
@@ -131,9 +131,7 @@ def test_a_csv_from_before_a_field_was_there_has_its_default(tmp_path: Path) -> 
         (",1.5,1,", f",1.5,{2**70},", "not-a-whole-number"),
     ],
 )
-def test_a_csv_that_is_no_export_is_refused(
-    raises: Any, tmp_path: Path, old: str, new: str, code: str
-) -> None:
+def test_csv_that_is_no_export_raises(raises: Any, tmp_path: Path, old: str, new: str, code: str) -> None:
     path = tmp_path / "rows.csv"
     write_csv([a_result()], path)
     text = path.read_text()
@@ -144,7 +142,7 @@ def test_a_csv_that_is_no_export_is_refused(
     assert caught.value.problem.startswith(str(path))
 
 
-def test_a_file_that_is_no_text_is_refused(raises: Any, tmp_path: Path) -> None:
+def test_binary_file_raises(raises: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(b"\xff\xfe\x00")
     with raises("file-damaged"):
         read_csv(tmp_path / "rows.csv")

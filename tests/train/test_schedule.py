@@ -31,8 +31,13 @@ def pairs_of(specs: list[Spec], seeds: range) -> list[tuple[Spec, int]]:
     return [(spec, seed) for spec in specs for seed in seeds]
 
 
-def test_only_what_is_missing_is_trained(graph: Graph, store: Store) -> None:
-    options = {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
+@pytest.fixture
+def options(graph: Graph) -> dict[str, Any]:
+    """Arguments of ``run`` for one worker in this process."""
+    return {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
+
+
+def test_only_pending_trials_are_trained(graph: Graph, store: Store, options: dict[str, Any]) -> None:
     assert run(pairs_of(SPECS, range(2)), store, **options) == 2 * len(SPECS)
     assert len(store) == 2 * len(SPECS)
     before = store.trials_by_spec()
@@ -43,7 +48,7 @@ def test_only_what_is_missing_is_trained(graph: Graph, store: Store) -> None:
         assert trial.test_loss == pytest.approx(alone.test_loss, rel=1e-4)
 
 
-def test_a_depth_of_sgc_is_written_before_the_next_is_trained(graph: Graph, store: Store) -> None:
+def test_each_depth_of_sgc_is_written_when_finished(graph: Graph, store: Store) -> None:
     specs = [Spec("csbm", "SGC", depth, epochs=30) for depth in (1, 2, 3)]
 
     def interrupt(progress: Progress) -> None:
@@ -55,7 +60,7 @@ def test_a_depth_of_sgc_is_written_before_the_next_is_trained(graph: Graph, stor
     assert [spec.depth for spec in store.trials_by_spec()] == [1]
 
 
-def test_an_interrupted_run_trains_the_jobs_of_a_whole_one(graph: Graph) -> None:
+def test_resumed_run_has_the_jobs_of_a_complete_run(graph: Graph) -> None:
     """The trials that share a job decide the last bits of their losses."""
     pairs = [(spec.on(graph), seed) for spec, seed in pairs_of(SPECS, range(5))]
     graphs = {pairs[0][0].dataset: graph}
@@ -63,32 +68,34 @@ def test_an_interrupted_run_trains_the_jobs_of_a_whole_one(graph: Graph) -> None
     def compositions(pending: set[tuple[Spec, int]]) -> list[tuple[tuple[Spec, int], ...]]:
         return [job.pairs for _, job in _plan_tasks(pairs, pending, torch.device("cpu"), None, graphs, 2)]
 
-    whole = compositions(set(pairs))
-    assert {pair for job in whole for pair in job} == set(pairs)
-    assert len(whole) > 2
-    for finished in range(len(whole) + 1):
-        pending = {pair for job in whole[finished:] for pair in job}
-        assert compositions(pending) == whole[finished:]
+    complete = compositions(set(pairs))
+    assert {pair for job in complete for pair in job} == set(pairs)
+    assert len(complete) > 2
+    for finished in range(len(complete) + 1):
+        pending = {pair for job in complete[finished:] for pair in job}
+        assert compositions(pending) == complete[finished:]
     [kept] = compositions({pairs[0]})
     assert kept == (pairs[0],)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3])
-def test_an_interrupted_run_gives_the_bits_of_a_whole_one(graph: Graph, tmp_path: Path, jobs: int) -> None:
-    pairs, options = pairs_of(SPECS, range(5)), {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
-    asked = iter(range(100))
+def test_resumed_run_equals_complete_run_bit_for_bit(
+    tmp_path: Path, jobs: int, options: dict[str, Any]
+) -> None:
+    pairs = pairs_of(SPECS, range(5))
+    calls = iter(range(100))
     run(pairs, tmp_path / "a.sqlite", **options)
-    stopped = run(pairs, tmp_path / "b.sqlite", **options, should_stop=lambda: next(asked) >= jobs)
+    stopped = run(pairs, tmp_path / "b.sqlite", **options, should_stop=lambda: next(calls) >= jobs)
     assert 0 < stopped < len(pairs)
     run(pairs, tmp_path / "b.sqlite", **options)
-    with Store(tmp_path / "a.sqlite") as whole, Store(tmp_path / "b.sqlite") as resumed:
-        assert whole.trials_by_spec() == resumed.trials_by_spec()
+    with Store(tmp_path / "a.sqlite") as complete, Store(tmp_path / "b.sqlite") as resumed:
+        assert complete.trials_by_spec() == resumed.trials_by_spec()
 
 
-def test_progress_rises_to_the_total(graph: Graph, store: Store) -> None:
+def test_progress_rises_to_the_total(graph: Graph, store: Store, options: dict[str, Any]) -> None:
     reports: list[Progress] = []
     pairs = pairs_of(SPECS, range(2))
-    run(pairs, store, device="cpu", graphs={"csbm": graph}, workers=1, progress=reports.append)
+    run(pairs, store, **options, progress=reports.append)
     total = sum(job.cost for job in plan(graph, pairs, torch.device("cpu")))
     done = [progress.done for progress in reports]
     assert done[0] == 0
@@ -98,7 +105,7 @@ def test_progress_rises_to_the_total(graph: Graph, store: Store) -> None:
     assert {Spec.parse(progress.label) for progress in reports[1:]} <= {spec.on(graph) for spec in SPECS}
 
 
-def test_processes_give_the_numbers_of_this_one_and_their_origin_and_say_nothing(
+def test_processes_equal_this_process_and_print_nothing(
     graph: Graph,
     store: Store,
     tmp_path: Path,
@@ -125,8 +132,8 @@ def test_processes_give_the_numbers_of_this_one_and_their_origin_and_say_nothing
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_job_that_fails_fails_the_run_and_what_had_finished_is_kept(
-    raises: Any, graph: Graph, store: Store, workers: int
+def test_failing_job_ends_the_run_and_keeps_finished_trials(
+    raises: Any, graph: Graph, store: Store, workers: int, options: dict[str, Any]
 ) -> None:
     broken = graph.replace(validation=torch.zeros_like(graph.validation))
     good = pairs_of([GCN.replace(epochs=1), GCN.replace(epochs=2)], range(2))
@@ -135,41 +142,40 @@ def test_a_job_that_fails_fails_the_run_and_what_had_finished_is_kept(
         run([*good, *bad], store, device="cpu", graphs={"csbm": graph, "broken": broken}, workers=workers)
     kept = sum(len(trials) for trials in store.trials_by_spec(dataset=GCN.on(graph).dataset).values())
     assert kept == len(store) >= (len(good) if workers == 1 else 2)
-    assert run(good, store, device="cpu", graphs={"csbm": graph}, workers=1) == len(good) - kept
+    assert run(good, store, **options) == len(good) - kept
 
 
-def test_a_stop_that_is_asked_for_comes_after_the_jobs_under_way(graph: Graph, store: Store) -> None:
-    options = {"device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
+def test_should_stop_waits_for_running_jobs(store: Store, options: dict[str, Any]) -> None:
     assert run(pairs_of(SPECS, range(2)), store, should_stop=lambda: len(store) > 0, **options) == len(store)
     assert 0 < len(store) < 2 * len(SPECS)
     left = 2 * len(SPECS) - len(store)
     assert run(pairs_of(SPECS, range(2)), store, **options) == left
 
 
-def test_a_named_graph_is_loaded_with_the_split_of_the_spec(
+def test_named_graph_has_the_split_of_the_spec(
     graph: Graph, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    calls = []
 
     def load(name: str, root: object, split: str | None) -> Graph:
-        asked.append((name, root, split))
+        calls.append((name, root, split))
         return graph
 
     monkeypatch.setattr(sys.modules[run.__module__], "load", load)
     spec = Spec("cora", "GCN", 1, epochs=2)
     run([(spec, 0), (spec.replace(split="random"), 0)], store, device="cpu", root="here", workers=1)
-    assert asked == [("cora", "here", None), ("cora", "here", "random")]
+    assert calls == [("cora", "here", None), ("cora", "here", "random")]
 
 
-def test_a_given_graph_is_split_as_the_spec_says(graph: Graph, store: Store) -> None:
+def test_passed_graph_has_the_split_of_the_spec(graph: Graph, store: Store, options: dict[str, Any]) -> None:
     spec = GCN.replace(epochs=2, split="per-class-5")
-    run([(GCN.replace(epochs=2), 0), (spec, 0)], store, device="cpu", graphs={"csbm": graph}, workers=1)
+    run([(GCN.replace(epochs=2), 0), (spec, 0)], store, **options)
     [expected] = train(graph.with_split("per-class-5"), spec, [0], "cpu")
     assert store.trials(spec.on(graph)) == [expected]
     assert store.trials(GCN.on(graph).replace(epochs=2)) not in ([], [expected])
 
 
-def test_the_path_of_a_store_will_do(graph: Graph, tmp_path: Path) -> None:
+def test_store_may_be_a_path(graph: Graph, tmp_path: Path) -> None:
     path, options = tmp_path / "own" / "results.sqlite", {"device": "cpu", "graphs": {"csbm": graph}}
     assert run([(SPECS[0], 0)], path, **options, workers=1) == 1
     assert run([(SPECS[0], 0)], str(path), **options, workers=1) == 0
@@ -178,7 +184,7 @@ def test_the_path_of_a_store_will_do(graph: Graph, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["csbm", "cora", "mine"])
-def test_two_graphs_of_one_name_have_trials_of_their_own(graph: Graph, store: Store, name: str) -> None:
+def test_graphs_of_one_name_have_separate_trials(graph: Graph, store: Store, name: str) -> None:
     other, spec = csbm(**GRAPH | {"seed": 2}), Spec(name, "SGC", 2, epochs=3)
     for one, trained in ((graph, 1), (graph, 0), (other, 1), (graph, 0)):
         assert run([(spec, 0)], store, device="cpu", graphs={name: one}, workers=1) == trained
@@ -187,7 +193,7 @@ def test_two_graphs_of_one_name_have_trials_of_their_own(graph: Graph, store: St
     assert run([(spec.on(graph), 0)], store, device="cpu", graphs={name: graph}, workers=1) == 0
 
 
-def test_a_named_graph_that_is_passed_keeps_its_plain_name(store: Store) -> None:
+def test_passed_named_graph_keeps_its_name(store: Store) -> None:
     spec, cora = Spec("cora", "SGC", 2, epochs=2), load("cora")
     assert run([(spec, 0)], store, device="cpu", graphs={"cora": cora}, workers=1) == 1
     assert run([(spec, 0)], store, device="cpu", workers=1) == 0
@@ -197,12 +203,12 @@ def test_a_named_graph_that_is_passed_keeps_its_plain_name(store: Store) -> None
 
 
 @pytest.mark.parametrize("pairs", [SPECS[0], SPECS, [("csbm", 0)], 3])
-def test_what_is_no_pair_of_spec_and_seed_is_named(raises: Any, store: Store, pairs: Any) -> None:
+def test_invalid_pairs_raise(raises: Any, store: Store, pairs: Any) -> None:
     with raises("wrong-type"):
         run(pairs, store)
 
 
-def test_what_is_no_store_and_what_has_no_name_is_said(raises: Any, graph: Graph, store: Store) -> None:
+def test_invalid_store_and_graphs_raise(raises: Any, graph: Graph, store: Store) -> None:
     with raises("wrong-type", "store is 3", value=3):
         run([(SPECS[0], 0)], 3)  # type: ignore[arg-type]
     with raises("wrong-type", "graphs is a Graph"):
@@ -211,7 +217,7 @@ def test_what_is_no_store_and_what_has_no_name_is_said(raises: Any, graph: Graph
         run([(SPECS[0], 0)], store, graphs={"mine": "mine.npz"})  # type: ignore[dict-item]
 
 
-def test_a_graph_of_ones_own_is_asked_for_by_its_name(raises: Any, store: Store) -> None:
+def test_unknown_graph_hint_names_graphs_argument(raises: Any, store: Store) -> None:
     spec = SPECS[0]
     with raises("unknown-choice", "the dataset of a spec is 'mine'", value="mine") as caught:
         run([(spec.replace(dataset="mine"), 0)], store)
@@ -233,7 +239,7 @@ def test_a_graph_of_ones_own_is_asked_for_by_its_name(raises: Any, store: Store)
         ({"pairs": [(GCN, 2**64)]}, "not-a-whole-number"),
     ],
 )
-def test_wrong_arguments_leave_no_file(
+def test_wrong_arguments_create_no_file(
     raises: Any, graph: Graph, store: Store, change: dict[str, Any], code: str
 ) -> None:
     options = {"pairs": [(GCN, 0)], "device": "cpu", "graphs": {"csbm": graph}, "workers": 1}
@@ -242,16 +248,16 @@ def test_wrong_arguments_leave_no_file(
     assert not store.path.exists()
 
 
-def test_a_store_that_cannot_be_written_is_found_before_training(
-    raises: Any, graph: Graph, store: Store, monkeypatch: pytest.MonkeyPatch
+def test_unwritable_store_raises_before_training(
+    raises: Any, store: Store, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     store.add(GCN, [], seconds=0.0)
     monkeypatch.setattr("pairnorm.train.pools.train_job", lambda *words, **options: 1 / 0)
     with Store(store.path, read_only=True) as reader, raises("read-only"):
-        run([(GCN, 0)], reader, device="cpu", graphs={"csbm": graph}, workers=1)
+        run([(GCN, 0)], reader, **options)
 
 
-def test_a_worker_that_is_killed_ends_the_run_and_says_what_helps(
+def test_killed_worker_ends_the_run_with_a_hint(
     raises: Any, graph: Graph, store: Store, children_are_gone: Any
 ) -> None:
     long = [(GCN.replace(depth=depth, epochs=500_000), 0) for depth in (2, 3)]
@@ -269,8 +275,8 @@ def test_a_worker_that_is_killed_ends_the_run_and_says_what_helps(
 
 
 @contextmanager
-def started(path: Path, workers: int) -> Iterator[subprocess.Popen[str]]:
-    """A long run in a process group of its own, as under a terminal, past its short jobs."""
+def start_run(path: Path, workers: int) -> Iterator[subprocess.Popen[str]]:
+    """Start a long run in its own process group, as under a terminal."""
     program = Path(__file__).with_name("runs.py")
     process = subprocess.Popen(
         [sys.executable, str(program), str(path), str(workers)],
@@ -278,7 +284,7 @@ def started(path: Path, workers: int) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell starts what runs in the background deaf to Ctrl-C, and so may these tests have been started.
+        # A shell starts background processes so that they ignore Ctrl-C; these tests may be one of them.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
@@ -289,41 +295,39 @@ def started(path: Path, workers: int) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def wait_for_long_jobs(process: subprocess.Popen[str], *, under_way: bool) -> None:
-    """Read the progress until the long jobs are under way, or workers have been started for them."""
+def wait_for_long_jobs(process: subprocess.Popen[str], *, is_running: bool) -> None:
+    """Read the progress until the long jobs run, or their workers have started."""
     assert process.stdout is not None
-    told = 0
+    num_reports = 0
     for line in process.stdout:
         done, total, *_ = line.split()
-        told += int(total) > 1_000_000
-        if told and (int(done) > 0 if under_way else told == 2):
+        num_reports += int(total) > 1_000_000
+        if num_reports and (int(done) > 0 if is_running else num_reports == 2):
             return
     raise AssertionError(process.stderr and process.stderr.read())
 
 
-@pytest.mark.parametrize(("workers", "under_way"), [(1, True), (2, True), (2, False)])
-def test_an_interrupt_stops_a_run_at_once_and_keeps_all_that_finished(
-    tmp_path: Path, workers: int, under_way: bool, group_is_gone: Any
+@pytest.mark.parametrize(("workers", "is_running"), [(1, True), (2, True), (2, False)])
+def test_interrupt_stops_at_once_and_keeps_finished_trials(
+    tmp_path: Path, workers: int, is_running: bool, group_is_gone: Any
 ) -> None:
     path = tmp_path / "results.sqlite"
-    with started(path, workers) as process:
-        wait_for_long_jobs(process, under_way=under_way)
+    with start_run(path, workers) as process:
+        wait_for_long_jobs(process, is_running=is_running)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=30)  # of hours
+        _, errors = process.communicate(timeout=30)  # of hours
     assert process.returncode == -signal.SIGINT
-    assert said.count("Traceback") == said.count("KeyboardInterrupt") == 1, said  # the parent's own
+    assert errors.count("Traceback") == errors.count("KeyboardInterrupt") == 1, errors  # the parent's own
     assert group_is_gone(process.pid)
     with Store(path) as store:
         assert len(store) == 4
         assert {spec.epochs for spec in store.trials_by_spec()} == {20}
 
 
-def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(
-    tmp_path: Path, group_is_gone: Any
-) -> None:
+def test_killed_run_leaves_no_process_and_resumes(tmp_path: Path, group_is_gone: Any) -> None:
     path = tmp_path / "results.sqlite"
-    with started(path, 2) as process:
-        wait_for_long_jobs(process, under_way=True)
+    with start_run(path, 2) as process:
+        wait_for_long_jobs(process, is_running=True)
         os.kill(process.pid, signal.SIGKILL)  # the parent alone
         process.wait()
         assert group_is_gone(process.pid)
@@ -336,7 +340,7 @@ def test_a_killed_run_leaves_no_process_behind_and_is_taken_up_again(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_jobs_beside_one_another_on_cuda_give_what_they_give_alone(graph: Graph, store: Store) -> None:
+def test_concurrent_cuda_jobs_equal_separate_jobs(graph: Graph, store: Store) -> None:
     specs = [Spec("csbm", "GCN", depth, norm="PN-SI", epochs=100) for depth in (2, 3, 4, 5, 6)]
     run(pairs_of(specs, range(3)), store, device="cuda", graphs={"csbm": graph})
     for spec in specs:
@@ -345,7 +349,7 @@ def test_jobs_beside_one_another_on_cuda_give_what_they_give_alone(graph: Graph,
         assert [trial.test_loss for trial in stored] == [trial.test_loss for trial in alone]
 
 
-def test_a_spec_of_one_graph_is_not_trained_on_another(graph: Graph, store: Store, raises: Any) -> None:
+def test_spec_of_another_graph_raises(graph: Graph, store: Store, raises: Any) -> None:
     spec = Spec("mine", "SGC", 2).on(graph)
     with raises("other-graph", value=spec.dataset):
         run([(spec, 0)], store, device="cpu", graphs={"mine": csbm(**GRAPH | {"seed": 2})}, workers=1)
@@ -360,18 +364,18 @@ def test_a_spec_of_one_graph_is_not_trained_on_another(graph: Graph, store: Stor
         ({"on": "moon"}, "unknown-choice"),
     ],
 )
-def test_where_nothing_can_be_run_is_an_error_at_once(wrong: dict[str, Any], code: str, raises: Any) -> None:
+def test_invalid_options_raise_at_once(wrong: dict[str, Any], code: str, raises: Any) -> None:
     (value,) = wrong.values()
     with raises(code) as caught:
         Running(**wrong)
     assert caught.value.value is value
 
 
-def test_on_a_cluster_a_device_is_for_others_to_find() -> None:
+def test_device_on_cluster_is_not_checked_here() -> None:
     assert Running("gpu7", on="ray").where == {"device": "gpu7", "root": None, "workers": None, "on": "ray"}
 
 
-def test_minutes_count_from_the_clocks_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_counts_from_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     never, after_two = Running().clock(), Running(minutes=2).clock()

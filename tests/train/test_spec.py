@@ -51,17 +51,17 @@ def test_texts_round_trip(spec: Spec) -> None:
 
 
 @given(specs, specs, st.sampled_from([field.name for field in fields(Spec)]))
-def test_equal_specs_and_equal_texts_are_the_same_thing(one: Spec, donor: Spec, name: str) -> None:
+def test_specs_are_equal_if_texts_are(one: Spec, donor: Spec, name: str) -> None:
     other = one.replace(**{name: getattr(donor, name)})
     assert (one == other) == (one.text == other.text) == (one.hash == other.hash)
 
 
 @given(specs)
-def test_normalizing_twice_changes_nothing(spec: Spec) -> None:
+def test_canonical_fields_are_idempotent(spec: Spec) -> None:
     assert Spec(**{field.name: getattr(spec, field.name) for field in fields(spec)}) == spec
 
 
-def test_a_later_field_is_in_the_text_only_where_it_was_changed() -> None:
+def test_added_field_is_in_the_text_only_if_changed() -> None:
     plain, raw = Spec("cora", "GCN", 2), Spec("cora", "GCN", 2, scaling="none")
     assert plain.text.endswith("epochs=1000")
     assert raw.text == f"{plain.text} scaling=none"
@@ -70,7 +70,7 @@ def test_a_later_field_is_in_the_text_only_where_it_was_changed() -> None:
     assert plain.hash != raw.hash
 
 
-def test_a_fill_has_a_meaning_only_where_something_is_missing() -> None:
+def test_imputation_applies_only_to_missing_features() -> None:
     whole = Spec("cora", "GCN", 2)
     assert whole == Spec("cora", "GCN", 2, imputation="fp")
     gaps, given = (
@@ -81,7 +81,7 @@ def test_a_fill_has_a_meaning_only_where_something_is_missing() -> None:
     assert given.imputation == "fp"
 
 
-def test_states_have_a_precision_where_there_are_layers() -> None:
+def test_precision_applies_only_to_layers() -> None:
     assert Spec("cora", "GCN", 2, precision="bfloat16").text.endswith("epochs=1000 precision=bfloat16")
     assert Spec("cora", "SGC", 2, precision="bfloat16") == Spec("cora", "SGC", 2)
     gcnii = Spec("cora", "GCN", 8, method="GCNII")
@@ -100,7 +100,7 @@ def test_text_and_hash_are_pinned() -> None:
     assert Spec("my graph", "SGC", 2).text.startswith("'my graph' SGC depth=2 hidden=0 ")
 
 
-def test_people_see_what_is_not_default() -> None:
+def test_str_omits_defaults() -> None:
     assert str(Spec("cora", "GAT", 2)) == "cora GAT depth=2"
     assert str(Spec("cora", "GAT", 2, hidden=32, epochs=5)) == "cora GAT depth=2 hidden=32 epochs=5"
 
@@ -118,7 +118,7 @@ def test_people_see_what_is_not_default() -> None:
         ("GCN", {"missing_rate": -0.0, "weight_decay": 0}, {"weight_decay": -0.0}),
     ],
 )
-def test_fields_without_meaning_do_not_tell_cells_apart(
+def test_fields_without_effect_do_not_change_the_spec(
     model: str, given_: dict[str, object], same_as: dict[str, object]
 ) -> None:
     one, other = Spec("cora", model, 4, **given_), Spec("cora", model, 4, **same_as)
@@ -142,7 +142,7 @@ def test_fields_without_meaning_do_not_tell_cells_apart(
         ("GCN", {"learning_rate": 0.2}),
     ],
 )
-def test_fields_with_meaning_tell_cells_apart(model: str, change: dict[str, object]) -> None:
+def test_fields_with_effect_change_the_spec(model: str, change: dict[str, object]) -> None:
     assert Spec("cora", model, 4, **change).hash != Spec("cora", model, 4).hash
 
 
@@ -171,7 +171,7 @@ def test_fields_with_meaning_tell_cells_apart(model: str, change: dict[str, obje
         ("not-a-number", {"weight_decay": "none"}),
     ],
 )
-def test_values_are_checked_when_given(raises: Any, code: str, change: dict[str, object]) -> None:
+def test_invalid_values_raise(raises: Any, code: str, change: dict[str, object]) -> None:
     [(name, value)] = change.items()
     with raises(code) as caught:
         Spec(**({"dataset": "cora", "model": "GCN", "depth": 2} | change))
@@ -193,7 +193,7 @@ def test_values_are_checked_when_given(raises: Any, code: str, change: dict[str,
         ("cora GCN depth=2 scale=big", "not-a-number"),
     ],
 )
-def test_bad_texts_are_refused(raises: Any, text: str, code: str) -> None:
+def test_malformed_texts_raise(raises: Any, text: str, code: str) -> None:
     with raises(code):
         Spec.parse(text)
 
@@ -208,12 +208,12 @@ def test_replace(raises: Any) -> None:
 
 
 @pytest.mark.skipif("PAIRNORM_DATA" not in os.environ, reason="PAIRNORM_DATA is not set")
-def test_fingerprints_are_those_of_the_named_graphs() -> None:
+def test_fingerprints_of_named_graphs() -> None:
     named = [dataset.name for dataset in datasets()]
     assert {name: load(name).fingerprint for name in named} == {name: FINGERPRINTS[name] for name in named}
 
 
-def test_a_skip_longer_than_the_model_is_none() -> None:
+def test_skip_longer_than_the_model_is_removed() -> None:
     deep = Spec("cora", "GCN", 8, skip=2)
     assert [deep.replace(depth=depth).skip for depth in (8, 4, 3, 1)] == [2, 2, 0, 0]
 
@@ -238,7 +238,7 @@ def changed(spec: Spec, **fields: Any) -> Spec:
         ("csbm GCN depth=3 norm=PN epochs=3", {"skip": 3}, 5),
     ],
 )
-def test_a_field_that_cannot_act_at_a_depth_changes_neither_the_spec_nor_the_result(
+def test_field_without_effect_at_a_depth_changes_neither_spec_nor_result(
     graph: Graph, text: str, idle: dict[str, Any], depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = Spec.parse(text)

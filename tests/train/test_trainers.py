@@ -137,8 +137,8 @@ class Plain(torch.nn.Module):
     ],
     ids=str,
 )
-def test_training_equals_a_plain_pyg_loop(graph: Graph, features: Callable[..., Tensor], spec: Spec) -> None:
-    seeds, alike = range(4), 0
+def test_training_equals_pyg_loop(graph: Graph, features: Callable[..., Tensor], spec: Spec) -> None:
+    seeds, num_equal = range(4), 0
     for trial in train(graph, spec, seeds, "cpu", curves=True):
         model = Plain(graph, spec, trial.seed)
         x = features(graph, spec, trial.seed)
@@ -149,7 +149,7 @@ def test_training_equals_a_plain_pyg_loop(graph: Graph, features: Callable[..., 
         assert farthest(losses, plain.losses) < 0.02
         assert farthest(accuracies, plain.accuracies) < 0.1
         if farthest(losses, plain.losses) < 1e-5 and farthest(accuracies, plain.accuracies) == 0:
-            alike += 1
+            num_equal += 1
             assert trial.best_epoch == plain.accuracies.index(max(plain.accuracies)) + 1
             for part in ("train", "validation", "test"):
                 nodes = getattr(graph, part)
@@ -160,11 +160,11 @@ def test_training_equals_a_plain_pyg_loop(graph: Graph, features: Callable[..., 
                 assert getattr(trial, f"{part}_accuracy") == pytest.approx(float(right), abs=1e-6)
     # Rounding that takes a unit over the kink of ReLU sets a trial off its path by a little: PyG in
     # float32 leaves that of PyG in float64 as often.
-    assert alike >= 2
+    assert num_equal >= 2
 
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
-def test_kept_weights_give_the_metrics_of_the_best_epoch(graph: Graph, model: str) -> None:
+def test_best_weights_give_the_metrics_of_best_epoch(graph: Graph, model: str) -> None:
     spec = spec_of(model, 3, norm="PN-SI", dropout=0.6, learning_rate=0.02)
     run = GNNTrainer(graph, [(spec, seed) for seed in range(3)], CPU, curves=True)
     run.fit()
@@ -196,7 +196,7 @@ def graph_features(graph: Graph) -> Tensor:
 
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
-def test_initial_weights_depend_on_the_own_seed_alone(model: str) -> None:
+def test_initial_weights_depend_on_own_seed_only(model: str) -> None:
     spec = Spec("cora", model, 3, hidden=8)
     together = build(spec, 12, 4, [7, 3, 5], CPU)
     alone = build(spec, 12, 4, [3], CPU)
@@ -264,7 +264,7 @@ def check(fitted: Fitted, trial: int, scale: int, plain: PlainFit) -> None:
 @pytest.mark.parametrize(
     ("norm", "missing_rate", "adjacency"), [("PN", 0, "rw"), ("PN", 1, "rw"), ("PN-SI", 0.5, "sym")]
 )
-def test_one_propagation_equals_models_trained_one_by_one(
+def test_shared_propagation_equals_separate_models(
     graph: Graph,
     features: Callable[..., Tensor],
     norm: str,
@@ -315,7 +315,7 @@ def test_one_propagation_equals_models_trained_one_by_one(
                 check(results[depth], trial, number, train_plain(graph, spec, model, logits))
 
 
-def test_training_equals_a_plain_pyg_loop_that_propagates_every_epoch(
+def test_sgc_training_equals_pyg_loop_that_propagates_every_epoch(
     graph: Graph, features: Callable[..., Tensor]
 ) -> None:
     """PyG's own SGConv, which has no norm, and its symmetric adjacency."""
@@ -335,7 +335,7 @@ def test_training_equals_a_plain_pyg_loop_that_propagates_every_epoch(
             check(results[depth], trial, 0, plain)
 
 
-def test_pn_scs_does_not_commute_with_its_scale_and_is_propagated_with_it(graph: Graph) -> None:
+def test_pn_scs_is_propagated_with_its_scale(graph: Graph) -> None:
     spec = Spec("csbm", "SGC", 1, norm="PN-SCS", scale=5, epochs=3, dropout=0)
     run = SGCTrainer(graph, [[(spec, 0)]], [3], CPU)
     [fitted] = run.fit_depths()
@@ -349,7 +349,7 @@ def test_pn_scs_does_not_commute_with_its_scale_and_is_propagated_with_it(graph:
     assert fitted.factors.tolist() == [[1.0]]
 
 
-def test_the_propagation_is_done_once(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_propagation_is_computed_once(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     products = 0
     original = nn.SparseMatrix.__matmul__
 
@@ -363,7 +363,7 @@ def test_the_propagation_is_done_once(graph: Graph, monkeypatch: pytest.MonkeyPa
     assert products == max(DEPTHS)
 
 
-def test_dense_features_give_what_sparse_ones_do() -> None:
+def test_dense_equals_sparse_features() -> None:
     graph = csbm(150, classes=3, features=40, seed=2)
     dense = graph.replace(features=graph.features.to_dense())
     for rate in (0.0, 0.7):
@@ -373,21 +373,21 @@ def test_dense_features_give_what_sparse_ones_do() -> None:
             torch.testing.assert_close(ours[depth].logits, theirs[depth].logits, rtol=1e-4, atol=1e-5)
 
 
-def test_a_training_that_broke_off_goes_on_from_its_checkpoint(graph: Graph, tmp_path: Path) -> None:
+def test_training_resumes_from_checkpoint(graph: Graph, tmp_path: Path) -> None:
     trials = [(Spec("csbm", "GCN", 3, norm="PN-SI", hidden=8, epochs=60), seed) for seed in range(2)]
-    whole, broken, again = (GNNTrainer(graph, trials, CPU) for _ in range(3))
+    whole, interrupted, resumed = (GNNTrainer(graph, trials, CPU) for _ in range(3))
     whole.fit()
-    told: list[int] = []
+    ticks: list[int] = []
 
     def stop(epochs: int) -> None:
-        told.append(epochs)
-        if len(told) == 2:
+        ticks.append(epochs)
+        if len(ticks) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        broken.fit(stop, tmp_path / "training.pt")
-    told.clear()
-    again.fit(told.append, tmp_path / "training.pt")
-    assert sum(told) == 60 - 50
-    for one, other in zip(again.evaluate(), whole.evaluate(), strict=True):
+        interrupted.fit(stop, tmp_path / "training.pt")
+    ticks.clear()
+    resumed.fit(ticks.append, tmp_path / "training.pt")
+    assert sum(ticks) == 60 - 50
+    for one, other in zip(resumed.evaluate(), whole.evaluate(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)

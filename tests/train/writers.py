@@ -1,4 +1,4 @@
-"""Run as a program: processes that write cells into one store together, or are killed while they write."""
+"""Program of processes that write groups of trials into one store, or are killed while they write."""
 
 import os
 import random
@@ -16,8 +16,8 @@ from pairnorm.train.store import Store
 SEEDS = range(10)
 
 
-def cell(writer: int) -> list[Trial]:
-    """Return trials that say who wrote them, long enough to fill many pages of the file."""
+def make_trials(writer: int) -> list[Trial]:
+    """Return trials with the number of their writer, which fill many pages of the file."""
     metrics = dict.fromkeys(("train_loss", "validation_loss", "test_loss"), 0.1)
     metrics |= dict.fromkeys(("train_accuracy", "validation_accuracy", "test_accuracy"), 0.9)
     curves = {"train_loss": [float(epoch) for epoch in range(500)]}
@@ -26,8 +26,8 @@ def cell(writer: int) -> list[Trial]:
 
 def write(path: Path, writer: int, spec: Spec) -> None:
     with Store(path) as store:
-        store.add(spec, cell(writer), seconds=1.0)
-    # Only now is the cell promised to be there; one call, so that lines of several processes do not mix.
+        store.add(spec, make_trials(writer), seconds=1.0)
+    # The group is stored now; one call, so that lines of several processes do not mix.
     os.write(1, f"{spec.hash}\n".encode())
 
 
@@ -43,11 +43,11 @@ def fork(work: Callable[[], None]) -> int:
     return child
 
 
-def write_together(path: Path, writers: int, cells: int) -> None:
-    """Each writer writes cells of its own and, in the same order as all others, cells that they share."""
+def write_together(path: Path, writers: int, groups: int) -> None:
+    """Each writer writes groups of its own and, in the same order as all others, groups that they share."""
 
     def work(writer: int) -> None:
-        for number in range(1, cells + 1):
+        for number in range(1, groups + 1):
             write(path, writer, Spec(f"own-{writer}", "GCN", number))
             write(path, writer, Spec("shared", "GCN", number))
 
@@ -56,11 +56,11 @@ def write_together(path: Path, writers: int, cells: int) -> None:
     sys.exit(any(statuses))
 
 
-def write_and_be_killed(path: Path, wanted: int) -> None:
-    """Kill writers at random moments until ``wanted`` of them had a write under way, and say so."""
+def write_and_be_killed(path: Path, kills: int) -> None:
+    """Kill writers at random moments until ``kills`` of them had started a write, and print each of these."""
     moments = random.Random(0)
     journal = path.with_name(f"{path.name}-journal")
-    for number in range(100 * wanted):
+    for number in range(100 * kills):
 
         def work(number: int = number) -> None:
             for depth in count(1):
@@ -72,8 +72,8 @@ def write_and_be_killed(path: Path, wanted: int) -> None:
         os.waitpid(child, 0)
         if journal.exists():
             os.write(1, b"half-written\n")
-            wanted -= 1
-        if not wanted:
+            kills -= 1
+        if not kills:
             break
 
 
