@@ -168,7 +168,7 @@ def _call(command: Command, options: Namespace, words: Sequence[str]) -> None:
         if isinstance(value, Path):
             check_path(value)
     options.command_line = shlex.join(["pairnorm", command.name, *words])
-    start = time.monotonic()
+    options.started = start = time.monotonic()
     with console.output(quiet=getattr(options, "quiet", False), to_stderr=getattr(options, "json", False)):
         summary = command.run(options)
     if summary is not None and options.json:

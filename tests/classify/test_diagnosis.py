@@ -80,8 +80,8 @@ def test_unreachable_nodes_are_counted_and_excluded() -> None:
     assert (found.missing, found.unreachable) == (4, 3)
     assert (found.depth, found.sources, found.deepest) == (1, 1.0, 7)
     assert found.reason == (
-        "At depth 1 half of the nodes without features average over at least 1 node with some, fewer than "
-        "the 20 aimed at; deeper brings hardly more."
+        "At depth 1 half of the nodes without features average over at least 1 node with features, fewer "
+        "than the recommended 20; a larger depth adds hardly any."
     )
 
 
@@ -97,7 +97,7 @@ def test_path_graph_gets_largest_measured_depth() -> None:
     line = torch.stack([torch.arange(59), torch.arange(1, 60)])
     found = suggest_depth(Graph.from_edges(line, torch.ones(60, 1)), deepest=5)
     assert (found.depth, found.deepest) == (5, 5)
-    assert "deeper was not measured" in found.reason
+    assert "a larger depth was not measured" in found.reason
 
 
 def test_graph_without_known_features_gets_depth_one() -> None:

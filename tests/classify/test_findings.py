@@ -13,7 +13,16 @@ from pairnorm.classify import Candidate, NodeClassifier, Scores, Task
 from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.ensemble import Average
 from pairnorm.classify.candidates.sgc import FittedSGC
-from pairnorm.classify.findings import CROSS_FITTED, LATER, STEPS, UNMASKED, Findings, verdict
+from pairnorm.classify.evaluation import Standardized
+from pairnorm.classify.findings import (
+    CROSS_FITTED,
+    LATER,
+    STEPS,
+    UNMASKED,
+    Findings,
+    _target_remarks,
+    verdict,
+)
 from pairnorm.classify.holdout import MAX_HOPS, remove_nodes
 from pairnorm.classify.search import Baseline, Choice
 from pairnorm.classify.search_space import baselines
@@ -53,6 +62,26 @@ def test_complete_features_give_one_group(findings: Findings) -> None:
     complete = findings.graph.replace(missing=torch.zeros_like(findings.graph.train))
     classifier.task_ = replace(classifier.task_, graph=complete)
     assert list(replace(findings, classifier=classifier).groups()) == ["all held-out nodes", LATER]
+
+
+def test_groups_of_nodes_with_some_features_are_not_called_without_features(findings: Findings) -> None:
+    """Bug: nodes without most features were listed as nodes without features."""
+    classifier, graph = copy(findings.classifier), findings.classifier.task_.graph
+    entries = graph.missing[:, None].repeat(1, graph.num_features)
+    entries[:, 0] = False
+    classifier.task_ = replace(classifier.task_, graph=graph.replace(missing=entries))
+    names = list(replace(findings, classifier=classifier).groups())
+    assert names == ["all held-out nodes", "with most features", "without most features", LATER]
+
+
+def test_weighted_accuracy_names_the_share_of_nodes_that_it_describes(findings: Findings) -> None:
+    """Bug: the accuracy over 25% of the unlabeled nodes was stated as that of all."""
+    found = replace(findings)
+    found.__dict__["standardized"] = Standardized(0.5, (0.4, 0.6), 0.75)
+    remarks = " ".join(_target_remarks(found))
+    assert "50.0% of the 25% of them that held-out nodes resemble are right" in remarks
+    found.__dict__["standardized"] = Standardized(0.5, (0.4, 0.6), 0.0)
+    assert "50.0% are right" in " ".join(_target_remarks(found))
 
 
 @pytest.mark.filterwarnings("ignore:column .* alone predicts")

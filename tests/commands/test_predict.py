@@ -121,8 +121,8 @@ def test_column_order_and_absent_categories_do_not_matter(
         ({"height": "180"}, "has a column 'height', unknown to the model: ignored"),
         (
             {"risk": "medium"},
-            "400 nodes have a class in column 'risk' that is unknown to the model, as 'medium': such labels "
-            "count as unknown",
+            "400 nodes have a class in column 'risk' that is unknown to the model, such as 'medium': such "
+            "labels count as unknown",
         ),
     ],
 )

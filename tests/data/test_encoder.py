@@ -189,7 +189,9 @@ def test_a_cell_of_a_later_table_that_cannot_be_read_is_missing(
     column = int(code == "unknown-category")
     assert parts["missing"].nonzero().tolist() == [[1, column]]
     assert parts["features"][[0, 2], 1 - column].all()
-    assert sum("1 cell that cannot be read counts as missing, as " in note for note in parts["notes"]) == 1
+    assert (
+        sum("1 cell that cannot be read counts as missing, such as " in note for note in parts["notes"]) == 1
+    )
     with raises(code):
         read(frame, known=DATED, strict=True)
     if column == 0:

@@ -585,7 +585,7 @@ def test_files_of_edges_are_all_read_and_unused_columns_noted(write: Write) -> N
     nodes = write("nodes.csv", "id,x\n1,1\n2,2\n3,3\n")
     first = write("edges-1.csv", "source,target,time\n1,2,5\n2,1,5\n")
     second = write("edges-2.csv", "source,target\n2,3\n3,2\n")
-    note = r"column 'time' of edges-1.csv: not used; --weight \(weight=\) weighs edges by one of numbers"
+    note = r"column 'time' of edges-1.csv: not used; --weight \(weight=\) takes edge weights from a column"
     for edges in ([first, second], first.parent / "edges-*.csv"):
         with pytest.warns(GraphWarning, match=note):
             assert Graph.from_files(nodes, edges).num_edges == 2
@@ -593,7 +593,7 @@ def test_files_of_edges_are_all_read_and_unused_columns_noted(write: Write) -> N
 
 def test_edges_to_nobody_are_dropped_the_second_time_too(write: Write) -> None:
     nodes, edges = write("nodes.csv", "id,x\n1,1\n2,2\n"), write("edges.csv", "a,b\n1,2\n2,1\n2,9\n")
-    with pytest.warns(GraphWarning, match="1 of 3 edges in edges.csv were dropped: .* such as 9"):
+    with pytest.warns(GraphWarning, match="1 of 3 edges in edges.csv were dropped, .* such as 9"):
         graph = Graph.from_files(nodes, edges, unknown_edges="drop")
     with pytest.warns(GraphWarning, match="1 of 3 edges"):
         assert Graph.from_files(nodes, edges, encoder=graph.encoder).num_edges == 1
@@ -776,7 +776,7 @@ def test_the_null_of_databases_is_missing_in_every_column(tmp_path: Path, raises
     assert graph.feature_names == ("zone",)
     assert graph.missing.tolist() == [False, True, False]
     assert any(r"\N is read as an empty cell" in note for note in graph.notes)
-    assert any("an end is not a node, such as an empty cell" in note for note in graph.notes)
+    assert any("an endpoint is not a node, such as an empty cell" in note for note in graph.notes)
     with raises("empty-cell", "e.csv, line 3"):
         Graph.from_files(*files, label="risk")
 

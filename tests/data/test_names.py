@@ -159,7 +159,9 @@ def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raise
     assert "differs from the node 'y' only in case, spaces" in caught.value.problem
     found = read_edges(table, EndpointColumns("a", "b"), LETTERS, None, drop=True)
     assert found[0].tolist() == [[0], [1]]
-    assert table.notes[0].startswith("2 of 3 edges in e.csv were dropped: an end is not a node, such as 'Y'")
+    assert table.notes[0].startswith(
+        "2 of 3 edges in e.csv were dropped, because an endpoint is not a node, such as 'Y'"
+    )
 
 
 def test_where_no_end_is_a_node_the_ids_are_shown(write: Write, raises: Callable) -> None:
@@ -186,8 +188,8 @@ def test_other_zeros_are_said(write: Write, node: str, cell: str, raises: Callab
 
 def test_names_of_nodes_that_are_all_but_the_same_are_noted() -> None:
     assert near_duplicate_notes(np.array(["Bob", "ann", "Bo  b", "bo b", "BOB"], dtype=object)) == [
-        "2 ids differ from another only in case, spaces, leading zeros, a final .0 or Unicode form, as "
-        "'Bo  b' and 'bo b'; they are different nodes"
+        "2 ids differ from another only in case, spaces, leading zeros, a final .0 or Unicode form, such "
+        "as 'Bo  b' and 'bo b'; they are different nodes"
     ]
     assert (
         near_duplicate_notes(np.array([1, 2]))

@@ -150,6 +150,11 @@ def test_errors_of_layers(raises):
         graph_convolutions(model)
     assert "in Sequential, which has 0 (Linear), 1 (ReLU). Name" in str(caught.value)
     assert caught.value.options == {"layers": ["0", "1"]}
+    with raises(
+        "no-convolution",
+        hint="Pass the model that contains it; for PairNorm between SGC's steps, pairnorm.nn.SGC.",
+    ):
+        graph_convolutions(Marked())
     with raises("unknown-choice", value="encoder.2", hint="Did you mean 'encoder.1'?"):
         graph_convolutions(nn.ModuleDict({"encoder": model}), ["encoder.2"])
     for layers in ("0", []):

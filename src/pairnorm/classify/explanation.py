@@ -363,12 +363,12 @@ class Suggestion:
         """The reason, in words."""
         missing, count = self.missing > 0, round(self.sources)
         who = f"half of the nodes {'without features ' if missing else ''}average over at least"
-        whom = "with some" if missing else "including themselves"
+        whom = "with features" if missing else "including themselves"
         text = f"At depth {self.depth} {who} {count} node{'' if count == 1 else 's'} {whom}"
         if self.sources < MIN_SOURCES:
-            deeper = "was not measured" if self.depth == self.deepest else "brings hardly more"
-            return f"{text}, fewer than the {MIN_SOURCES} aimed at; deeper {deeper}."
-        return f"{text}: enough for their average to mean something."
+            deeper = "was not measured" if self.depth == self.deepest else "adds hardly any"
+            return f"{text}, fewer than the recommended {MIN_SOURCES}; a larger depth {deeper}."
+        return f"{text}, enough for a stable average."
 
 
 def suggest_depth(graph: Graph, deepest: int = max(DEPTHS), seed: int = 0) -> Suggestion:

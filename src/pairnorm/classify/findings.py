@@ -34,7 +34,7 @@ from pairnorm.classify.explanation import (
     smoothing,
 )
 from pairnorm.classify.holdout import MIN_HELD_OUT, ClassifierWarning, incomplete_nodes, remove_nodes, strata
-from pairnorm.classify.predictions import ALL, COMPLETE, INCOMPLETE, PredictionSets
+from pairnorm.classify.predictions import ALL, GROUP_NAMES, PredictionSets
 from pairnorm.classify.regression import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes, is_large
 from pairnorm.classify.search import Baseline, evaluate_baseline
@@ -188,13 +188,19 @@ class Findings:
         """The scores of the evaluation model on the held-out nodes."""
         return self._scores(self, self.test)
 
+    @property
+    def group_names(self) -> tuple[str, str]:
+        """The names of the groups of nodes with and without features; with most, if entries are missing."""
+        entries = self.classifier.task_.graph.missing.dim() == 2
+        return ("with most features", "without most features") if entries else GROUP_NAMES
+
     def groups(self) -> dict[str, Scores]:
         """Score groups of held-out nodes: all, with features, without, and nodes held out in other ways."""
         missing = incomplete_nodes(self.classifier.task_.graph)
         groups = {ALL: self.test_scores}
         if (self.test & missing).any() and (self.test & ~missing).any():
-            groups[COMPLETE] = self._scores(self, self.test & ~missing)
-            groups[INCOMPLETE] = self._scores(self, self.test & missing)
+            for name, group in zip(self.group_names, (~missing, missing), strict=True):
+                groups[name] = self._scores(self, self.test & group)
         cross_fitted = self.classifier.cross_fitted_
         return groups | self.checks | ({} if cross_fitted is None else {CROSS_FITTED: cross_fitted})
 
@@ -239,7 +245,8 @@ class Findings:
         calibration = self.classifier.calibration_
         if calibration is None or not self.test.any():
             return []
-        return calibration.prediction_sets(self.classifier.probabilities_, incomplete_nodes(self.graph))
+        incomplete = incomplete_nodes(self.graph)
+        return calibration.prediction_sets(self.classifier.probabilities_, incomplete, names=self.group_names)
 
     def explain(self, nodes: Integers) -> Explanation:
         """Explain the delivered labels of some nodes."""
@@ -364,9 +371,11 @@ def _target_remarks(findings: Findings) -> Iterator[str]:
         )
     if weighted is not None and abs(weighted.accuracy - ours.accuracy) >= MIN_DIFFERENCE:
         low, high = weighted.interval
+        resembled = f" of the {1 - weighted.unmatched:.0%} of them that held-out nodes resemble"
         yield (
             f"Weighted by the distance of the {target.source} to labels and features, "
-            f"{100 * weighted.accuracy:.1f}% are right (95% interval {100 * low:.1f} to {100 * high:.1f})."
+            f"{100 * weighted.accuracy:.1f}%{resembled if weighted.unmatched >= MIN_UNMATCHED else ''} are "
+            f"right (95% interval {100 * low:.1f} to {100 * high:.1f})."
         )
     if weighted is not None and weighted.unmatched >= MIN_UNMATCHED:
         yield (

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PREDICTION_FILES = ("predictions.csv", "predictions.parquet")
 SUFFIXES = (".csv", ".parquet", ".json", ".jsonl")
-ALL, COMPLETE, INCOMPLETE = "all held-out nodes", "with features", "without features"
+ALL, GROUP_NAMES = "all held-out nodes", ("with features", "without features")
 ERROR_RATES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 # A group of fewer held-out nodes shares the conformal threshold of all.
 MIN_GROUP = 30
@@ -120,13 +120,20 @@ class Calibration(NamedTuple):
         return np.asarray(inside)
 
     def prediction_sets(
-        self, probabilities: NDArray[np.float32], incomplete: Booleans, rates: Sequence[float] = ERROR_RATES
+        self,
+        probabilities: NDArray[np.float32],
+        incomplete: Booleans,
+        rates: Sequence[float] = ERROR_RATES,
+        names: tuple[str, str] = GROUP_NAMES,
     ) -> list[PredictionSets]:
-        """Return the sizes of the nodes' prediction sets, and the measured coverage, for each error rate."""
+        """Return the sizes of the nodes' prediction sets, and the measured coverage, for each error rate.
+
+        ``names`` are those of the groups of held-out nodes that are complete and incomplete.
+        """
         random, count = np.random.default_rng(0), len(self.scores)
         groups = {ALL: np.ones(count, dtype=bool)}
         if self.incomplete.any() and not self.incomplete.all():
-            groups |= {COMPLETE: ~self.incomplete, INCOMPLETE: self.incomplete}
+            groups |= zip(names, (~self.incomplete, self.incomplete), strict=True)
         splits = max(2, min(MAX_SPLITS, MAX_SPLIT_DRAWS // count))
         covered = {name: np.full((splits, len(rates)), nan) for name in groups}
         for split in range(splits):

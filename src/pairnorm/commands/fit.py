@@ -169,7 +169,7 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
     from pairnorm.data import Graph
     from pairnorm.report.fit_report import fit_page, write_document
 
-    start, out = time.monotonic(), options.out
+    out = options.out
     refuse_inputs(out, *files_of(options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ClassifierWarning)
@@ -198,7 +198,7 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
     with result_folder(out, REPORT_FILES) as folder:
         write_document(fit_page(findings, notes), folder)
     _show(findings)
-    console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - start:.0f} s:")
+    console.show(f"\nWrote to {safe(out)}/ in {time.monotonic() - options.started:.0f} s:")
     written = [name for name in CONTENTS if (out / name).exists()]
     for name in written:
         console.show(f"  {name:<20} {CONTENTS[name]}")
@@ -289,7 +289,7 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
         problem = "a packed graph is propagated in blocks of columns, which ranks cannot share"
         hint = "Leave out torchrun, and pass {on} for several machines."
         raise PairNormError(problem, code="conflicting-options", hint=hint, on="ray")
-    start, out = time.monotonic(), options.out
+    out = options.out
     chosen: dict[str, Any] = {
         "depths": classifier.depth,
         "norms": classifier.norm,
@@ -335,6 +335,6 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
         f"\nTime: {stages}.\n"
         f"{safe(name)}: {scores.accuracy:.1%} on {scores.count:,} held-out nodes {interval(scores)}; "
         f"{scores.most_frequent_share:.1%} of them have the most frequent class.\n\n"
-        f"Wrote to {safe(out)}/ in {time.monotonic() - start:.0f} s."
+        f"Wrote to {safe(out)}/ in {time.monotonic() - options.started:.0f} s."
     )
     return _summary(out, name, scores) | {"nodes": graph.facts.nodes}

@@ -94,7 +94,7 @@ def diagnose(options: Namespace) -> None:
     if suggestion.unreachable:
         console.show(
             f"[yellow]Note:[/] {suggestion.unreachable:,} of {suggestion.missing:,} nodes without features "
-            "have no path to one that has some; no depth reaches them."
+            "have no path to a node with features; no depth reaches them."
         )
     console.show(f"\n[bold]Suggested depth: {suggestion.depth}.[/] {safe(suggestion.reason)}")
     console.show(f"Wrote {safe(out)}")
@@ -108,7 +108,7 @@ def _fit_command(options: Namespace) -> str:
     """Return the ``fit`` command for the same tables, to show after a diagnosis."""
     words = ["pairnorm", "fit"]
     for name, value in vars(options).items():
-        if name not in ("out", "quiet", "command_line") and value not in NOT_GIVEN:
+        if name not in ("out", "quiet", "command_line", "started") and value not in NOT_GIVEN:
             for each in value if isinstance(value, list) else [value]:
                 words += [f"--{name.replace('_', '-')}", *([] if each is True else [str(each)])]
     return shlex.join([*words, *([] if options.label else ["--label", "COLUMN"]), "--out", "run"])
@@ -128,7 +128,6 @@ def pack(options: Namespace) -> None:
     """
     from pairnorm.data import packing
 
-    start = time.monotonic()
     settings = {name: getattr(options, name) for name in ("memory", "dtype", "block")}
     with console.progress() as on_progress:
         graph = packing.pack(
@@ -143,7 +142,7 @@ def pack(options: Namespace) -> None:
         )
     console.facts(graph.describe())
     console.show(
-        f"\nWrote to {safe(options.out)}/ in {time.monotonic() - start:.0f} s.\n\n"
+        f"\nWrote to {safe(options.out)}/ in {time.monotonic() - options.started:.0f} s.\n\n"
         f"Next: [bold]pairnorm fit --graph {safe(options.out)} --memory 8GB --out run[/]"
     )
 

@@ -72,8 +72,8 @@ def read_labels(
         count = int(((codes >= 0) & (labels == UNKNOWN)).sum())
         table.notes.append(
             f"{count:,} {'node has' if count == 1 else 'nodes have'} a class in column {quoted(name)} that "
-            f"is unknown to the model, as {quote_names([*new], 3)}: such labels count as unknown, and the "
-            "model never predicts them"
+            f"is unknown to the model, such as {quote_names([*new], 3)}: such labels count as unknown, and "
+            "the model never predicts them"
         )
     return torch.from_numpy(labels), names
 
@@ -148,11 +148,12 @@ def choose_classes(
         totals = {value: count for value, count in totals.items() if value not in variants}
     if variants:
         first, second = next(iter(variants.items()))
-        done = "are merged" if merge else "differ by case, spaces or one letter; --merge-classes merges them"
-        table.notes.append(
-            f"{len(variants):,} of {len(totals) + merge * len(variants):,} classes of column {quoted(name)} "
-            f"{done}, as {quoted(first)} and {quoted(second)}"
-        )
+        example = f"such as {quoted(first)} and {quoted(second)}"
+        done = f"are merged, {example}"
+        if not merge:
+            done = f"differ by case, spaces or one letter, {example}; --merge-classes merges them"
+        total = len(totals) + merge * len(variants)
+        table.notes.append(f"classes of column {quoted(name)} {done} ({len(variants):,} of {total:,})")
     if len(totals) < 2:
         problem, hint = f"no node has a label: column {quoted(name)} is empty throughout", "Label some nodes."
         if totals:
@@ -353,7 +354,7 @@ def near_duplicate_notes(
         return []
     first, second = map(quoted, pairs[0])
     return [
-        f"{len(pairs):,} {what} differ from another {SPELLING}, as {first} and {second}; "
+        f"{len(pairs):,} {what} differ from another {SPELLING}, such as {first} and {second}; "
         f"they are different {are}"
     ]
 
@@ -366,7 +367,7 @@ def encoder_notes(encoder: Encoder, classes: Sequence[str], options: ColumnOptio
     # Classes -1 and 1 are plausible, and so is any negative number among others.
     minus = len(classes) > 2 and all(name.isdecimal() for name in classes if name != "-1")
     notes += [
-        f"{quoted(name)} is read as a class; --unknown-label {quoted(name)} takes it as unknown"
+        f"{quoted(name)} is read as a class; --unknown-label {quoted(name)} reads it as unknown"
         for name in classes
         if name in MISSING_WORDS or name.lower() == "unknown" or (minus and name == "-1")
     ]
@@ -382,9 +383,11 @@ def encoder_notes(encoder: Encoder, classes: Sequence[str], options: ColumnOptio
 
 
 def unit_note(name: str, categories: Sequence[str]) -> list[str]:
-    """Return a note where many categories are numbers with a unit, as ``'12 kg'``."""
+    """Return a note where many categories are numbers with a unit, such as ``'12 kg'``."""
     texts = [word for word in categories if WITH_UNIT.fullmatch(word) and not word.isdecimal()]
     if len(texts) < max(MIN_WITH_UNIT, NAME_SHARE * len(categories)):
         return []
     where = f"{len(categories):,} texts in column {quoted(name)} are read as categories"
-    return [f"{where}, though they look like numbers, as {quoted(texts[0])}; write plain numbers if they are"]
+    return [
+        f"{where}, though they look like numbers, such as {quoted(texts[0])}; write plain numbers if they are"
+    ]

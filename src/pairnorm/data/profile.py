@@ -348,7 +348,7 @@ def _unreadable_note(profile: ColumnProfile, texts: Sequence[str]) -> tuple[str,
 def unreadable_note(cells: int, example: object) -> str:
     """Return the note on cells that are not numbers and count as missing."""
     unit, verb = ("cell", "counts") if cells == 1 else ("cells", "count")
-    return f"{cells:,} {unit} that cannot be read {verb} as missing, as {quoted(example)}"
+    return f"{cells:,} {unit} that cannot be read {verb} as missing, such as {quoted(example)}"
 
 
 def null_note(word: str) -> str:

@@ -351,7 +351,8 @@ def read_rows(
 
 def repeated_rows_note(name: str, count: int) -> str:
     """Return the note on rows that repeat another exactly."""
-    return f"{count:,} {'row' if count == 1 else 'rows'} of {name} repeat another exactly: kept once"
+    row, repeat = ("row", "repeats") if count == 1 else ("rows", "repeat")
+    return f"{count:,} {row} of {name} {repeat} another exactly: kept once"
 
 
 def _check_agreement(merged: Table, identity: str, frame: pandas.DataFrame) -> None:

@@ -268,8 +268,8 @@ def note_unused_columns(
         table.column("edge_columns", name)
     if unused := [name for name in table.columns if name not in (*ends[:2], weight, *edge_columns)]:
         columns = f"{'column' if len(unused) == 1 else 'columns'} {quote_names(unused)}"
-        more = "" if weight else "; --weight (weight=) weighs edges by one of numbers"
-        more += "; --edge-columns (edge_columns=) makes features of them"
+        more = "" if weight else "; --weight (weight=) takes edge weights from a column of numbers"
+        more += "; --edge-columns (edge_columns=) computes features from them"
         table.notes.append(f"{columns} of {table.name}: not used{more}")
 
 
@@ -320,8 +320,8 @@ def read_edges(
     endpoints = np.concatenate(pairs, 1)
     if dropped := first - endpoints.shape[1]:
         edges.notes.append(
-            f"{dropped:,} of {first:,} edges in {edges.name} were dropped: an end is not a node, such as "
-            f"{index.unknown_example}"
+            f"{dropped:,} of {first:,} edges in {edges.name} were dropped, because an endpoint is not a "
+            f"node, such as {index.unknown_example}"
         )
     table = pandas.concat(frames, ignore_index=True) if frames else None
     return endpoints, np.concatenate(weights) if weights else None, table

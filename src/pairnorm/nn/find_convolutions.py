@@ -67,6 +67,9 @@ def graph_convolutions(model: nn.Module, layers: Sequence[str] | None = None) ->
             "Name the convolutions by their dotted names, {layers}, or declare is_graph_convolution = True "
             "in their class."
         )
+        if _is_known_convolution(model):
+            problem = f"{type(model).__name__} is one graph convolution, not a model with several"
+            hint = "Pass the model that contains it; for PairNorm between SGC's steps, pairnorm.nn.SGC."
         names = list(children)[:2] or ...
         raise PairNormError(problem, code="no-convolution", hint=hint, layers=names)
     return {name: convolution for convolution, name in first_names.items()}

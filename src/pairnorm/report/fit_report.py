@@ -21,6 +21,7 @@ from pairnorm.classify.findings import (
     headline,
     verdict,
 )
+from pairnorm.classify.holdout import incomplete_nodes
 from pairnorm.classify.persistence import PAGE, REPORT
 from pairnorm.classify.predictions import ALL, PredictionSets
 from pairnorm.classify.regression import MAX_SELECTION_ROWS
@@ -251,10 +252,10 @@ def _trust(findings: Findings) -> list[Text | Threshold]:
 
 
 def _prediction_sets(findings: Findings, sets: Sequence[PredictionSets]) -> list[Text | Choices]:
-    missing, counted = findings.graph.missing_vectors.cpu().numpy(), findings.nodes_to_label
+    missing, counted = incomplete_nodes(findings.graph), findings.nodes_to_label
     groups = {"all nodes" if findings.graph.labeled.all() else "all nodes without a known label": counted}
     if (counted & missing).any() and (counted & ~missing).any():
-        groups |= {"with features": counted & ~missing, "without features": counted & missing}
+        groups |= zip(findings.group_names, (counted & ~missing, counted & missing), strict=True)
     choices = {f"{by_rate.rate:.0%}": _set_tables(by_rate, groups) for by_rate in sets}
     return [
         Text(
