@@ -29,20 +29,20 @@ __all__ = [
     "remove_pair_norm",
 ]
 
-# Loaded when asked for: torch takes a second, in which `pairnorm --help` has long answered and Ctrl-C is
-# heard; and the classifier needs what the core does not have.
-_ROOMS = ("classify", "data", "impute", "measure", "nn", "train")
-_HOMES = dict.fromkeys(("PairNorm", "add_pair_norm", "pair_norm", "remove_pair_norm"), "nn")
-_HOMES |= {"Graph": "data", "load": "data", "Probe": "measure", "NodeClassifier": "classify"}
+# Imported on first use: importing torch takes a second, and `pairnorm --help` does not need it. The
+# classifier needs libraries that the core does not have.
+_PACKAGES = ("classify", "data", "impute", "measure", "nn", "train")
+_PACKAGE_OF = dict.fromkeys(("PairNorm", "add_pair_norm", "pair_norm", "remove_pair_norm"), "nn")
+_PACKAGE_OF |= {"Graph": "data", "load": "data", "Probe": "measure", "NodeClassifier": "classify"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"pairnorm.{name}")
-    if name not in _HOMES:
+    if name not in _PACKAGE_OF:
         raise AttributeError(f"module 'pairnorm' has no attribute {name!r}")
     try:
-        return getattr(import_module(f"pairnorm.{_HOMES[name]}"), name)
+        return getattr(import_module(f"pairnorm.{_PACKAGE_OF[name]}"), name)
     except ModuleNotFoundError as error:  # of the core alone
         from pairnorm.base.errors import missing_library
 
@@ -50,4 +50,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_ROOMS])
+    return sorted([*globals(), *_PACKAGE_OF, *_PACKAGES])

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stopped:
         return _stop(received, stopped)
     except console.OutputClosed as closed:
-        # Whatever the interpreter still writes at exit would fail again.
+        # Further output of the interpreter at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(closed.args[0], BrokenPipeError):
             return OUTPUT_CLOSED

@@ -81,8 +81,8 @@ def test_report_has_all_sections_and_figures(run: tuple[Files, Path]) -> None:
     ):
         assert heading in text
     for name in (
-        "with features",
-        "without features",
+        "with most features",
+        "without most features",
         "label propagation",
         "logistic regression",
         "GCN, 2 layers",

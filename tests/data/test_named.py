@@ -166,7 +166,7 @@ def test_citeseer_keeps_its_isolated_nodes(data_root: Path) -> None:
 
 def test_other_classes_are_not_unpickled() -> None:
     harmful = pickle.dumps(io.BytesIO)
-    with pytest.raises(pickle.UnpicklingError, match="has no business in a Planetoid file"):
+    with pytest.raises(pickle.UnpicklingError, match="does not belong in a Planetoid file"):
         PlanetoidUnpickler(io.BytesIO(harmful)).load()
 
 

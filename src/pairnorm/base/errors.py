@@ -137,7 +137,7 @@ def quoted(value: object, max_length: int = 80) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is about memory; torch has no type of its own for it on a CPU."""
+    """Return whether an error means that memory ran out; on a CPU torch has no error class for it."""
     return isinstance(error, MemoryError) or any(
         words in str(error) for words in ("can't allocate memory", "out of memory", "Unable to allocate")
     )

@@ -81,7 +81,7 @@ class MemoryLimit:
     """The memory that reading files may take; sizes that they declare, and that are read, stay below it.
 
     Args:
-        limit: bytes; None for tables that are read in parts, of which only a line is limited.
+        limit: bytes; None for tables that are read in parts; only their lines are limited.
         line_limit: bytes of a line of text. Default: a sixteenth of ``limit``.
     """
 

@@ -51,7 +51,7 @@ _SETTINGS = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use the plotting style of this package within the context, whatever the user has set."""
+    """Use the plotting style of this package within the context, overriding the user's settings."""
     import matplotlib
     import matplotlib.style
 

@@ -227,7 +227,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         start = perf_counter() - choice.setup_seconds
         self.model_ = choice.fit(task.with_all_folds)
         self.fit_seconds_ = perf_counter() - start
-        if task.shards is not None:  # the remaining work is small, and a rank does it faster by itself
+        if task.shards is not None:  # the remaining work is small, and a single rank does it faster
             task = replace(task, shards=None)
         self.choice_ = choice
         self.task_ = replace(task, prepared=task.prepared.without_cache())

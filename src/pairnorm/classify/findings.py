@@ -190,9 +190,10 @@ class Findings:
 
     @property
     def group_names(self) -> tuple[str, str]:
-        """The names of the groups of nodes with and without features; with most, if entries are missing."""
-        entries = self.classifier.task_.graph.missing.dim() == 2
-        return ("with most features", "without most features") if entries else GROUP_NAMES
+        """The names of the groups with and without features; with most features, if some nodes have few."""
+        graph = self.classifier.task_.graph
+        some_have_few = (incomplete_nodes(graph) & ~graph.missing_vectors.cpu().numpy()).any()
+        return ("with most features", "without most features") if some_have_few else GROUP_NAMES
 
     def groups(self) -> dict[str, Scores]:
         """Score groups of held-out nodes: all, with features, without, and nodes held out in other ways."""

@@ -288,7 +288,7 @@ def _is_file(path: Path) -> bool:
 
 
 def holds_model(folder: Path) -> bool:
-    """Return whether a folder holds a saved model, in whatever version."""
+    """Return whether a folder holds a saved model of any version."""
     from pydantic_core import from_json
 
     try:

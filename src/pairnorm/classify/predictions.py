@@ -50,7 +50,7 @@ class Coverage(NamedTuple):
     """How often prediction sets hold the true class, over random halves of the held-out nodes.
 
     One half sets the threshold, the other is evaluated: ``mean``, and the 5th and 95th percentiles ``low``
-    and ``high``. ``guaranteed`` says whether the guarantee holds for the group by itself.
+    and ``high``. ``guaranteed`` says whether the guarantee holds for the group alone.
     """
 
     nodes: int

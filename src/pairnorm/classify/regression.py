@@ -63,7 +63,7 @@ def fold_regressions(
     + \tfrac{1}{2} \|\mathbf{W}\|_F^2
     $$
 
-    The problem is convex: there is one answer, whatever the seed. The scale is the strength of regularization
+    The problem is convex: there is one solution for every seed. The scale is the strength of regularization
     (in V = sW the penalty is ‖V‖² / 2s²), so each scale starts from the answer of the one before. All folds
     are solved at once in the principal coordinates of the centered rows, at most as many as there are rows:
     there the Hessian is nearly diagonal, and its diagonal preconditions L-BFGS.
@@ -88,7 +88,7 @@ def fold_regressions(
     else:
         center, basis = rows.mean(0), axes
         rows = (rows - center) @ axes
-    # Rows of norm one on average, whatever their unit, so that one tolerance supports all.
+    # Rows of norm one on average in any unit, so that one tolerance supports all.
     unit = max(float(rows.square().sum(1).mean().sqrt()), 1e-30)
     rows = torch.cat([rows / unit, rows.new_ones(len(rows), 1)], 1)
     shares = (folds.T.to(rows) / folds.sum(1)).unsqueeze(2)
@@ -157,7 +157,7 @@ def _minimize(problem: _Problem, penalty: Tensor, weight: Tensor, tolerance: flo
             if not (short & (share > 0)).any():
                 break
             share = torch.where(short, torch.where(share > SMALLEST_STEP, share / 2, 0), share)
-        if not share.any():  # rounding hides what is left to gain
+        if not share.any():  # rounding hides any further gain
             break
         new_gradient = problem.gradient(probabilities) + penalty * new_weight
         moved, turned = new_weight - weight, new_gradient - gradient

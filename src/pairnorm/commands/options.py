@@ -378,7 +378,7 @@ def files_of(options: Namespace) -> list[Path]:
 
 
 def refuse_inputs(out: Path, *inputs: Path | None) -> None:
-    """Raise an error if an output would overwrite an input, by whatever name."""
+    """Raise an error if an output would overwrite an input, also through links."""
     check_path(out)  # a database is named by text, so the parser does not check this path
     for path in (path for path in inputs if path is not None and path.exists() and out.exists()):
         if out.samefile(path.parent if out.is_dir() else path):

@@ -70,7 +70,7 @@ def sum_repeated_entries(
     from scipy.sparse import coo_array
 
     values = np.ones(len(rows), np.float32) if weights is None else np.asarray(weights, np.float64)
-    matrix = coo_array((values, (rows, columns)), shape=shape).tocsr()  # adds up what is repeated
+    matrix = coo_array((values, (rows, columns)), shape=shape).tocsr()  # adds up repeated entries
     matrix.sort_indices()
     matrix.data = np.minimum(matrix.data, 1 if weights is None else np.finfo(np.float32).max)
     return matrix.astype(np.float32)

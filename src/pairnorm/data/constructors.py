@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class GraphWarning(UserWarning):
-    """Something odd in a user's files that was handled. The graph's ``notes`` say the same."""
+    """Something odd in a user's files that was handled; also one of the graph's ``notes``."""
 
 
 class NodeNames(NamedTuple):
@@ -76,7 +76,7 @@ class GraphConstructors:
             labels: [n]; numbers of classes, -1 where unknown, or booleans, or names; None or NaN is unknown.
             num_nodes: n. Default: the length of ``features`` or ``labels``, else the largest end + 1.
             weights: [edges], positive. Default: 1.
-            notes: what else was odd; what is odd about the edges comes before it.
+            notes: on other oddities; notes on the edges come before them.
             **parts: any other part of a graph, e.g. ``train``.
         """
         tensors = (part for part in (edge_index, features) if isinstance(part, Tensor))
@@ -132,7 +132,7 @@ class GraphConstructors:
         Every column of the nodes that no option names is a feature: numbers as they are, dates as days, text
         one-hot, and so are whole numbers with leading zeros (``01234``). An empty cell is missing; among
         numbers, so is ``NA`` and its like. A column of text whose cells nearly all differ is left out.
-        What is odd is handled, noted in ``graph.notes``, and warned of once.
+        Oddities are handled, listed in ``graph.notes``, and shown in one warning.
 
         Args:
             nodes: the tables of nodes, or the file that holds the whole graph.

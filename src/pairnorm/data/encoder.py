@@ -357,7 +357,7 @@ def conform(place: str, values: ColumnValues, known: Column, strict: bool) -> tu
     (column,), is_blank = values.columns, bool(values.empty.all())
     if known.kind == "date" and column.form and known.form and column.form != known.form:
         reject_dates(place, known.name, known.form)
-    # A column whose cells are all empty is read as one of numbers, whatever it was before.
+    # A column whose cells are all empty is read as numbers, even if it was not before.
     if known.kind != "category" and (column.kind == known.kind or is_blank):
         return values._replace(columns=(known,)), []
     note = "" if is_blank else compare_categories(place, column, known, strict)

@@ -207,7 +207,7 @@ def _numbers(name: str, values: Any) -> NDArray[Any]:
 
 
 def is_null(value: object) -> bool:
-    """Return whether a value is None, NaN, or pandas' NA or NaT, by name: pandas may not be there."""
+    """Return whether a value is None, NaN, or pandas' NA or NaT (by name: pandas may be absent)."""
     number = isinstance(value, float | np.floating)
     return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(number and value != value)
 

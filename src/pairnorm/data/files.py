@@ -137,7 +137,7 @@ def empty_file(name: str) -> PairNormError:
 
 @contextmanager
 def explain_read_errors(name: str) -> Iterator[None]:
-    """Turn whatever a reader raises about a broken file into an error that names the file."""
+    """Convert any error of a reader about a broken file into an error that names the file."""
     try:
         yield
     except PairNormError as error:

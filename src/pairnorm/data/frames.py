@@ -107,7 +107,7 @@ def arrow_frame(table: Any) -> pandas.DataFrame:
             spans = [c and pandas.Timedelta(c.nanoseconds) + (30 * c.months + c.days) * DAY for c in cells]
             table = table.set_column(place, field.name, pyarrow.array(spans, pyarrow.duration("us")))
         if pyarrow.types.is_binary(field.type) or pyarrow.types.is_large_binary(field.type):
-            # Some writers do not mark text as such; what is none is refused where it is used.
+            # Some writers do not mark text as such; other bytes are refused where they are used.
             with suppress(pyarrow.ArrowInvalid):
                 table = table.set_column(place, field.name, table.column(place).cast(pyarrow.large_string()))
     # What pandas wrote about its index is ignored: to us that is a column like any other. Whole numbers
@@ -262,7 +262,7 @@ def _frame_of_records(source: _Reading, contents: Any) -> pandas.DataFrame:
 
 
 def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Give columns of objects their type, except whole numbers next to an empty cell."""
+    """Convert object columns to their inferred type, except whole numbers next to an empty cell."""
     columns = (frame.iloc[:, place] for place in range(frame.shape[1]))
     typed = [column.infer_objects() if column.notna().all() else column for column in columns]
     return pandas.concat(typed, axis=1) if typed else frame
@@ -287,7 +287,7 @@ def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pand
         if is_duckdb:
             return _query_duckdb(name, url.database, query, memory)
         engine = open_engine(url, poolclass=sqlalchemy.NullPool)
-        with engine.connect() as connection:  # what is not committed is undone
+        with engine.connect() as connection:  # uncommitted changes are undone
             connection = connection.execution_options(stream_results=True)
             if len(query.split()) == 1:
                 quote = connection.dialect.identifier_preparer.quote

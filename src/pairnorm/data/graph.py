@@ -164,7 +164,7 @@ class Graph(GraphConstructors):
 
     @property
     def edges_within_classes(self) -> tuple[int, int]:
-        """The number of edges between nodes of one class, and that of edges between labeled nodes."""
+        """How many edges join nodes of the same class, and how many join labeled nodes."""
         ends = self.labels[self.edge_index]
         known = (ends != UNKNOWN).all(0)
         return int((ends[0] == ends[1])[known].sum()) // 2, int(known.sum()) // 2

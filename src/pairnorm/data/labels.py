@@ -79,7 +79,7 @@ def read_labels(
 
 
 def known_labels(counts: Mapping[str, int], words: Sequence[str]) -> dict[str, int]:
-    """Return the texts of a label column except words for an unknown class, in whatever case.
+    """Return the texts of a label column except words for an unknown class, in any case.
 
     >>> known_labels({"yes": 7, "Unknown ": 3}, ["unknown"])
     {'yes': 7}
@@ -208,9 +208,9 @@ def _one_letter_apart(first: str, second: str) -> bool:
 
 
 def drop_zero_fractions(texts: Iterable[str]) -> dict[str, str]:
-    """Return the class of each text of a text file: of ``'1.0'`` it is ``'1'`` where all are whole numbers.
+    """Map each label text to its class: ``'1.0'`` becomes ``'1'`` if all labels are whole numbers.
 
-    So pandas writes them where other cells are empty.
+    Pandas writes whole numbers with ``.0`` if other cells of the column are empty.
 
     >>> drop_zero_fractions(["0.0", "1.0"]), drop_zero_fractions(["0.5", "1.0"])
     ({'0.0': '0', '1.0': '1'}, {'0.5': '0.5', '1.0': '1.0'})
@@ -253,7 +253,7 @@ def _check_classes(table: Table, name: str, classes: Sequence[str], labeled: int
 
 
 def find_bins(table: Table, name: str, cells: pandas.Series, classes: int) -> tuple[float, ...]:
-    """Return where to cut a numeric label so that classes have equally many nodes, as far as can be."""
+    """Return where to cut a numeric label so that classes have as equal numbers of nodes as possible."""
     values = table.numbers(name, cells)
     if values is None or np.isnan(values).all():
         reject_bins(table, name, classes)
@@ -262,7 +262,7 @@ def find_bins(table: Table, name: str, cells: pandas.Series, classes: int) -> tu
 
 
 def reject_bins(table: Table, name: str, classes: int) -> NoReturn:
-    """Raise an error about a label that is to be cut into ranges, but holds texts."""
+    """Raise an error about a label that the user wants cut into ranges, but that holds texts."""
     problem = f"column {quoted(name)} holds no numbers, but classes is {classes}"
     hint = "Leave it out: {classes}"
     table.reject(None, problem, code="not-a-number", value=name, hint=hint, classes=classes)

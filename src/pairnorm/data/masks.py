@@ -2,7 +2,7 @@
 
 Random numbers are equal on every machine. A mask is data and edits nothing. Not at random means a draw
 without replacement, each candidate with the weight ratio^q for its quantile q from 0 to 1. The rate is exact,
-and what is missing at one rate is missing at every higher rate too.
+and features missing at one rate are missing at every higher rate too.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class Missing:
 def missing_vectors(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> Missing:
     """Draw the missing vectors of SSNC-MV: a fraction p = |M| / |V_u| of the nodes outside the training set.
 
-    Trial t depends on seed + t alone. What is missing at one rate is missing at every higher rate too.
+    Trial t depends on seed + t alone. Features missing at one rate are missing at every higher rate too.
 
     Args:
         graph: whose nodes; those in ``graph.train`` keep their vectors.
@@ -314,7 +314,7 @@ def missing_nodes(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> 
 
 
 def missing_entries(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -> Missing:
-    """Draw single entries: of sparse features among the stored ones, for a zero that is lost stays zero.
+    """Draw single missing entries; in sparse features among stored entries, since a missing zero stays zero.
 
     Args are those of ``missing_vectors``; the rate is the fraction of entries.
     """
@@ -323,7 +323,7 @@ def missing_entries(graph: Graph, rate: float, trials: int = 1, seed: int = 0) -
 
 
 def given_missing(graph: Graph, trials: int = 1) -> Missing:
-    """Return the mask of the feature vectors that the data lacks; single entries it lacks are zero already.
+    """Return the mask of the vectors that are missing in the data; single missing entries are zero already.
 
     Args:
         graph: whose nodes.
@@ -421,7 +421,7 @@ def _draw(
 
 
 def _quantiles(values: NDArray[Any], groups: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the fraction of a value's group that is smaller, half of its equals counted in."""
+    """Return the fraction of a value's group that is smaller, counting half of its equals."""
     order = np.lexsort((values, groups))
     changed = (np.diff(values[order]) != 0) | (np.diff(groups[order]) != 0)
     run = np.empty(len(order), np.int64)

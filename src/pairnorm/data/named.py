@@ -98,7 +98,7 @@ class PlanetoidUnpickler(pickle.Unpickler):
         allowed = {kind.__name__: kind for kind in (csr_matrix, np.ndarray, np.dtype, defaultdict, list)}
         allowed["_reconstruct"] = np.zeros(0).__reduce__()[0]
         if name not in allowed:
-            raise pickle.UnpicklingError(f"{module}.{name} has no business in a Planetoid file")
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong in a Planetoid file")
         return allowed[name]
 
 
@@ -131,7 +131,7 @@ def read_planetoid(files: dict[str, bytes]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is known about a named graph without opening it, as in the paper's appendix.
+    """Facts about a named graph, known without opening it, as in the paper's appendix.
 
     Args:
         name: to load it by.
@@ -212,7 +212,7 @@ def load(
         name: ``'cora'`` (in this package), ``'citeseer'``, ``'pubmed'``, ``'coauthor-cs'`` or ``'csbm'``.
         root: the folder of the raw files. Default: ``$PAIRNORM_DATA``, else the user's cache folder.
         split: ``'public'``, ``'random'``, ``'per-class-20'``, or masks. Default: public if there is one.
-        seed: for what is drawn at random.
+        seed: of the random generator.
         **options: for ``'csbm'``: see ``pairnorm.data.csbm``.
     """
     name = one_of("name", str(name).lower().replace("_", "-"), [*_READERS, "csbm"])
@@ -302,7 +302,7 @@ def csbm(
 
     Classes are equally large. Nodes have weights that follow a power law. An edge joins a node drawn by
     weight to one of its own class, or of another, drawn by weight too, until there are exactly n * degree / 2
-    distinct edges, of which exactly the fraction ``homophily`` joins equal classes. Each word of a node is
+    distinct edges. Exactly the fraction ``homophily`` of them joins equal classes. Each word of a node is
     one of its class's own words with probability ``signal``, else any word.
 
     >>> csbm(200, degree=6, homophily=0.75).homophily

@@ -1,4 +1,4 @@
-"""Graphs larger than memory, packed: arrays mapped from disk, of which only what is looked at is loaded.
+"""Packed graphs, which may be larger than memory: arrays mapped from disk and loaded where they are read.
 
 A packed graph is a folder: ``graph.json`` (what it holds), ``crow`` and ``column`` (the adjacency as CSR,
 both directions of every edge, sorted), ``weight`` where edges have weights, ``features-*`` (blocks of
@@ -48,7 +48,7 @@ class Facts:
         missing: how many nodes have no features at all, and how many lack some.
         encoder: what the columns of the nodes are.
         known: of every feature, how many nodes have it.
-        mean: of what is known.
+        mean: of the known values.
         deviation: likewise.
         classes: their names.
         notes: what was odd.
@@ -240,7 +240,7 @@ class PackedGraph:
 
         Args:
             rows: a range of nodes.
-            columns: of the features, in whatever blocks they lie.
+            columns: of the features, in any blocks.
         """
         parts = [np.empty((len(range(self.facts.nodes)[rows]), 0), np.float32)]
         for number, name in self._blocks(columns):

@@ -24,7 +24,7 @@ NULLS = ("\\N",)  # missing in every column: NULL as MySQL and PostgreSQL write 
 DASHES = ("—", "–", "-")
 BOOLEAN_WORDS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 MAX_CATEGORIES = 1000
-# A column of at least this many texts, of which this share differs, holds names.
+# A column with at least this many texts and this share of different ones holds names.
 MIN_NAMES, NAME_SHARE = 50, 0.9
 # Among more than this many different numbers, one repeated word means a missing value; among fewer, a code.
 MAX_CODES = 10
@@ -416,7 +416,7 @@ def _parse_number(text: str | None, comma: str) -> float:
 
 
 def parse_dates(texts: NDArray[np.object_], form: str) -> NDArray[np.float64]:
-    """Return dates as days since 1970-01-01, NaN for None and for what is no date of the format."""
+    """Return dates as days since 1970-01-01, NaN for None and for other texts."""
     import pandas
 
     cells = pandas.Series(texts, dtype=object)

@@ -67,7 +67,7 @@ class Table:
         return self.text is None or self.text.has_header
 
     def padded(self) -> list[str]:
-        """Return the columns of a text file in which whole numbers have leading zeros, to be read as text."""
+        """Return the columns of a text file whose whole numbers have leading zeros; they are read as text."""
         if self.text is None:
             return []
         with explain_read_errors(self.name):
@@ -398,7 +398,7 @@ class NodeIndex:
 
     Args:
         names: of all nodes.
-        drop: give -1 for what is not a node instead of an error; ``unknown_example`` is the first of those.
+        drop: return -1 for unknown nodes instead of an error; ``unknown_example`` is the first of them.
     """
 
     def __init__(self, names: NDArray[Any], drop: bool = False) -> None:

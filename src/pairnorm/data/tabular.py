@@ -181,7 +181,7 @@ def read_long(
     options: ColumnOptions,
     known: Encoder | None,
 ) -> ColumnValues:
-    """Read tables of node, feature and value: a node without a row lacks all, else what is absent is 0."""
+    """Read tables of node, feature and value: a node without rows misses all, else absent features are 0."""
     if not tables:
         problem = "the model knows features of a long table"
         raise PairNormError(problem, code="option-missing", hint="Pass {features}.", features=...)

@@ -1,4 +1,4 @@
-"""Find the graph convolutions of a model, of whichever library or written by hand."""
+"""Find the graph convolutions of a model, of any library or written by hand."""
 
 import inspect
 import re

@@ -117,7 +117,7 @@ def _warn_local_statistics() -> None:
 
 
 class RunningMoments(nn.Module):
-    """The moments of all rows that it was given, in float64 whatever a model is cast to.
+    """The moments of all rows so far, in float64 even if the model is cast to another dtype.
 
     Its buffers are ``count``, ``mean`` ``[..., features]`` and ``mean_square`` ``[..., 1]``; they are empty
     until rows or a ``state_dict`` define their width.
@@ -139,7 +139,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Take in the rows of ``x`` ``[rows, ..., features]``, merged exactly with those before."""
+        """Add the rows of ``x`` ``[rows, ..., features]``, merged exactly with the earlier ones."""
         self.check(x, empty=True)
         if x.size(0) == 0:
             return
@@ -156,7 +156,7 @@ class RunningMoments(nn.Module):
         self.mean, self.mean_square = moments.mean[0], moments.mean_square[0]
 
     def check(self, x: Tensor, empty: bool = False) -> None:
-        """Raise an error where there are no moments, unless ``empty``, or where their width is not x's."""
+        """Raise an error if there are no moments (unless ``empty``) or their width differs from x's."""
         if not self.count.numel():
             if not empty:
                 problem = "PairNorm(track_running_stats=True) has no statistics to normalize by in eval"
@@ -197,7 +197,7 @@ class PairNorm(nn.Module):
     With ``track_running_stats``, for models that see a graph in batches, ``statistics`` holds count, mean and
     mean square of all rows since ``statistics.reset()``. In training, rows are normalized by the statistics
     of their batch, which are merged into the running ones. In eval, rows are normalized by the running
-    statistics, whatever the batch. ``pairnorm.nn.calibrate`` makes them those of the whole graph. Every layer
+    statistics, in any batch. ``pairnorm.nn.calibrate`` makes them those of the whole graph. Every layer
     then needs a PairNorm of its own.
 
     ``torch.compile``, ``torch.export``, the ONNX exporter of dynamo and ``torch.func`` trace the layer.

@@ -31,7 +31,7 @@ BINS = 60
 class PaperSweep(Sweep):
     """Experiments of the paper, with its case study and the runs that ``reproduce claims`` adds.
 
-    The case study is measured in this process, whatever ``Running`` says.
+    The case study is measured in this process; ``Running`` has no effect on it.
     """
 
     experiments: Sequence[Experiment]

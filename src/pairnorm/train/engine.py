@@ -349,7 +349,7 @@ def _architecture(spec: Spec, cuda: bool) -> Spec:
     They may differ in missing features, and for SGC also in depth and scale.
 
     On CUDA, jobs also mix optimizers, since a few trials do not fill a GPU. On a CPU they do not, so that a
-    trial gives the same bits whatever it trains with.
+    trial gives the same bits with any other trials in its job.
     """
     replaced: dict[str, Any] = {
         "missing_rate": 1.0,

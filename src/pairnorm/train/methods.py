@@ -286,10 +286,10 @@ def register(
     Args:
         name: for ``Spec(method=name)``, tables and figures.
         factory: of a norm: called with the width of a layer, and, where there is a ``grid``, with the
-            strength; returns a module over ``[nodes, features]``, of which every trial and layer has one of
-            its own. Of a model: called as ``factory(in_channels, out_channels, num_layers=,
+            strength; returns a module over ``[nodes, features]``; every trial and layer has its own.
+            Of a model: called as ``factory(in_channels, out_channels, num_layers=,
             hidden_channels=, dropout=)``, and, where there is a ``grid``, with the strength by its name;
-            returns a module that makes logits of ``x, edge_index``, of which every trial has one. Worker
+            returns a module that makes logits of ``x, edge_index``; every trial has its own. Worker
             processes must be able to import it: a class or function at the top of a module.
         kind: ``"norm"``, or ``"model"``, which then replaces the GCN. Default: the factory's
             attribute of this name, else a norm.

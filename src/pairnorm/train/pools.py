@@ -239,7 +239,7 @@ class Cluster:
             workers: number of tasks that the cluster runs at once.
             arguments: of a task.
             handle: called with a task and each of its events.
-            rest: returns what is left of a task whose worker died, which is run again; None for nothing.
+            rest: returns the rest of a task whose worker died, to run again; None if nothing remains.
             poll: called now and then.
             resources: of a task.
         """

@@ -36,7 +36,7 @@ HOPS, LEAVES = (1, 3), (4, 16)
 MAX_ROUNDS, LEARNING_RATE = 150, 0.08
 # With many nodes, a larger learning rate needs fewer trees.
 FAST_ROUNDS, FAST_LEARNING_RATE = 100, 0.12
-# Rounds are chosen on this share of the training rows of so many folds, with early stopping after this many
+# Rounds are chosen on this share of the training rows in this many folds, with early stopping after this many
 # rounds without a gain; trees then grow on all rows.
 STOPPING_SHARE, STOPPING_FOLDS, STOPPING_PATIENCE = 0.25, 2, 15
 # More bins take longer than they gain on a few thousand rows. Each tree uses a share of the columns.

@@ -34,8 +34,8 @@ SETTINGS = ((4, 32), (8, 64), (15, 128))
 FIRST_EPOCHS, MIN_EPOCHS, MAX_EPOCHS = 40, 5, 1000
 # Training stops after this many epochs without a smaller loss, which is computed every few epochs.
 PATIENCE, EVALUATION_INTERVAL = 100, 5
-# Networks that are trained side by side, each without a part of the labels; one in so many nodes decides
-# when to stop.
+# Networks that are trained side by side, each without a part of the labels; one node in ``STOPPING_INTERVAL``
+# decides when to stop.
 NUM_NETWORKS, STOPPING_INTERVAL = 3, 8
 LEARNING_RATE = 0.01
 # In every epoch, the labels of this share of the training nodes are targets; the others are inputs.

@@ -430,7 +430,7 @@ class FittedSGC:
         return (state @ (weight if basis is None else basis.T @ weight) + bias).unsqueeze(1)
 
     def states(self, prepared: PreparedGraph, last: int = 1) -> tuple[Tensor | None, Sequence[Tensor]]:
-        """Return a basis [d, r] or None, and the last states of a graph in it."""
+        """Propagate a graph; return the basis [d, r] of its states (None: no basis) and the last states."""
         return self.propagation.fitted_states(prepared, self.depth, self.statistics, last)
 
     def state(self) -> State:

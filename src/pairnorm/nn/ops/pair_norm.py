@@ -323,7 +323,7 @@ def normalize_and_measure(
 
 
 def in_double(x: Tensor, settings: Any, grad: Tensor | None = None) -> Tensor:
-    """Return PairNorm of ``x``, or its gradient, computed in float64: for numbers near the end of float32."""
+    """Return PairNorm of ``x``, or its gradient, in float64: for numbers near the limit of float32."""
     if grad is None:
         return _reference(x.double(), *settings).to(x.dtype)
     with torch.enable_grad():

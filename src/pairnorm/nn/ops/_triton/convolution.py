@@ -138,7 +138,7 @@ def _grid(pattern: Pattern, z: Tensor) -> tuple[int, int]:
 
 @triton.jit
 def _row_and_models(crow, scores, models, MODELS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A program's row, models, which of them exist, their scores as a target, and the bounds of the row."""
+    """Return a program's row, models, which of them exist, their scores as a target, and the row's bounds."""
     row = tl.program_id(0).to(tl.int64)
     model = tl.program_id(1) * MODELS + tl.arange(0, MODELS)
     own = tl.load(scores + (row * models + model) * 2 + 1, model < models, other=0.0)
@@ -147,7 +147,7 @@ def _row_and_models(crow, scores, models, MODELS: tl.constexpr):  # type: ignore
 
 @triton.jit
 def _score(scores, own, other, both, model, models):  # type: ignore[no-untyped-def]
-    """The score of each entry, before LeakyReLU: the column's as a source, the row's own as a target."""
+    """Return each entry's score before LeakyReLU: the column's as a source, the row's own as a target."""
     return tl.load(scores + (other[:, None] * models + model[None, :]) * 2, both, other=0.0) + own[None, :]
 
 
@@ -156,7 +156,7 @@ def _weights(  # type: ignore[no-untyped-def]
     crow, column, scores, keys, weights, masked, models, negative_slope, dropped, words,
     DROPOUT: tl.constexpr, UNROLL: tl.constexpr, MODELS: tl.constexpr,
 ):  # fmt: skip
-    """The softmax of a row's scores, and what dropout keeps of it."""
+    """Return the softmax of a row's scores, without and with dropout."""
     _, model, known, own, begin, end = _row_and_models(crow, scores, models, MODELS)
     largest = tl.full([MODELS], -float("inf"), tl.float32)
     total = tl.zeros([MODELS], tl.float32)
@@ -253,7 +253,7 @@ def _score_gradient(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sum_rows(crow, order, x, result, width, UNROLL: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The gradients of a node's scores as a source, added up."""
+    """Sum the gradients of a node's scores as a source."""
     row = tl.program_id(0).to(tl.int64)
     across = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

@@ -45,7 +45,7 @@ def keeps(position, key, dropped):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def factor_of(dropped):  # type: ignore[no-untyped-def]
-    """The factor of entries that stay, 1 / (1 - rate)."""
+    """Return the factor of entries that stay, 1 / (1 - rate)."""
     return 65536.0 / (65536 - dropped)
 
 

@@ -89,18 +89,18 @@ def backward(
 
 
 def _precision(x: Tensor) -> str:
-    """As exact as float32; states that come in fewer digits do with the matrix units' own."""
+    """Return the precision of Triton's products: nearly float32 for float32, TF32 for half precision."""
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
 def _padded(width: int, out: int) -> tuple[int, int]:
-    """Sizes that tensor cores take, of half a row that comes in and of a row that goes out."""
+    """Pad half the input width and the output width to sizes that tensor cores support."""
     return max(16, triton.next_power_of_2((width + 1) // 2)), max(16, triton.next_power_of_2(out))
 
 
 @triton.jit
 def _inside(known, entry, HAVE: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which entries of known rows there are; widths are constants, so that loads take several at once."""
+    """Return which entries of the rows exist. Widths are constants, so that loads are vectorized."""
     if HAVE != PADDED:
         known = known & (entry < HAVE)[None, :]
     return known
@@ -108,7 +108,7 @@ def _inside(known, entry, HAVE: tl.constexpr, PADDED: tl.constexpr):  # type: ig
 
 @triton.jit
 def _load_weight(weight, entry, channel, WIDTH: tl.constexpr, OUT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves of a model's weight, at ``entry`` along one axis and ``channel`` along the other."""
+    """Load both halves of a model's weight, at ``entry`` along one axis and ``channel`` along the other."""
     WORDS: tl.constexpr = (WIDTH + 1) // 2
     place = weight + (tl.program_id(0) * WIDTH + entry) * OUT + channel
     low = tl.load(place, (entry < WORDS) & (channel < OUT), other=0.0)
@@ -117,19 +117,19 @@ def _load_weight(weight, entry, channel, WIDTH: tl.constexpr, OUT: tl.constexpr)
 
 @triton.jit
 def _row(start, models):  # type: ignore[no-untyped-def]
-    """Where a tile of rows begins, in rows of one model."""
+    """Return where a tile of rows begins, counted in rows of one model."""
     return (start + tl.zeros([], tl.int64)) * models + tl.program_id(0)
 
 
 @triton.jit
 def _places(line, entry, models, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The entries of a tile of rows, from where it begins."""
+    """Return the positions of the entries of a tile of rows, relative to its start."""
     return (line * (models * WIDTH))[:, None] + entry[None, :]
 
 
 @triton.jit
 def _load_halves(place, known, WIDTH: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves of a tile of rows."""
+    """Load both halves of a tile of rows."""
     WORDS: tl.constexpr = (WIDTH + 1) // 2
     entry = tl.arange(0, HALF)
     low = tl.load(place, _inside(known, entry, WORDS, HALF), other=0.0)

@@ -129,7 +129,7 @@ class _Plan:
 
 @triton.jit
 def _program(models):  # type: ignore[no-untyped-def]
-    """The number of this program's share of the nodes, and its model."""
+    """Return the number of this program's share of the nodes, and its model."""
     return tl.program_id(0) // models, tl.program_id(0) % models
 
 
@@ -146,7 +146,7 @@ def _moments(  # type: ignore[no-untyped-def]
     x, shift, means, squares, nodes, share, models, features, shrink,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Mean of a program's rows, and squares about it, merged tile by tile as ``Moments`` are.
+    """Compute the mean of a program's rows and the sum of squares about it, merged as ``Moments`` are.
 
     All are about a shift near the mean, so that no large numbers cancel. The shift is the mean of a tile of
     rows at equal distances over all nodes, the same for every program; a mean of neighboring rows could be
@@ -184,7 +184,7 @@ def _moments(  # type: ignore[no-untyped-def]
 def _load_moments(  # type: ignore[no-untyped-def]
     means, start, nodes, share, programs, models, features, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Counts and means of some programs, and which there are."""
+    """Load counts and means of some programs, and which of them exist."""
     row, columns = start + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     inside = (row < programs)[:, None] & (columns < features)[None, :]
     offset = (row * models + tl.program_id(0))[:, None] * features + columns[None, :]
@@ -258,7 +258,7 @@ def _load_output(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_norm(norm, rows, nodes, model, models, INDIVIDUALLY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What every row was divided by, or all of them."""
+    """Load the norms by which each row, or all rows, were divided."""
     if INDIVIDUALLY:
         place = rows.to(tl.int64) * models + model
         divisor = tl.load(norm + place, rows < nodes, other=1.0)[:, None]

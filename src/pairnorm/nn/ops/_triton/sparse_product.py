@@ -109,7 +109,7 @@ def join(schedule: Schedule, buffer: Tensor, bias: Tensor | None = None, activat
 
 
 def tile_of(models: int, features: int) -> tuple[int, int, int]:
-    """How many models and features a program takes, and how many neighboring features are loaded at once."""
+    """Choose how many models and features a program takes, and how many neighboring features it loads."""
     columns = triton.next_power_of_2(features)
     return max(1, min(TILE // columns, triton.next_power_of_2(models))), columns, min(4, columns)
 
