@@ -63,7 +63,7 @@ class ProgressTracker:
         self.notified = task.started
 
     def record(self, result: CandidateResult, seconds_left: float) -> None:
-        """Take note of an evaluated candidate, and of the time that the search is expected to take on."""
+        """Record an evaluated candidate, and the expected remaining seconds of the search."""
         self.search_seconds = time.perf_counter() - self.task.started + seconds_left
         if self.best is None or result.rank > self.best.rank:
             self.best = result

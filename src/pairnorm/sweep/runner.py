@@ -84,7 +84,7 @@ class Sweep(ABC):
     def compute_others(
         self, store: Store, running: Running, should_stop: Callable[[], bool], on_progress: OnProgress
     ) -> int:
-        """Compute the pending results that are no trials of a batch, and return how many."""
+        """Compute pending results other than the trials of batches, and return how many."""
         return 0
 
     def reproduce(
@@ -93,9 +93,9 @@ class Sweep(ABC):
         """Compute all pending results.
 
         Args:
-            store: where results are and go.
+            store: to read and write results.
             running: where to train, and for how long.
-            on_progress: called now and then.
+            on_progress: called after each step with the name of the stage and its progress.
         """
         rest = store, running, running.clock(), on_progress
         trained = sum(batch.train(*rest) for batch in self.batches(running))
