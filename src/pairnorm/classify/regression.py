@@ -224,19 +224,20 @@ def leading_axes(rows: Tensor, max_axes: int = MAX_AXES) -> Tensor:
     """Return the leading principal axes of the rows, [d, r], which explain most of their variance.
 
     Args:
-        rows: [m, d], centered or not.
-        most: r at most. Where rows and columns are many more, a randomized decomposition finds the axes.
+        rows: [m, d], centered or not, dense or ``torch.sparse_coo``.
+        max_axes: r at most. Where rows and columns are many more, a randomized decomposition finds the axes.
     """
     rows = rows.float()
+    total = (rows.coalesce().values() if rows.is_sparse else rows).square().sum()
     if min(rows.shape) > 2 * max_axes:
         with torch.random.fork_rng([] if rows.device.type == "cpu" else [rows.device]):
             torch.manual_seed(0)
             _, values, axes = torch.svd_lowrank(rows, q=max_axes, niter=1)
         squares = values.square()
     else:
-        axes, coordinates = principal(rows)
+        axes, coordinates = principal(rows.to_dense())
         axes, squares = axes.flip(1)[:, :max_axes], coordinates.square().sum(0).flip(0)[:max_axes]
-    explained = squares.cumsum(0) / rows.square().sum()
+    explained = squares.cumsum(0) / total
     return axes[:, : int((explained < EXPLAINED).sum()) + 1].contiguous()
 
 

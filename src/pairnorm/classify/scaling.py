@@ -14,7 +14,7 @@ from torch import Tensor
 from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.classify.holdout import fingerprints, mask_features, zero_masked
-from pairnorm.classify.regression import leading_axes, span
+from pairnorm.classify.regression import MAX_AXES, leading_axes, span
 from pairnorm.data import Graph, row_normalize
 from pairnorm.data.features import stored_rows, stored_values
 from pairnorm.impute import impute
@@ -27,8 +27,10 @@ MAX_WORD_SHARE = 0.5
 MAX_DENSE_BYTES = 8 * 2**30
 MANY_NODES = 100_000
 MAX_CACHE_BYTES = 2 * 2**30
-# Trees and residual GCNs take fewer.
-MAX_PRINCIPAL_AXES = 128
+# Trees and residual GCNs take at most the first number of principal axes. An SGC takes ``MAX_AXES`` of more
+# than twice as many columns where a state would have more numbers than the second: its losses on bags of
+# words are the same, and a step is cheaper by the ratio. Axes are computed from so many nodes at most.
+MAX_PRINCIPAL_AXES, MAX_STATE_SIZE, MAX_AXES_NODES = 128, 2**24, 2**13
 # Smaller values stay in the cache.
 SMALL_BYTES = 2**20
 
@@ -264,10 +266,15 @@ class PreparedGraph:
         features = zero_masked(self.features, mask)
         return PreparedGraph(mask_features(self.graph, mask), features, self.device, self)
 
-    def projected(self, axes: Tensor) -> PreparedGraph:
-        """Return the graph with its features projected on axes, [d, r]; whole vectors are missing."""
+    def projected(self, axes: Tensor | None) -> PreparedGraph:
+        """Return the graph with its features projected on axes, [d, r]; whole vectors are missing.
+
+        Without axes, it is the graph itself.
+        """
+        if axes is None:
+            return self
         key = "projected", hash(axes.numpy().tobytes())
-        features = self.cached(key, lambda: self.dense @ axes.to(self.device))
+        features = self.cached(key, lambda: self.features.to(self.device) @ axes.to(self.device))
         missing = self.graph.missing_vectors
         graph = self.graph.replace(features=features, missing=missing, feature_names=None)
         projected = PreparedGraph(graph, features, self.device, self)
@@ -313,11 +320,27 @@ class PreparedGraph:
             return None, self.dense
         return self.cached("span", lambda: span(self.dense))
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether an SGC works on leading principal axes: its states would be large, and of many columns."""
+        known = int((~self.graph.missing_vectors).sum())
+        rank = min(self.graph.num_features, known) if self.graph.missing.dim() == 1 else 0
+        return rank > 2 * MAX_AXES and rank * self.graph.num_nodes > MAX_STATE_SIZE
+
     def principal_axes(self, max_axes: int) -> Tensor:
         """Return the leading principal axes of the known vectors, [d, at most ``max_axes``], on the CPU."""
-        known = ~self.graph.missing_vectors.to(self.device)
-        axes = self.cached("axes", lambda: leading_axes(self.dense[known], MAX_PRINCIPAL_AXES).cpu())
-        return axes[:, :max_axes].contiguous()
+
+        def compute() -> Tensor:
+            nodes = (~self.graph.missing_vectors).nonzero().squeeze(1)
+            if len(nodes) > MAX_AXES_NODES:
+                nodes = nodes[torch.linspace(0, len(nodes) - 1, MAX_AXES_NODES).long().to(nodes.device)]
+            features = self.features
+            if features.layout == torch.sparse_csr:
+                features = features.to_sparse_coo()
+            rows = features.index_select(0, nodes.to(features.device)).to(self.device)
+            return leading_axes(rows, MAX_AXES if self.is_wide else MAX_PRINCIPAL_AXES).cpu()
+
+        return self.cached("axes", compute)[:, :max_axes].contiguous()
 
     @property
     def node_fingerprints(self) -> NDArray[np.int64]:

@@ -208,3 +208,12 @@ def test_rare_class_does_not_stop_boosting(table: Task) -> None:
     (result, *_) = BoostedTrees((2,), (4,)).fit(task, lambda done: None)
     rounds = int(re.search(r"(\d+) rounds", result.candidate.setting)[1])
     assert rounds > 5
+
+
+def test_extra_columns_end_with_the_share_of_time(table: Task, monkeypatch) -> None:
+    steps: list[str] = []
+    family = BoostedTrees((1,), (4,), extras=columns.EXTRAS)
+    # Time for extra columns at first, but not for another evaluation as long as the first one.
+    monkeypatch.setattr(Task, "allows", lambda task, share, seconds=0.0: seconds == 0)
+    list(family.fit(table, steps.append))
+    assert [step.rpartition(", ")[2] for step in steps[1:]] == ["SGC"]

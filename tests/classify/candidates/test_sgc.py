@@ -8,6 +8,9 @@ from pairnorm.classify import Scaling, regression, scaling
 from pairnorm.classify.candidates import PreparedGraph, SGCFamily, Task
 from pairnorm.classify.candidates import sgc as module
 from pairnorm.classify.candidates import task as task_module
+from pairnorm.classify.candidates.sgc import FittedSGC
+from pairnorm.classify.candidates.task import SavedState
+from pairnorm.classify.holdout import remove_nodes
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 from pairnorm.impute import impute
@@ -149,3 +152,35 @@ def test_large_rank_is_restricted_to_leading_axes(task: Task, monkeypatch) -> No
     assert restricted[-1] is True
     same = exact.logits(task.prepared).argmax(-1) == quick.logits(task.prepared).argmax(-1)
     assert same.float().mean() > 0.95
+
+
+def test_wide_features_are_projected_on_leading_axes_unless_exhaustive(task: Task, monkeypatch) -> None:
+    for place in (scaling, module):
+        monkeypatch.setattr(place, "MAX_AXES", 16)
+    monkeypatch.setattr(scaling, "MAX_STATE_SIZE", 0)
+    family = SGCFamily(["PN-SI"], (3,), (10.0,))
+    ((exact, _, _, fit_exact),) = family.fit(replace(task, prepared=on(task.graph).prepared), nothing)
+    limited = replace(on(task.graph), time_limit=60.0)
+    ((candidate, _, _, fit),) = family.fit(limited, nothing)
+    assert candidate.validation_accuracy == pytest.approx(exact.validation_accuracy, abs=0.05)
+    fitted, prepared = fit(limited), limited.prepared
+    assert fit_exact(task).axes is None
+    assert fitted.axes.shape == (task.graph.num_features, 16)
+    logits = fitted.logits(prepared)
+    settings, tensors = fitted.state()
+    saved = SavedState(candidate, settings, tensors, task.graph.num_features, task.classes)
+    assert torch.equal(FittedSGC.restore(saved).logits(prepared), logits)
+    # In a graph without some of the fitted nodes, statistics are measured in the same coordinates.
+    others = remove_nodes(task.graph, torch.arange(task.graph.num_nodes) < 3)
+    later = fitted.logits(PreparedGraph(others, Scaling.of(others)(others), CPU))
+    assert (later - logits[3:]).abs().median() < 0.05
+    with pytest.raises(ValueError, match="axes has the shape"):
+        FittedSGC.restore(saved._replace(tensors={**tensors, "axes": fitted.axes[1:]}))
+
+
+def test_every_imputation_and_norm_has_one_depth_before_any_has_two(blanked_cora: Graph) -> None:
+    task = replace(on(blanked_cora), time_limit=60.0)
+    family = SGCFamily(["PN", "PN-SI"], (1, 2, 3, 4, 5), (10.0,), ("zero", "mass"), exhaustive=False)
+    settings = [(each.norm, each.imputation, each.depth) for each, *_ in family.fit(task, nothing)]
+    assert {setting[2] for setting in settings[:4]} == {3}
+    assert len({setting[:2] for setting in settings[:4]}) == 4

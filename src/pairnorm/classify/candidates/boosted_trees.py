@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -56,12 +57,7 @@ FACTORIES: dict[str, Callable[[], Any]] = {}
 class BoostedTrees:
     """LightGBM, which handles missing values itself, over several neighborhoods and sizes of trees.
 
-    Args:
-        hops: how many hops around a node its columns cover.
-        leaves: the most leaves of a tree.
-        directed: whether in-neighbors and out-neighbors have separate columns.
-        extras: further blocks of columns, of ``EXTRAS``, which are used where they reduce the held-out loss.
-        name: of the family.
+    ``extras`` are further blocks of columns, which are used where they reduce the held-out loss.
     """
 
     hops: Sequence[int] = HOPS
@@ -95,12 +91,15 @@ class BoostedTrees:
             folds = [_Fold.of(fold, best._replace(extras=tuple(extras))) for fold in task.folds]
         better: tuple[str, ...] = ()
         for name in extras:
+            start = time.perf_counter()
             result = _evaluate(task, folds, best._replace(extras=(*better, name)), self.name)
             if improves(task, result.probabilities, results[best._replace(extras=better)].probabilities):
                 better = *better, name
                 results[best._replace(extras=better)] = result
                 yield result
             tick(f"{self.name}, {name}")
+            if not task.allows(CHEAP_SHARE, time.perf_counter() - start):
+                break
 
 
 class _Setting(NamedTuple):

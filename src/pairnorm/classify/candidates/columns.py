@@ -130,11 +130,9 @@ class NodeColumns(NamedTuple):
     def restore(cls, saved: SavedState) -> Self:
         """Read and validate the result of ``state``."""
         hops = whole_number("hops", saved.settings.get("hops", 1), least=1, most=MAX_HOPS)
-        features, axes = saved.features, saved.tensors.get("axes")
-        if axes is not None:
-            if len(axes) != saved.features or axes.shape[1] > MAX_FEATURES:
-                raise ValueError(f"the axes are not those of {saved.features} features")
-            features = axes.shape[1]
+        features, axes = saved.width, saved.axes
+        if axes is not None and features > MAX_FEATURES:
+            raise ValueError(f"there are {features} axes, more than {MAX_FEATURES}")
         known, directed = KnownLabels.restore(saved.tensors, saved.classes), saved.settings.get("directed")
         extras = tuple(saved.settings.get("extras", ()))
         if not set(extras) <= set(EXTRAS) or len(set(extras)) < len(extras):
@@ -163,8 +161,7 @@ class NodeColumns(NamedTuple):
     def table(self, prepared: PreparedGraph) -> NodeTable:
         """Compute the table of all nodes of a graph."""
         labels, unprojected = label_columns(prepared, self.known, self.classes), prepared
-        if self.axes is not None:
-            prepared = prepared.projected(self.axes)
+        prepared = prepared.projected(self.axes)
         columns = [*feature_columns(prepared, self.hops), labels]
         if self.directed:
             columns.append(direction_columns(prepared, self.known, self.classes))

@@ -55,12 +55,7 @@ MAX_PSEUDO_LABELS, PSEUDO_LABEL_POWER = 4000, 1.5
 
 @dataclass(frozen=True)
 class LabelPropagation:
-    r"""Label propagation (Zhou et al., 2004) for several α: $F \leftarrow \alpha S F + (1 - \alpha) Y$.
-
-    Args:
-        alphas: the weight of the neighbors against that of a node's own label.
-        name: of the family.
-    """
+    r"""Label propagation (Zhou et al., 2004) for several α: $F \leftarrow \alpha S F + (1 - \alpha) Y$."""
 
     alphas: Sequence[float] = LABEL_ALPHAS
     name: str = "label propagation"
@@ -86,13 +81,7 @@ def _fit_labels(task: Task, alpha: float) -> PropagatedLabels:
 
 @dataclass(frozen=True, eq=False)
 class PropagatedLabels:
-    """Fitted label propagation: known labels, matched by node name in any graph and propagated there.
-
-    Args:
-        alpha: α.
-        known: the labels.
-        classes: number of classes.
-    """
+    """Fitted label propagation: known labels, matched by node name in any graph and propagated there."""
 
     alpha: float
     known: KnownLabels
@@ -167,12 +156,7 @@ class Frequencies:
 
 
 def select_members(task: Task, results: Sequence[CandidateResult]) -> Counter[int]:
-    """Select the members of an ensemble, one per round: the weight of each, by its index in ``results``.
-
-    Args:
-        task: with validation nodes and the metric.
-        results: to select from.
-    """
+    """Select the members of an ensemble, one per round: the weight of each, by its index in ``results``."""
     order = sorted(range(len(results)), key=lambda number: results[number].rank, reverse=True)
     kinds = [
         (result.candidate.model, result.candidate.norm, result.candidate.imputation) for result in results
@@ -213,14 +197,10 @@ def _score(task: Task, probabilities: Tensor) -> tuple[float, float]:
 
 
 def beats_prior(task: Task, probabilities: Tensor) -> bool:
-    """Return whether probabilities are significantly better than the class frequencies.
+    """Return whether probabilities of held-out nodes are significantly better than the class frequencies.
 
     With few labels, the best of hundreds of candidates is often best by chance, and gives all nodes the same
     probabilities.
-
-    Args:
-        task: with validation nodes or folds.
-        probabilities: [m, classes], of the held-out nodes, which also selected the candidates.
     """
     gain = (probabilities.clamp(min=1e-30) / task.prior).log().gather(1, task.held_out_labels.unsqueeze(1))
     return bool(gain.mean() > PRIOR_Z * gain.std() / len(gain) ** 0.5)
@@ -231,11 +211,6 @@ def improves(task: Task, probabilities: Tensor, before: Tensor) -> bool:
 
     The standard error is that of the mean difference per node; for metrics that are not means over nodes,
     that of a paired bootstrap.
-
-    Args:
-        task: with validation nodes or folds, and the metric.
-        probabilities: [m, classes].
-        before: [m, classes], what they are compared with.
     """
     labels = task.held_out_labels
     if task.metric == "loss":
@@ -261,11 +236,7 @@ class Smoothing(NamedTuple):
     p_{ic} \propto z_{ic}^{\gamma}$$
 
     This is the second half of Correct & Smooth. The first half, which propagates the errors on training
-    nodes, gained nothing over an ensemble.
-
-    Args:
-        alpha: α, the weight of the neighbors.
-        power: γ, which changes no node's most probable class.
+    nodes, gained nothing over an ensemble. The power γ changes no node's most probable class.
     """
 
     alpha: float
@@ -277,14 +248,7 @@ class Smoothing(NamedTuple):
 
 
 def smooth(prepared: PreparedGraph, probabilities: Tensor, labels: Tensor, alphas: Sequence[float]) -> Tensor:
-    """Return the smoothed probabilities for each α, [n, alphas, classes].
-
-    Args:
-        prepared: the graph.
-        probabilities: [n, classes].
-        labels: int64 [n], -1 where not known.
-        alphas: α.
-    """
+    """Smooth probabilities, [n, classes], given labels, -1 where not known: [n, alphas, classes]."""
     certain = torch.nn.functional.one_hot(labels.clamp(min=0), probabilities.shape[1]).to(probabilities)
     start = torch.where((labels >= 0)[:, None], certain, probabilities)
     return sharpen(propagate_with_restart(prepared.adjacency("sym"), start, alphas, SMOOTHING_STEPS), 1.0)
@@ -299,9 +263,7 @@ def sharpen(probabilities: Tensor, power: float) -> Tensor:
 def select_smoothing(task: Task, averages: Sequence[Average]) -> tuple[Smoothing | None, Tensor]:
     """Return the smoothing that improves an ensemble most, or None, and the probabilities of held-out nodes.
 
-    Args:
-        task: with validation nodes or folds.
-        averages: the ensemble, fitted in each fold.
+    ``averages`` are the ensemble, fitted in each fold.
     """
     unsmoothed: list[Tensor] = []
     by_alpha: list[Tensor] = []
@@ -323,14 +285,10 @@ def select_smoothing(task: Task, averages: Sequence[Average]) -> tuple[Smoothing
 
 @dataclass(frozen=True, eq=False)
 class Average:
-    """A weighted mean of the probabilities of fitted candidates.
+    """A weighted mean of the probabilities of fitted candidates, and its smoothing.
 
-    Args:
-        parts: (weight, settings, fitted) of each member; one is enough.
-        known: the training labels.
-        fallback_probabilities: [classes], for ``unreachable`` nodes: the class shares of the training labels,
-            or those expected by ``with_fallback``.
-        smooth: applied to the mean.
+    ``unreachable`` nodes get the fallback probabilities, [classes]: the class shares of the training labels,
+    or those expected by ``with_fallback``.
     """
 
     parts: Sequence[tuple[int, Candidate, Fitted]]
@@ -373,10 +331,7 @@ class Average:
 class PseudoLabels(NamedTuple):
     """The targets of self-training: known labels, and the predicted probabilities of other nodes.
 
-    Args:
-        nodes: int64 [m].
-        target: [m, classes], the probability of every class.
-        counts: [m], the weight of each; the known labels weigh as much as all others together.
+    The known labels weigh as much as all others together.
     """
 
     nodes: Tensor

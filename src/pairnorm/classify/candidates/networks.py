@@ -67,10 +67,7 @@ class GNNFamily:
 
     Args:
         specs: architectures and training settings, in the order of training.
-        seeds: one for each network of an architecture.
         required: train the first however long it takes, since there is no other candidate.
-        name: of the family.
-        checkpoints: folder in which training is saved every few epochs, and resumed from.
         cross_fit: train one network per fold, whose early stopping uses the nodes of the next fold and whose
             evaluation uses its own; the candidate averages all of them. Otherwise, for a baseline, train once
             per seed on the training nodes, with validation nodes for both; when time is up, the first spec is
@@ -249,13 +246,9 @@ def residual_gcn(
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Fitted networks of one architecture.
+    """Fitted networks of one architecture, with PairNorm's statistics, known labels and axes.
 
-    Args:
-        module: the networks.
-        statistics: PairNorm's, of the graph that they were fitted on; None without a norm.
-        known: of residual GCNs, the labels that are inputs next to the features.
-        axes: [d, some], the principal axes of the features that are inputs; None for the features themselves.
+    The labels are inputs of residual GCNs. Features are projected on the axes, if there are any.
     """
 
     module: Any
@@ -277,7 +270,7 @@ class Network:
                 module = _with_norm(module, norm)
         features = prepared.features.to(prepared.device)
         if self.known is not None:
-            features = projected(prepared, self.axes)
+            features = prepared.projected(self.axes).dense
             labels = self.known.one_hot(prepared, module.in_channels - features.shape[1])
             features = torch.cat([features, labels], 1)
         logits: Tensor = module(features, prepared.adjacency(module.adjacency))
@@ -308,18 +301,14 @@ class Network:
     @classmethod
     def restore(cls, saved: SavedState) -> Self:
         """Rebuild networks from the result of ``state``; the shapes of their weights give the sizes."""
-        candidate, prefix = saved.candidate, "module."
-        kind, axes = cls.KINDS[candidate.model], saved.tensors.get("axes")
+        candidate, kind, prefix = saved.candidate, cls.KINDS[saved.candidate.model], "module."
         state = {name[len(prefix) :]: x for name, x in saved.tensors.items() if name.startswith(prefix)}
         has_initial_share, is_residual = kind in (GCNII, APPNP), kind is residual_gcn
         models, width, hidden = state["first.weight" if has_initial_share else "convolutions.0.weight"].shape
         depth = candidate.depth
         if kind is not APPNP:  # whose weights do not depend on its depth
             depth = len({name.split(".")[1] for name in state if name.startswith("convolutions.")})
-        inputs = (
-            saved.features if axes is None else saved.tensor("axes", saved.features, axes.shape[1]).shape[1]
-        )
-        inputs += saved.classes if is_residual else 0
+        inputs = saved.width + (saved.classes if is_residual else 0)
         if (width, depth) != (inputs, candidate.depth):
             raise ValueError(f"the weights are those of {width} inputs and {depth} layers")
         options: dict[str, Any] = {"norm": candidate.mode, "scale": candidate.scale}
@@ -332,12 +321,7 @@ class Network:
         if candidate.mode is not None and depth > 1:
             statistics = NormStatistics.restore(saved, depth - 1, hidden, models)
         known = KnownLabels.restore(saved.tensors, saved.classes) if is_residual else None
-        return cls(module.eval(), statistics, known, axes)
-
-
-def projected(prepared: PreparedGraph, axes: Tensor | None) -> Tensor:
-    """Return dense features, projected on ``axes`` unless they are None."""
-    return prepared.dense if axes is None else prepared.projected(axes).dense
+        return cls(module.eval(), statistics, known, saved.axes)
 
 
 class _FittedNorm(nn.Module):

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.networks import Network, projected, residual_gcn
+from pairnorm.classify.candidates.networks import Network, residual_gcn
 from pairnorm.classify.candidates.task import (
     CHEAP_SHARE,
     SEARCH_SHARE,
@@ -50,11 +50,6 @@ class ResidualGCNs:
 
     Inputs are features and known labels. As in UniMP (Shi et al., 2021), every epoch draws which training
     labels are inputs and which are targets, so that no node sees its own label.
-
-    Args:
-        settings: depth and width of the networks, in the order of training.
-        seed: the first seed.
-        name: of the family.
     """
 
     settings: Sequence[tuple[int, int]] = SETTINGS
@@ -131,11 +126,11 @@ class _Training:
         """Return features of each network, [n, 1 or networks, d]; nodes that it holds out are masked."""
         task = self.task
         if task.feature_mask is None:
-            return projected(task.prepared, self.axes).unsqueeze(1)
+            return task.prepared.projected(self.axes).dense.unsqueeze(1)
         masks = (self.held_out | self.stopping).to(task.graph.device).unbind(1)
         graphs = [task.graph.replace(train=~mask & False, validation=mask) for mask in masks]
         masked = [replace(task, graph=graph, fold_masks=()).masked.prepared for graph in graphs]
-        return torch.stack([projected(prepared, self.axes) for prepared in masked], 1)
+        return torch.stack([prepared.projected(self.axes).dense for prepared in masked], 1)
 
     def _logits(self, visible: Tensor, keys: Tensor | None = None) -> Tensor:
         """Return logits given the labels of visible nodes, bool [n, networks]."""

@@ -30,6 +30,7 @@ from pairnorm.classify.candidates.task import (
 from pairnorm.classify.regression import (
     DRAFT_TOLERANCE,
     LOOSE_TOLERANCE,
+    MAX_AXES,
     MAX_SELECTION_ROWS,
     MAX_TRAINING_ROWS,
     MIN_PARALLEL_SIZE,
@@ -47,7 +48,7 @@ from pairnorm.nn.propagate import NORMALIZATIONS
 from pairnorm.train.spec import Norm
 
 # The depths to evaluate first, as shares of the list of depths; how many imputations and norms to refine.
-FIRST_DEPTHS, NUM_REFINED = (0.1, 0.5, 0.8), 2
+FIRST_DEPTHS, NUM_REFINED = (0.5, 0.1, 0.8), 2
 Losses = dict[tuple[str, Norm], dict[int, float]]
 Path = Iterator[tuple[float, Tensor, Tensor]]
 EPS = 1e-6
@@ -102,7 +103,7 @@ class NormStatistics(NamedTuple):
 
     @classmethod
     def restore(cls, saved: SavedState, length: int, width: int, *models: int) -> Self:
-        """Read the statistics of a saved model, of ``length`` steps and ``width`` columns."""
+        """Read the statistics of ``length`` steps and ``width`` columns."""
         squares = saved.tensor("mean_squares", length, *models, *(1 for _ in models))
         if not (squares >= 0).all():
             raise ValueError("a mean square is negative")
@@ -124,11 +125,8 @@ class NormStatistics(NamedTuple):
 class Propagation(NamedTuple):
     """How an SGC propagates features: imputed, then averaged over neighbors and normalized in every step.
 
-    Args:
-        method: of the imputation of missing features.
-        normalization: of the adjacency.
-        mode: of PairNorm, None without a norm.
-        scale: of PairNorm: one for all modes that commute with it, which are all but PN-SCS.
+    ``method`` is that of the imputation, ``mode`` that of PairNorm, None without a norm. The scale is one for
+    all modes that commute with it, which are all but PN-SCS.
     """
 
     method: str
@@ -169,14 +167,9 @@ class Propagation(NamedTuple):
     ) -> tuple[Tensor | None, Sequence[Tensor]]:
         """Propagate the features of any graph, normalized by the statistics of the fitted nodes.
 
-        Args:
-            prepared: the graph.
-            depth: number of propagation steps.
-            statistics: None without a norm.
-            last: how many of the last states to return.
-
         Returns:
-            A basis [d, r] and states in its coordinates, [n, r]; None and the states where r would be d.
+            A basis [d, r] and the last states in its coordinates, [n, r]; None in place of a basis where r
+            would be d.
         """
         fitted, same_nodes = (None, True) if statistics is None else statistics.fitted_rows(prepared)
         if same_nodes or statistics is None or fitted is None or self.mode is None:
@@ -206,16 +199,7 @@ def sgc_scale(mode: Mode | None, scale: float) -> float:
 
 @dataclass(frozen=True)
 class SGCFamily:
-    """SGCs of several norms, depths and scales.
-
-    Args:
-        norms: ``"none"``, ``"PN"``, ``"PN-SI"`` or ``"PN-SCS"``.
-        depths: numbers of propagation steps.
-        scales: PairNorm's s; without a norm, the factor of the features.
-        imputations: of missing features, of ``IMPUTATIONS``.
-        exhaustive: evaluate every depth.
-        name: of the family.
-    """
+    """SGCs of several norms, depths, scales and imputations; without a norm, s scales the features."""
 
     norms: Sequence[Norm]
     depths: Sequence[int]
@@ -226,10 +210,7 @@ class SGCFamily:
 
     @property
     def steps(self) -> int:
-        """One for every imputation, norm and depth, or for the usual number of depths that a search takes.
-
-        For PN-SCS, one for every scale too.
-        """
+        """One per imputation, norm and depth that a search usually takes; for PN-SCS, also per scale."""
         depths = len(self.depths) if self.exhaustive else min(len(self.depths), len(FIRST_DEPTHS) + 1)
         runs = sum(len(self.scales) if norm == "PN-SCS" else 1 for norm in self.norms)
         return runs * depths * len(self.imputations)
@@ -237,26 +218,24 @@ class SGCFamily:
     def fit(self, task: Task, tick: Tick) -> Results:
         """Yield one SGC per imputation, norm, depth and scale, within the search limits.
 
-        Unless the search is exhaustive, the first imputation and norm starts with three depths. The others
-        follow at the best of these, then at the other two, in the order of their held-out loss. The best two
-        are refined between the depths next to their best one, as long as the loss falls.
+        Unless the search is exhaustive, all imputations and norms start with one depth. A smaller and a
+        larger one follow, in the order of the held-out losses. The best two are refined between the depths
+        next to their best one, as long as the loss falls.
         """
         check_size(task.graph)
         depths = sorted(self.depths)
         losses: Losses = {
             (imputation, norm): {} for norm, imputation in product(self.norms, self.imputations)
         }
-        first = depths
-        if not self.exhaustive and len(depths) > len(FIRST_DEPTHS) + 1:
-            first = [depths[int(share * (len(depths) - 1))] for share in FIRST_DEPTHS]
-        start, *others = losses
-        yield from self._explore(task, start, first, losses[start], tick)
-        best = min(first, key=lambda depth: losses[start][depth])
-        for pair in others if len(first) < len(depths) else ():
-            yield from self._explore(task, pair, [best], losses[pair], tick)
-        for pair in sorted(others, key=lambda pair: losses[pair].get(best, inf)):
-            pending = [depth for depth in first if depth not in losses[pair]]
-            yield from self._explore(task, pair, pending, losses[pair], tick)
+        if self.exhaustive or len(depths) <= len(FIRST_DEPTHS) + 1:
+            start, others = depths, []
+        else:
+            start, *others = ([depths[int(share * (len(depths) - 1))]] for share in FIRST_DEPTHS)
+        for pair in losses:
+            yield from self._explore(task, pair, start, losses[pair], tick)
+        for pair in sorted(losses, key=lambda pair: min(losses[pair].values())):
+            for depth in others:
+                yield from self._explore(task, pair, depth, losses[pair], tick)
         while (target := _refinement(losses, depths)) is not None:
             pair, between = target
             yield from self._explore(task, pair, between, losses[pair], tick)
@@ -297,12 +276,7 @@ def _refinement(losses: Losses, depths: Sequence[int]) -> tuple[tuple[str, Norm]
 
 @dataclass(frozen=True)
 class LogisticRegression:
-    """Logistic regression, which sees no edges: an SGC-PN of depth 0.
-
-    Args:
-        scales: PairNorm's s, the strength of regularization.
-        name: of the family.
-    """
+    """Logistic regression, which sees no edges: an SGC-PN of depth 0, whose scale regularizes."""
 
     scales: Sequence[float] = SCALES
     name: str = "logistic regression"
@@ -319,8 +293,17 @@ class LogisticRegression:
 def _evaluate(
     task: Task, candidate: Candidate, depths: Sequence[int], scales: Sequence[float]
 ) -> Iterator[Results]:
-    """Yield the evaluated candidates of each depth, fitted to a sample where training nodes are many."""
-    tasks = [limit_training_nodes(part, MAX_SELECTION_ROWS) for part in task.tasks_by_features]
+    """Yield the evaluated candidates of each depth, fitted to a sample where training nodes are many.
+
+    Wide features are projected on their leading principal axes, unless the search is exhaustive.
+    """
+    axes = None
+    if task.time_limit < inf and task.prepared.is_wide:
+        axes = task.prepared.principal_axes(MAX_AXES)
+    tasks = [
+        limit_training_nodes(replace(part, prepared=part.prepared.projected(axes)), MAX_SELECTION_ROWS)
+        for part in task.tasks_by_features
+    ]
     for depth in depths:
         settings = replace(candidate, depth=depth, scale=scales[0])
         propagation = _make_propagation(task, settings)
@@ -330,11 +313,16 @@ def _evaluate(
             _fold_weights(part, state, factors, (propagation, depth))
             for part, state in zip(tasks, states, strict=True)
         ]
-        yield _evaluate_scales(task, settings, propagation.scale, states, paths)
+        yield _evaluate_scales(task, settings, propagation.scale, states, paths, axes)
 
 
 def _evaluate_scales(
-    task: Task, candidate: Candidate, own_scale: float, states: Sequence[Tensor], paths: Sequence[Path]
+    task: Task,
+    candidate: Candidate,
+    own_scale: float,
+    states: Sequence[Tensor],
+    paths: Sequence[Path],
+    axes: Tensor | None,
 ) -> Results:
     """Yield a candidate per scale, each of which takes longer than the last, until the time limit."""
     first = started = time.perf_counter()
@@ -347,7 +335,8 @@ def _evaluate_scales(
         ]
         scale = own_scale * factor
         scaled = replace(candidate, scale=scale, setting="" if candidate.depth else f"scale {scale:g}")
-        yield task.evaluate(scaled, torch.cat(logits).unsqueeze(1), partial(_fit, candidate=scaled))
+        fit = partial(_fit, candidate=scaled, axes=axes)
+        yield task.evaluate(scaled, torch.cat(logits).unsqueeze(1), fit)
         now = time.perf_counter()
         if now - first > MIN_SWEEP_SECONDS and not task.allows(SEARCH_SHARE, now - started):
             break
@@ -385,9 +374,10 @@ def _fold_weights(task: Task, state: Tensor, scales: Sequence[float], key: Hasha
     return fold_regressions(rows, target, scales, weights, tolerance, axes)
 
 
-def _fit(task: Task, candidate: Candidate) -> FittedSGC:
+def _fit(task: Task, candidate: Candidate, axes: Tensor | None) -> FittedSGC:
     """Fit one SGC or logistic regression to all training nodes."""
     depth = candidate.depth
+    task = replace(task, prepared=task.prepared.projected(axes))
     if has_many_nodes(task.graph):
         task = limit_training_nodes(task, MAX_TRAINING_ROWS)
     propagation = _make_propagation(task, candidate)
@@ -402,19 +392,17 @@ def _fit(task: Task, candidate: Candidate) -> FittedSGC:
         slope = weight.double() / (statistics.mean_squares[0].double() + EPS).sqrt()
         bias = (bias - statistics.centers[0].double() @ slope).float()
         weight, statistics, propagation = slope.float(), None, propagation._replace(mode=None)
-    return FittedSGC(propagation, depth, weight, bias, statistics)
+    if axes is not None:
+        weight, axes = axes.to(weight) @ weight, axes if depth else None
+    return FittedSGC(propagation, depth, weight, bias, statistics, axes)
 
 
 @dataclass(frozen=True, eq=False)
 class FittedSGC:
     """A fitted SGC; at depth 0, a logistic regression, which sees no edges.
 
-    Args:
-        propagation: of the features.
-        depth: number of its steps.
-        weight: [d, classes], of propagated features.
-        bias: [classes].
-        statistics: PairNorm's, of the graph that it was fitted on; None without a norm.
+    ``statistics`` are PairNorm's, of the graph that it was fitted on; None without a norm. ``axes`` are the
+    principal axes that features are projected on, [d, r]; None for the features themselves.
     """
 
     propagation: Propagation
@@ -422,6 +410,7 @@ class FittedSGC:
     weight: Tensor
     bias: Tensor
     statistics: NormStatistics | None
+    axes: Tensor | None = None
 
     def logits(self, prepared: PreparedGraph) -> Tensor:
         """Return the logits of every node, [n, 1, classes]."""
@@ -431,12 +420,18 @@ class FittedSGC:
 
     def states(self, prepared: PreparedGraph, last: int = 1) -> tuple[Tensor | None, Sequence[Tensor]]:
         """Propagate a graph; return the basis [d, r] of its states (None: no basis) and the last states."""
-        return self.propagation.fitted_states(prepared, self.depth, self.statistics, last)
+        prepared = prepared.projected(self.axes)
+        basis, states = self.propagation.fitted_states(prepared, self.depth, self.statistics, last)
+        if self.axes is None:
+            return basis, states
+        axes = self.axes.to(states[0])
+        return axes if basis is None else axes @ basis, states
 
     def state(self) -> State:
         """Return the adjacency normalization, weights and statistics, for ``restore``."""
         tensors = {"weight": self.weight, "bias": self.bias}
         tensors |= {} if self.statistics is None else self.statistics._asdict()
+        tensors |= {} if self.axes is None else {"axes": self.axes}
         return {"adjacency": self.propagation.normalization}, tensors
 
     @classmethod
@@ -446,6 +441,9 @@ class FittedSGC:
         adjacency: Any = one_of("adjacency", saved.settings["adjacency"], NORMALIZATIONS)
         propagation = Propagation(candidate.imputation, adjacency, mode, sgc_scale(mode, candidate.scale))
         if mode is not None:
-            statistics = NormStatistics.restore(saved, candidate.depth + 1, saved.features)
-        weight = saved.tensor("weight", saved.features, saved.classes)
-        return cls(propagation, candidate.depth, weight, saved.tensor("bias", saved.classes), statistics)
+            statistics = NormStatistics.restore(saved, candidate.depth + 1, saved.width)
+        weight, bias = (
+            saved.tensor("weight", saved.features, saved.classes),
+            saved.tensor("bias", saved.classes),
+        )
+        return cls(propagation, candidate.depth, weight, bias, statistics, saved.axes)

@@ -121,7 +121,7 @@ def best_by_depth(candidates: Sequence[Candidate]) -> dict[tuple[str, Norm], dic
 
 
 class SavedState(NamedTuple):
-    """The state of a fitted candidate as read from a file, and the sizes of the problem it was fitted to."""
+    """The state of a fitted candidate as read from a file, and the sizes of its problem."""
 
     candidate: Candidate
     settings: Mapping[str, Any]
@@ -135,16 +135,24 @@ class SavedState(NamedTuple):
             raise ValueError(f"{name} has the shape {list(self.tensors[name].shape)}, not {list(shape)}")
         return self.tensors[name]
 
+    @property
+    def axes(self) -> Tensor | None:
+        """The principal axes that a candidate projects features on, [d, r]; None for the features."""
+        if "axes" not in self.tensors:
+            return None
+        return self.tensor("axes", self.features, self.tensors["axes"].shape[-1])
+
+    @property
+    def width(self) -> int:
+        """The number of columns of the features, or of their projection."""
+        return self.features if self.axes is None else self.axes.shape[1]
+
 
 class Fitted(Protocol):
     """A fitted candidate."""
 
     def logits(self, prepared: PreparedGraph) -> Tensor:
-        """Return the logits of every node, [n, models, classes].
-
-        Args:
-            prepared: the graph fitted on, or another one with the same columns.
-        """
+        """Return the logits of every node of a graph with the same columns, [n, models, classes]."""
 
     def state(self) -> State:
         """Return settings that JSON can hold, and tensors, from which ``restore`` builds it again."""
@@ -155,13 +163,10 @@ class Fitted(Protocol):
 
 
 class CandidateResult(NamedTuple):
-    """An evaluated candidate.
+    """An evaluated candidate, its probabilities of the held-out nodes, [m, classes], and its score.
 
-    Args:
-        candidate: its settings and its evaluation.
-        probabilities: of the held-out nodes, [m, classes].
-        score: by the task's metric, larger is better; NaN without held-out nodes.
-        fit: fits it to a task's training nodes, which may be more than those of the evaluation.
+    The score is that by the task's metric, larger is better; NaN without held-out nodes. ``fit`` fits the
+    candidate to a task's training nodes, which may be more than those of the evaluation.
     """
 
     candidate: Candidate
@@ -195,12 +200,7 @@ class Family(Protocol):
         """The number of steps: how often ``fit`` calls ``tick``."""
 
     def fit(self, task: Task, tick: Tick) -> Results:
-        """Yield every candidate, fitted to training nodes and evaluated on held-out nodes.
-
-        Args:
-            task: the graph with its split.
-            tick: called after every step, with a description of it.
-        """
+        """Yield every candidate, evaluated on held-out nodes; call ``tick`` with the name of every step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,12 +332,9 @@ class Task:
         return torch.cat([x[mask.to(x.device)] for x, mask in zip(logits, held_out, strict=True)])
 
     def evaluate(self, candidate: Candidate, logits: Tensor, fit: FitTask) -> CandidateResult:
-        """Evaluate a candidate on held-out nodes: accuracy and mean cross-entropy are means over models.
+        """Evaluate a candidate by the logits of the held-out nodes, fold after fold, [m, models, classes].
 
-        Args:
-            candidate: its settings.
-            logits: of the held-out nodes, fold after fold, [m, models, classes].
-            fit: fits it to a task.
+        Accuracy and mean cross-entropy are means over models. ``fit`` fits the candidate to a task.
         """
         # All candidates share the fallback for unreachable nodes: otherwise chance would choose among them.
         logits, nodes = logits.clone(), self.held_out_unreachable
@@ -362,12 +359,7 @@ FitTask = Callable[[Task], Fitted]
 
 
 class KnownLabels(NamedTuple):
-    """Labels of nodes, which are matched by name in any graph.
-
-    Args:
-        names: int64 [m], fingerprints of their names.
-        labels: int64 [m].
-    """
+    """Labels of nodes, int64 [m], which are matched in any graph by the fingerprints of their names."""
 
     names: Tensor
     labels: Tensor
