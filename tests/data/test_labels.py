@@ -5,6 +5,7 @@ import pandas
 import pytest
 import torch
 
+from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import TextFile
 from pairnorm.data.labels import bin_codes, bin_names, find_bins, read_labels, read_split
 from pairnorm.data.tables import Table
@@ -16,7 +17,7 @@ def table(frame: pandas.DataFrame) -> Table:
 
 def test_classes_are_sorted_numbers_as_numbers() -> None:
     frame = pandas.DataFrame({"y": ["10", "9", None, "x", "9"]})
-    labels, names = read_labels(table(frame), "y", frame["y"])
+    labels, names = read_labels(table(frame), "y", frame["y"], ColumnOptions())
     assert names == ("9", "10", "x")
     assert labels.tolist() == [1, 0, -1, 2, 0]
 
@@ -37,19 +38,20 @@ def test_whole_numbers_of_a_text_file_have_no_point(
     cells: list[str | None], known: tuple[str, ...] | None, names: tuple[str, ...], codes: list[int]
 ) -> None:
     frame = pandas.DataFrame({"y": cells})
-    labels, found = read_labels(Table("nodes.csv", ("y",), frame, TextFile(BytesIO)), "y", frame["y"], known)
+    source = Table("nodes.csv", ("y",), frame, TextFile(BytesIO))
+    labels, found = read_labels(source, "y", frame["y"], ColumnOptions(strict=True), known)
     assert (found, labels.tolist()) == (names, codes)
 
 
 def test_whole_numbers_among_others_have_no_point_either() -> None:
     """Bug: of JSON, which has empty cells and numbers side by side, they were '0.0' and '1.0'."""
     frame = pandas.DataFrame({"y": [1.0, None, 0.0]}, dtype=object)
-    assert read_labels(table(frame), "y", frame["y"])[1] == ("0", "1")
+    assert read_labels(table(frame), "y", frame["y"], ColumnOptions())[1] == ("0", "1")
 
 
 def test_texts_that_are_told_from_numbers_stay_as_they_are() -> None:
     frame = pandas.DataFrame({"y": ["1.0", "0.0"]})
-    assert read_labels(table(frame), "y", frame["y"])[1] == ("0.0", "1.0")
+    assert read_labels(table(frame), "y", frame["y"], ColumnOptions())[1] == ("0.0", "1.0")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_texts_that_are_told_from_numbers_stay_as_they_are() -> None:
 def test_labels_that_teach_nothing_are_refused(cells: list[object], message: str, raises: Callable) -> None:
     frame = pandas.DataFrame({"y": cells})
     with raises("too-few-classes") as caught:
-        read_labels(table(frame), "y", frame["y"])
+        read_labels(table(frame), "y", frame["y"], ColumnOptions())
     assert str(caught.value) == message
 
 
@@ -93,7 +95,7 @@ def test_a_split_that_does_not_fit_is_named(
 
 def labels(cells: list[object], **options: object) -> tuple[list[int], tuple[str, ...]]:
     frame = pandas.DataFrame({"y": cells})
-    codes, names = read_labels(table(frame), "y", frame["y"], **options)
+    codes, names = read_labels(table(frame), "y", frame["y"], ColumnOptions(**options))
     return codes.tolist(), names
 
 
@@ -103,7 +105,7 @@ def labels(cells: list[object], **options: object) -> tuple[list[int], tuple[str
 def test_many_numbers_are_no_classes(cells: list[object], raises: Callable) -> None:
     with raises("numeric-label", value=len(cells), options={"classes": 5}):
         labels(cells)
-    assert len(labels(cells, each=True)[1]) == len(cells)
+    assert len(labels(cells, classes="each")[1]) == len(cells)
 
 
 def test_numbers_that_many_nodes_share_are_classes() -> None:

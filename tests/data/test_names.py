@@ -7,9 +7,9 @@ import pandas
 import pytest
 
 from pairnorm.data import tables
-from pairnorm.data.labels import near_duplicate_notes
-from pairnorm.data.readers import open_table
-from pairnorm.data.tables import Table, check_ids, integers_or_texts, read_blocks, read_rows
+from pairnorm.data.formats import open_table
+from pairnorm.data.ids import check_ids, integers_or_texts, near_duplicate_notes
+from pairnorm.data.tables import Table, read_blocks, read_rows
 from pairnorm.data.tabular import EndpointColumns, read_edges
 
 Write = Callable[[str, str], Path]

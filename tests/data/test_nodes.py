@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pairnorm.data import Encoder, Graph
 from pairnorm.data import encoder as module
 from pairnorm.data.encoder import Column, ColumnOptions, align_features
-from pairnorm.data.frames import arrow_frame
+from pairnorm.data.formats import arrow_frame
 from pairnorm.data.tables import Table
 from pairnorm.data.tabular import read_nodes
 

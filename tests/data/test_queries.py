@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pairnorm.base import databases
 from pairnorm.data import queries
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.queries import Cell, Database, QueriedTable
@@ -86,7 +87,7 @@ def test_files_with_other_columns_are_refused(database: Database, tmp_path: Path
 
 
 def test_what_duckdb_says_of_its_memory_names_the_option(raises) -> None:
-    with raises("too-large", value=100), queries.explain_duckdb_errors(100):
+    with raises("too-large", value=100), databases.explain_duckdb_errors(100):
         raise duckdb.OutOfMemoryException("no room")
-    with raises("file-damaged"), queries.explain_duckdb_errors(100):
+    with raises("file-damaged"), databases.explain_duckdb_errors(100):
         raise duckdb.InvalidInputException("line 3")

@@ -20,7 +20,7 @@ from pairnorm.base.memory import MemoryLimit
 from pairnorm.data import Graph, GraphWarning
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import find_files
-from pairnorm.data.readers import open_table, open_tables
+from pairnorm.data.formats import open_table, open_tables
 from pairnorm.data.tables import read_blocks
 
 Write = Callable[[str, str], Path]

@@ -6,7 +6,7 @@ import pandas
 import pyarrow
 import pytest
 
-from pairnorm.data.readers import open_table
+from pairnorm.data.formats import open_table
 from pairnorm.data.tables import Table, read_blocks
 
 Write = Callable[[str, str], Path]

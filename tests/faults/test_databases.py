@@ -9,7 +9,7 @@ import pytest
 from servers import forward, log_in, served
 
 from pairnorm import cli
-from pairnorm.data.readers import open_tables
+from pairnorm.data.formats import open_tables
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,12 @@
-"""Connect to databases with time limits: a server may accept a connection, and then fall silent."""
+"""Connect to databases with time limits, since a server may fall silent, and explain errors of DuckDB."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from pairnorm.base.errors import parse_duration
+from pairnorm.base.errors import PairNormError, parse_duration
+from pairnorm.base.memory import size
 
 CONNECT_SECONDS = 10
 """Time limit for connecting to a database server."""
@@ -68,3 +70,25 @@ def _limit_silence(
             state = steps.send(ready)
     except StopIteration as end:
         return end.value
+
+
+@contextmanager
+def explain_duckdb_errors(memory: int) -> Iterator[None]:
+    """Convert errors of DuckDB to ``PairNormError``."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as error:
+        problem = " ".join(str(error).split())[:300]
+        more: dict[str, Any] = {}
+        code, hint = "file-damaged", "Correct the file, or free the disk if it is full."
+        if isinstance(error, duckdb.OutOfMemoryException):
+            more = {"value": memory, "memory": size(2 * memory)}
+            code, hint = "too-large", "Allow {memory}."
+        elif "Maximum line size" in problem:
+            code, hint = "memory-limit", "Check the file: the end of a quoted cell may be missing."
+        elif isinstance(error, duckdb.IOException) and "write" in problem:
+            code, hint = "not-writable", "Make room on the disk, or choose another place."
+            problem = f"what is under way cannot be written ({problem})"
+        raise PairNormError(problem, code=code, hint=hint, **more) from error

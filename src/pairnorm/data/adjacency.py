@@ -154,12 +154,10 @@ class ExternalSort:
             path.unlink()
             shape = (min(self.rows, self.nodes - number * self.rows), self.nodes)
             is_reverse = entries["column"] < 0
+            entries["column"] = np.where(is_reverse, -1 - entries["column"], entries["column"])
             listed, reverse = (
                 sum_repeated_entries(
-                    part["row"],
-                    np.where(part["column"] < 0, -1 - part["column"], part["column"]),
-                    part["weight"] if self.weighted else None,
-                    shape,
+                    part["row"], part["column"], part["weight"] if self.weighted else None, shape
                 )
                 for part in (entries[~is_reverse], entries[is_reverse])
             )
@@ -224,36 +222,30 @@ def max_claimed_size(held: int) -> int:
 
 def check_csr(what: str, starts: Any, indices: Any, entries: int, shape: tuple[int, int]) -> None:
     """Raise an error unless arrays form a valid CSR or CSC matrix; kernels would crash on others."""
+    rows, columns = shape
     pieces = [np.asarray(piece.cpu() if isinstance(piece, Tensor) else piece) for piece in (starts, indices)]
     if any(piece.dtype.kind not in "iu" or piece.ndim != 1 for piece in pieces):
         problem = "its indices are no lists of whole numbers"
+    elif len(pieces[0]) != rows + 1:
+        problem = f"{len(pieces[0]):,} row starts for {rows:,} rows"
+    elif len(pieces[1]) != entries:
+        problem = f"{len(pieces[1]):,} indices for {entries:,} values"
+    elif columns > max_claimed_size(entries + rows):
+        problem = f"it claims {columns:,} columns for {entries:,} entries"
     else:
         first, second = (piece.astype(np.int64, copy=False) for piece in pieces)
-        problem = _csr_problem(first, second, entries, shape)
-    if problem:
-        problem = f"{what} is no sparse matrix: {problem}"
-        expected = "row starts from 0 up to the number of entries, and indices within the matrix"
-        raise PairNormError(problem, code="broken-matrix", value=shape, expected=expected)
-
-
-def _csr_problem(
-    starts: NDArray[np.int64], indices: NDArray[np.int64], entries: int, shape: tuple[int, int]
-) -> str:
-    rows, columns = shape
-    if len(starts) != rows + 1:
-        return f"{len(starts):,} row starts for {rows:,} rows"
-    if len(indices) != entries:
-        return f"{len(indices):,} indices for {entries:,} values"
-    if columns > max_claimed_size(entries + rows):
-        return f"it claims {columns:,} columns for {entries:,} entries"
-    if starts[0] != 0 or starts[-1] != entries:
-        return f"rows from entry {int(starts[0])} to {int(starts[-1])} of {entries:,}"
-    # A difference could overflow and look positive; a comparison cannot.
-    if (starts[1:] < starts[:-1]).any():
-        return "a row ends before it starts"
-    if entries and (indices.min() < 0 or indices.max() >= columns):
-        return f"indices from {int(indices.min())} to {int(indices.max())} among {columns:,} columns"
-    return ""
+        low, high = (int(second.min()), int(second.max())) if entries else (0, -1)
+        if first[0] != 0 or first[-1] != entries:
+            problem = f"rows from entry {int(first[0])} to {int(first[-1])} of {entries:,}"
+        elif (first[1:] < first[:-1]).any():  # a difference could overflow and look positive
+            problem = "a row ends before it starts"
+        elif low < 0 or high >= columns:
+            problem = f"indices from {low} to {high} among {columns:,} columns"
+        else:
+            return
+    problem = f"{what} is no sparse matrix: {problem}"
+    expected = "row starts from 0 up to the number of entries, and indices within the matrix"
+    raise PairNormError(problem, code="broken-matrix", value=shape, expected=expected)
 
 
 # The version of each adjacency in memory that was checked or built here: one changed in place has another.
@@ -273,11 +265,7 @@ def _version(matrix: Tensor) -> int | None:
 
 def check_adjacency(adjacency: Tensor) -> None:
     """Raise an error unless A is square, A = A^T, and has neither self-loops nor repeated entries."""
-    if (
-        adjacency.layout != torch.sparse_csr
-        or adjacency.dim() != 2
-        or adjacency.shape[0] != adjacency.shape[1]
-    ):
+    if adjacency.layout != torch.sparse_csr or adjacency.dim() != 2 or len(set(adjacency.shape)) != 1:
         problem = f"adjacency is a {adjacency.layout} tensor of shape {tuple(adjacency.shape)}"
         expected = "a square torch.sparse_csr tensor"
         hint = "Graph.from_edges makes one from a list of edges."
@@ -294,8 +282,7 @@ def check_adjacency(adjacency: Tensor) -> None:
     elif ((ordered.indices[1:] == ordered.indices[:-1]) & (row[1:] == row[:-1])).any():
         problem, code = "holds an entry twice", "repeated-edge"
     elif not all(
-        np.array_equal(getattr(ordered, piece), getattr(transposed, piece))
-        for piece in ("indptr", "indices", "data")
+        map(np.array_equal, *((part.indptr, part.indices, part.data) for part in (ordered, transposed)))
     ):
         problem, code = "is not symmetric", "not-symmetric"
     else:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, load_library, quoted, whole_number
+from pairnorm.base.errors import PairNormError, load_library, whole_number
 from pairnorm.base.memory import MemoryLimit
 from pairnorm.data import adjacency as matrices
 from pairnorm.data import exchange
 from pairnorm.data.encoder import ColumnOptions, Encoder
 from pairnorm.data.features import as_tensor, to_endpoints, to_labels
 from pairnorm.data.files import STDIN, PathOrPaths, explain_read_errors, file_type, is_pattern, name_of_files
+from pairnorm.data.ids import NodeNames
 from pairnorm.data.packed import PackedGraph
 
 if TYPE_CHECKING:
@@ -33,24 +33,6 @@ if TYPE_CHECKING:
 
 class GraphWarning(UserWarning):
     """Something odd in a user's files that was handled; also one of the graph's ``notes``."""
-
-
-class NodeNames(NamedTuple):
-    """Node names that are known to be distinct, so that a graph need not check them again."""
-
-    values: NDArray[Any]
-
-    @classmethod
-    def of(cls, names: ArrayLike | NodeNames) -> NodeNames:
-        """Check names that are not checked yet; raises an error that names a repeated one."""
-        if isinstance(names, NodeNames):
-            return names
-        listed = np.asarray(names).ravel().tolist()
-        if len(set(listed)) < len(listed):
-            ((name, _),) = Counter(listed).most_common(1)
-            problem, hint = f"two nodes have the name {quoted(name)}", "Give every node a name of its own."
-            raise PairNormError(problem, code="duplicate-id", value=name, hint=hint)
-        return cls(np.array(names))
 
 
 class GraphConstructors:
@@ -255,8 +237,7 @@ def _read_files(
 ) -> dict[str, Any]:
     """Return the parts of a graph in tables of nodes, edges and features, or in one file that holds it."""
     load_library("pandas", "Graph.from_files")
-    from pairnorm.data.frames import LINKS, edges_missing
-    from pairnorm.data.readers import TABLES, open_tables
+    from pairnorm.data.formats import LINKS, TABLES, edges_missing, open_tables
     from pairnorm.data.tabular import read_tables
 
     for role, value in inputs.items():

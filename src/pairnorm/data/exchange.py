@@ -144,12 +144,9 @@ def read_npz(place: Path | IO[bytes]) -> Parts:
         if "adj_data" not in archive and "format" in archive:
             return from_scipy(_matrix(archive, "", str(archive["format"].astype(str))))
         if "adj_data" not in archive:
-            members = ", ".join(archive.files[:10]) or "nothing"
-            raise PairNormError(
-                "there is no 'edge_index' or 'edges', nor 'adj_data', 'adj_indices', 'adj_indptr', "
-                f"'adj_shape'; it holds {members}",
-                code="edges-missing",
-            )
+            problem = "there is no 'edge_index' or 'edges', nor 'adj_data', 'adj_indices', 'adj_indptr', "
+            problem += f"'adj_shape'; it holds {', '.join(archive.files[:10]) or 'nothing'}"
+            raise PairNormError(problem, code="edges-missing")
         features = archive.get("attr_matrix")
         if "attr_data" in archive:
             features = _matrix(archive, "attr_")
@@ -165,10 +162,7 @@ def _check_array_sizes(archive: zipfile.ZipFile) -> None:
     for member in archive.infolist():
         with archive.open(member) as file:
             version, _ = np.lib.format.read_magic(file)
-            read = (
-                np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read(file)
+            shape, _, dtype = getattr(np.lib.format, f"read_array_header_{min(version, 2)}_0")(file)
             claimed, held = prod(shape) * dtype.itemsize, member.file_size - file.tell()
         if claimed != held and not dtype.hasobject:  # numpy refuses objects
             problem = f"{quoted(member.filename)} has shape {shape} and type {dtype}, but {held:,} bytes"
@@ -207,6 +201,7 @@ def _matrix(archive: Any, prefix: str, kind: str = "csr") -> Any:
 
 
 def _read_torch(path: Path) -> Parts:
+    """Read a PyG ``Data`` or its dictionary; only tensors, and the records of a ``Data``, are unpickled."""
     allowed: list[Any] = []
     if zipfile.is_zipfile(path):  # what else torch can read has no such records
         try:
@@ -225,10 +220,8 @@ def _read_torch(path: Path) -> Parts:
     if hasattr(contents, "to_dict"):
         contents = contents.to_dict()
     if not isinstance(contents, dict):
-        problem = f"it holds a {type(contents).__name__}"
-        raise PairNormError(
-            problem, code="unknown-contents", expected="a PyG Data, or what its to_dict() gives"
-        )
+        problem, expected = f"it holds a {type(contents).__name__}", "a PyG Data, or what its to_dict() gives"
+        raise PairNormError(problem, code="unknown-contents", expected=expected)
     for name, value in contents.items():
         if isinstance(value, Tensor) and value.layout == torch.strided:
             held = value.untyped_storage().nbytes()
@@ -238,13 +231,12 @@ def _read_torch(path: Path) -> Parts:
     return from_pyg(contents)
 
 
-def _read_safetensors(path: Path) -> Parts:
-    from safetensors.torch import load_file
-
-    return from_pyg(load_file(path))
-
-
-READERS = {".npz": read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}
+READERS: dict[str, Callable[[Path], Parts]] = {
+    ".npz": read_npz,
+    ".safetensors": lambda path: from_pyg(load_library("safetensors.torch", "safetensors").load_file(path)),
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+}
 
 
 def from_networkx(
@@ -313,6 +305,7 @@ def _attributes(items: Any, defaults: Any, limit: Callable[[int, int], None]) ->
 
 
 def _is_vector(value: object) -> bool:
+    """Return whether an attribute is a list of numbers or the like."""
     return isinstance(value, Sized) and not isinstance(value, str)
 
 
@@ -320,9 +313,8 @@ def _vectors(vectors: list[Any], attribute: str) -> Parts:
     """Stack the feature vectors of nodes; the features of nodes with None are missing."""
     width = len(next(filter(_is_vector, vectors)))
     try:
-        values = torch.tensor(
-            [[torch.nan] * width if is_null(vector) else list(vector) for vector in vectors]
-        )
+        rows = [[torch.nan] * width if is_null(vector) else list(vector) for vector in vectors]
+        values = torch.tensor(rows)
     except (TypeError, ValueError) as error:
         problem = f"attribute {quoted(attribute)} is not {width} numbers on every node: {error}"
         raise PairNormError(problem, code="wrong-shape", value=attribute) from error
@@ -337,17 +329,15 @@ def read_graph_file(
 
     Raises an error about tables in ``inputs`` next to it, and about options that mean nothing in it.
     """
-    from pairnorm.data.readers import TABLES
+    from pairnorm.data.formats import TABLES
 
     kind = file_type(check_is_file(path))
     for option in ("edges", "features"):
         if inputs[option] is not None:
             problem = f"{path.name}: {path.suffix!r} is no table, but {option} are given"
-            hint, more = "For a text file with another ending pass {delimiter}.", {"delimiter": ","}
-            expected = ", ".join(TABLES)
-            raise PairNormError(
-                problem, code="unknown-file-type", value=path.suffix, expected=expected, hint=hint, **more
-            )
+            more = {"hint": "For a text file with another ending pass {delimiter}.", "delimiter": ","}
+            more |= {"value": path.suffix, "expected": ", ".join(TABLES)}
+            raise PairNormError(problem, code="unknown-file-type", **more)
     kind = kind if kind in NETWORKX_READERS else path.suffix.lower()
     with explain_read_errors(path.name):
         if kind not in (*NETWORKX_READERS, *READERS):
@@ -371,10 +361,6 @@ def read_graph_file(
         return READERS[kind](path)
 
 
-def _read_graphml(file: IO[bytes]) -> networkx.Graph:
-    return load_library("networkx", "reading GraphML").read_graphml(file)
-
-
 def _read_gml(file: IO[bytes]) -> networkx.Graph:
     """Read GML: nodes without labels are called by their ids, and an edge may be listed several times."""
     text = file.read().decode()
@@ -384,7 +370,10 @@ def _read_gml(file: IO[bytes]) -> networkx.Graph:
     return load_library("networkx", "reading GML").parse_gml(text, label=label)
 
 
-NETWORKX_READERS = {".graphml": _read_graphml, ".gml": _read_gml}
+NETWORKX_READERS: dict[str, Callable[[IO[bytes]], networkx.Graph]] = {
+    ".graphml": lambda file: load_library("networkx", "reading GraphML").read_graphml(file),
+    ".gml": _read_gml,
+}
 
 
 def from_frames(
@@ -407,9 +396,10 @@ def from_frames(
 
 
 def _frame_source(name: str, frame: Any) -> Table:
+    """Return a frame of any library, or a dictionary of columns, as a table."""
     import pandas
 
-    from pairnorm.data.frames import arrow_frame, check_column_names
+    from pairnorm.data.formats import arrow_frame, check_column_names
     from pairnorm.data.tables import Table
 
     if isinstance(frame, Mapping):

@@ -15,6 +15,7 @@ from pairnorm.base.csr import sparse_csr, suppress_csr_warning
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data.adjacency import check_csr, components, csr_matrix, csr_tensor
 from pairnorm.data.files import quote_names
+from pairnorm.data.ids import plain_integers
 
 UNKNOWN = -1
 BOOLEANS = ("False", "True")
@@ -186,12 +187,12 @@ def as_array(name: str, values: Any) -> NDArray[Any]:
         return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
     except ValueError as error:
         problem = f"{name} is a {type(values).__name__} whose rows differ in length"
-        raise PairNormError(
-            problem, code="wrong-shape", value=name, hint="Make them equally long."
-        ) from error
+        hint = "Make them equally long."
+        raise PairNormError(problem, code="wrong-shape", value=name, hint=hint) from error
 
 
 def _numbers(name: str, values: Any) -> NDArray[Any]:
+    """Return an array of numbers, NaN for None and its like; raise an error for texts and dates."""
     array = as_array(name, values)
     if array.dtype == object:
         with suppress(TypeError, ValueError):
@@ -278,9 +279,8 @@ def to_labels(
 
 def _are_texts(labels: NDArray[Any]) -> bool:
     """Return whether classes are given by name."""
-    return labels.dtype.kind in "UST" or (
-        labels.dtype == object and any(isinstance(label, str) for label in labels.ravel())
-    )
+    cells = labels.ravel() if labels.dtype == object else ()
+    return labels.dtype.kind in "UST" or any(isinstance(cell, str) for cell in cells)
 
 
 def _are_booleans(labels: Any) -> bool:
@@ -315,10 +315,8 @@ def to_class_numbers(name: str, labels: Tensor) -> Tensor:
         return labels.long()
     classes, known = labels.nan_to_num(-1).long(), ~labels.isnan()
     if not torch.equal(classes[known].to(labels.dtype), labels[known]):
-        problem = f"{name} holds fractions"
-        raise PairNormError(
-            problem, code="not-a-whole-number", expected="the number of a class for each node"
-        )
+        problem, expected = f"{name} holds fractions", "the number of a class for each node"
+        raise PairNormError(problem, code="not-a-whole-number", expected=expected)
     return classes
 
 
@@ -358,12 +356,3 @@ def restore_class_types(names: Sequence[str], numbered: bool) -> NDArray[Any]:
     if numbered and set(names) <= set(BOOLEANS):
         return np.array([name == "True" for name in names])
     return np.array(names, str)
-
-
-def plain_integers(texts: Sequence[str] | NDArray[np.object_]) -> NDArray[np.int64] | None:
-    """Convert texts to int64 if each is written as Python writes integers (not '007'); else return None."""
-    try:
-        integers = np.asarray(texts, dtype=object).astype(np.int64)
-    except (ValueError, OverflowError):
-        return None
-    return integers if all(map(str.__eq__, map(str, integers.tolist()), texts)) else None

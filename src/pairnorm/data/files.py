@@ -99,10 +99,8 @@ def check_utf8_name(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        problem = f"{path}: the name is not valid UTF-8, which DuckDB needs"
-        raise PairNormError(
-            problem, code="unusable-path", value=str(path), hint="Rename the file."
-        ) from error
+        problem, hint = f"{path}: the name is not valid UTF-8, which DuckDB needs", "Rename the file."
+        raise PairNormError(problem, code="unusable-path", value=str(path), hint=hint) from error
 
 
 def file_type(path: PurePath) -> str:
@@ -170,33 +168,23 @@ def open_plain(path: Path) -> IO[bytes]:
     return open(path, "rb")
 
 
-def _unzip(path: Path) -> IO[bytes]:
-    return zipfile.ZipFile(path).open(_only_member(path))
-
-
 def _only_member(path: Path) -> str:
+    """Return the name of the one file in a zip."""
     with zipfile.ZipFile(path) as archive:
         names = [member.filename for member in archive.infolist() if not member.is_dir()]
     names = [name for name in names if not name.startswith("__MACOSX/")]
     if len(names) != 1:
-        problem, expected = f"it holds {len(names)} files: {quote_names(names)}", "one table"
-        raise PairNormError(
-            problem, code="unknown-contents", value=names, expected=expected, hint="Unpack it."
-        )
+        problem, more = f"it holds {len(names)} files: {quote_names(names)}", {"hint": "Unpack it."}
+        raise PairNormError(problem, code="unknown-contents", value=names, expected="one table", **more)
     return names[0]
-
-
-def _unzstd(path: Path | IO[bytes]) -> IO[bytes]:
-    opened: IO[bytes] = load_library("zstandard", "reading zstd").open(path, "rb")
-    return opened
 
 
 COMPRESSED: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
-    ".zst": _unzstd,
-    ".zip": _unzip,
+    ".zst": lambda path: load_library("zstandard", "reading zstd").open(path, "rb"),
+    ".zip": lambda path: zipfile.ZipFile(path).open(_only_member(path)),  # noqa: SIM115
 }
 
 
@@ -216,6 +204,7 @@ def read_stdin(name: str, role: str, memory: MemoryLimit) -> tuple[str, bytes]:
 
 
 def _detect_format(data: bytes) -> str:
+    """Return the ending that a file with these bytes would have."""
     start = data[:64].removeprefix(codecs.BOM_UTF8).lstrip()
     if start.startswith(b"["):
         return ".json"
@@ -351,6 +340,7 @@ def find_encoding(name: str, opened: Open) -> tuple[str, list[str]]:
 
 
 def _decodes(opened: Open, encoding: str) -> bool:
+    """Return whether all bytes are characters of an encoding."""
     decoder = codecs.getincrementaldecoder(encoding)()
     with opened() as file:
         try:
@@ -396,6 +386,7 @@ def open_converted(opened: Open, encoding: str, has_spaces: bool) -> IO[bytes]:
 
 
 def _convert_lines(text: IO[str], has_spaces: bool) -> Iterator[bytes]:
+    """Yield lines without comments, a tab between their cells, as UTF-8."""
     while lines := text.readlines(2**16):
         rows = ("" if line.startswith(COMMENT) else line.rstrip("\r\n") for line in lines)
         if has_spaces:

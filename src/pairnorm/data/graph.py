@@ -19,10 +19,11 @@ from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.data import exchange
 from pairnorm.data import features as matrices
 from pairnorm.data.adjacency import check_adjacency, mark_validated
-from pairnorm.data.constructors import GraphConstructors, GraphWarning, NodeNames
+from pairnorm.data.constructors import GraphConstructors, GraphWarning
 from pairnorm.data.encoder import Column, Encoder, align_features
 from pairnorm.data.features import UNKNOWN, as_tensor, stored_rows, stored_values, to_labels
 from pairnorm.data.files import quote_names
+from pairnorm.data.ids import NodeNames
 from pairnorm.data.masks import Split, check_split, split_by_name
 
 _UNSET: Any = None
@@ -108,6 +109,7 @@ class Graph(GraphConstructors):
             self._set("missing", missing)
 
     def _set(self, name: str, value: object) -> None:
+        """Set a field of the frozen object."""
         object.__setattr__(self, name, value)
 
     @property

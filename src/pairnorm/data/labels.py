@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,6 +17,7 @@ from pairnorm.base.errors import quoted
 from pairnorm.data.encoder import EACH
 from pairnorm.data.features import UNKNOWN, class_sort_key
 from pairnorm.data.files import quote_names
+from pairnorm.data.ids import near_duplicate_notes, plain_form
 from pairnorm.data.masks import Split
 from pairnorm.data.profile import MISSING_WORDS, NAME_SHARE
 
@@ -36,34 +37,28 @@ MAX_TEXT_CLASSES, MIN_NODES_PER_TEXT = 20, 2
 MAX_COMPARED_CLASSES = 300
 WITH_UNIT = re.compile(r"[^\w\s]?\s?[+-]?\d[\d.,' ]*\s?([^\w\s]|[^\W\d_]{1,3})?")
 MIN_WITH_UNIT = 20
-LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
-# What becomes of whole numbers where a column of floats is written as text.
-FINAL_ZERO = re.compile(r"([+-]?\d+)\.0")
-SPELLING = "only in case, spaces, leading zeros, a final .0 or Unicode form"
 
 
 def read_labels(
     table: Table,
     name: str,
     cells: pandas.Series,
+    options: ColumnOptions,
     known: Sequence[str] | None = None,
-    each: bool = False,
-    merge: bool = False,
-    strict: bool = True,
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return the class of each node, -1 where the cell is empty, and the names of the classes in order.
 
-    A class that is not among the ``known`` ones is refused where ``strict``, else noted and taken as unknown.
+    A class that is not among the ``known`` ones is noted and taken as unknown, or refused if ``strict``.
     """
     profile, codes = table.profile(name, cells)
     counts = dict(zip(profile.texts, profile.counts.tolist(), strict=True))
-    classes = choose_classes(table, name, counts, known=known, each=each, merge=merge)
+    classes = choose_classes(table, name, counts, options, known)
     names = tuple(known or sorted({*classes.values()}, key=class_sort_key))
     numbers = {value: number for number, value in enumerate(names)}
     of_texts = np.array([*(numbers.get(value, UNKNOWN) for value in classes.values()), UNKNOWN])
     labels = of_texts[codes]
     new = {value: number for number, value in enumerate(classes.values()) if value not in numbers}
-    if new and strict:
+    if new and options.strict:
         value, number = next(iter(new.items()))
         problem = f"class {quoted(value)} is unknown to the model, which has {quote_names(names, 7)}"
         row, hint = int((codes == number).argmax()), "Empty it or fit again."
@@ -108,8 +103,7 @@ def read_classes(
         labels, names = torch.from_numpy(bin_codes(values, bins)), expected or bin_names(bins)
     else:
         expected = expected or (bin_names(bins) if bins else None)
-        each, merge = options.classes == EACH, bool(options.merge_classes)
-        labels, names = read_labels(table, options.label, cells, expected, each, merge, options.strict)
+        labels, names = read_labels(table, options.label, cells, options, expected)
     # A text file does not distinguish numbers from texts: there they are read as ids are.
     numbered = table.text is not None or not any(isinstance(cell, str) for cell in cells)
     parts: dict[str, Any] = {"labels": labels, "class_names": names, "numbered": numbered}
@@ -122,30 +116,29 @@ def choose_classes(
     table: Table,
     name: str,
     counts: Mapping[str, int],
-    *,
+    options: ColumnOptions,
     known: Sequence[str] | None = None,
-    each: bool = False,
-    merge: bool = False,
 ) -> dict[str, str]:
     """Map each text of a label column to its class; raise an error for texts that cannot be classes."""
+    merge = bool(options.merge_classes)
     classes = {text: text for text in counts}
     if table.text is not None and not (known is not None and classes.keys() <= {*known}):
         classes = drop_zero_fractions(counts)
-    totals: dict[str, int] = {}
+    totals = Counter[str]()
     for text, count in counts.items():
-        totals[classes[text]] = totals.get(classes[text], 0) + count
+        totals[classes[text]] += count
     if known is not None:
         if not merge:
             return classes
-        same = {value: value for value in known}
-        return {
-            text: same.get(value) or next((label for label in known if _is_variant(value, label)), value)
-            for text, value in classes.items()
+        matching = {
+            value: next((label for label in known if _is_variant(value, label)), value)
+            for value in {*classes.values()}.difference(known)
         }
+        return {text: matching.get(value, value) for text, value in classes.items()}
     variants = class_variants(totals)
     if merge and variants:
         classes = {text: variants.get(value, value) for text, value in classes.items()}
-        totals = {value: count for value, count in totals.items() if value not in variants}
+        totals = Counter({value: count for value, count in totals.items() if value not in variants})
     if variants:
         first, second = next(iter(variants.items()))
         example = f"such as {quoted(first)} and {quoted(second)}"
@@ -160,7 +153,7 @@ def choose_classes(
             problem = f"column {quoted(name)} holds one class only, {quoted(next(iter(totals)))}"
             hint = "Label some of another."
         table.reject(None, problem, "too-few-classes", value=len(totals), hint=hint)
-    if not each:
+    if options.classes != EACH:
         _check_classes(table, name, list(totals), sum(counts.values()))
     return classes
 
@@ -196,12 +189,7 @@ def _is_variant(name: str, other: str, is_rare: bool = True) -> bool:
 def _one_letter_apart(first: str, second: str) -> bool:
     """Return whether a word of four letters or more differs by one added, left out or replaced letter."""
     short, long = sorted((first, second), key=len)
-    if (
-        len(first) < 4
-        or len(short) < 3
-        or len(long) - len(short) > 1
-        or any(char.isdecimal() for char in long)
-    ):
+    if len(first) < 4 or len(short) < max(3, len(long) - 1) or any(map(str.isdecimal, long)):
         return False
     start = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
     return short[start:] == long[start + 1 :] or short[start + 1 :] == long[start + 1 :]
@@ -226,30 +214,19 @@ def _check_classes(table: Table, name: str, classes: Sequence[str], labeled: int
         values = np.array([float(text.replace(",", ".")) for text in classes])
     except ValueError:
         if len(classes) > MAX_TEXT_CLASSES and labeled < MIN_NODES_PER_TEXT * len(classes):
-            problem = f"column {quoted(name)} holds {len(classes):,} different texts on {labeled:,} nodes"
-            table.reject(
-                None,
-                f"{problem}: names rather than classes",
-                code="too-many-classes",
-                value=len(classes),
-                expected="classes of several nodes each",
-                hint="Name another column, or pass {classes} if each is a class.",
-                classes=EACH,
-            )
+            problem = f"column {quoted(name)} holds {len(classes):,} different texts on {labeled:,} nodes: "
+            problem += "names rather than classes"
+            more = {"hint": "Name another column, or pass {classes} if each is a class.", "classes": EACH}
+            more["expected"] = "classes of several nodes each"
+            table.reject(None, problem, "too-many-classes", value=len(classes), **more)
         return
     limit = MAX_NUMBERS if (values == np.floor(values)).all() else MAX_FRACTIONS
     if len(classes) > limit and (limit == MAX_FRACTIONS or labeled < MIN_NODES_PER_NUMBER * len(classes)):
         problem = f"column {quoted(name)} holds {len(classes):,} different numbers: to predict them is "
-        table.reject(
-            None,
-            f"{problem}regression, which this is not made for",
-            code="numeric-label",
-            value=len(classes),
-            expected="a column of classes",
-            hint=f"{{classes}} cuts it into classes of equal size; {EACH!r} in place of the number makes "
-            "every number a class.",
-            classes=5,
-        )
+        problem += "regression, which this is not made for"
+        hint = f"{{classes}} cuts it into classes of equal size; {EACH!r} in place of the number makes "
+        more = {"hint": hint + "every number a class.", "classes": 5, "expected": "a column of classes"}
+        table.reject(None, problem, "numeric-label", value=len(classes), **more)
 
 
 def find_bins(table: Table, name: str, cells: pandas.Series, classes: int) -> tuple[float, ...]:
@@ -324,39 +301,6 @@ def check_training(table: Table, name: str, counts: NDArray[Any], class_names: S
         problem = f"class {quoted(empty)} has no training node"
         hint = f"Mark one of its nodes 'train' in column {quoted(name)}."
         table.reject(None, problem, "class-without-training", value=empty, hint=hint)
-
-
-def plain_form(name: object) -> str:
-    """Normalize a name for comparison: no case, spaces, leading zeros, final .0 or variants of Unicode.
-
-    >>> plain_form("Straße  7") == plain_form("STRASSE 07"), plain_form("7.0") == plain_form("7")
-    (True, True)
-    """
-    text = str(name)
-    if not text.isascii():  # most are, and names may be many
-        text = unicodedata.normalize("NFKC", text)
-    text = " ".join(text.casefold().split())
-    if "0" not in text:
-        return text
-    match = FINAL_ZERO.fullmatch(text)
-    return LEADING_ZEROS.sub("", match[1] if match else text)
-
-
-def near_duplicate_notes(
-    names: NDArray[Any] | Sequence[str], what: str = "ids", are: str = "nodes"
-) -> list[str]:
-    """Return a note where different names have nearly the same spelling."""
-    if isinstance(names, np.ndarray) and names.dtype != object:
-        return []
-    seen: dict[str, str] = {}
-    pairs = [(other, name) for name in names if (other := seen.setdefault(plain_form(name), name)) != name]
-    if not pairs:
-        return []
-    first, second = map(quoted, pairs[0])
-    return [
-        f"{len(pairs):,} {what} differ from another {SPELLING}, such as {first} and {second}; "
-        f"they are different {are}"
-    ]
 
 
 def encoder_notes(encoder: Encoder, classes: Sequence[str], options: ColumnOptions) -> tuple[str, ...]:

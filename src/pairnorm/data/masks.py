@@ -73,13 +73,11 @@ def check_split(split: Split, labeled: Tensor, names: NDArray[Any]) -> None:
     seen = torch.zeros_like(labeled)
     for part, mask in split._asdict().items():
         if (twice := mask & seen).any():
-            raise PairNormError(
-                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another too, "
-                f"first {_name(names, twice)}",
-                code="parts-overlap",
-                value=part,
-                hint="Put each node in one part only.",
+            problem = (
+                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another "
             )
+            problem, hint = f"{problem}too, first {_name(names, twice)}", "Put each node in one part only."
+            raise PairNormError(problem, code="parts-overlap", value=part, hint=hint)
         seen = seen | mask
     if (blank := seen & ~labeled).any():
         problem = f"{int(blank.sum())} nodes of the split have no label, first {_name(names, blank)}"
@@ -180,12 +178,11 @@ def _shuffled(labels: Tensor, seed: int) -> NDArray[np.int64]:
 
 
 def _split_from_nodes(labels: Tensor, train: NDArray[np.int64], validation: NDArray[np.int64]) -> Split:
-    def mask(nodes: NDArray[np.int64]) -> Tensor:
-        chosen = torch.zeros(len(labels), dtype=torch.bool)
-        chosen[torch.from_numpy(nodes)] = True
-        return chosen.to(labels.device)
-
-    return rest_is_test(labels, mask(train), mask(validation))
+    """Return the split with these training and validation nodes."""
+    chosen = torch.zeros(2, len(labels), dtype=torch.bool)
+    for mask, nodes in zip(chosen, (train, validation), strict=True):
+        mask[torch.from_numpy(nodes)] = True
+    return rest_is_test(labels, *chosen.to(labels.device))
 
 
 def _name(names: NDArray[Any], mask: Tensor) -> str:

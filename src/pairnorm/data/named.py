@@ -47,6 +47,7 @@ def verified_bytes(folder: Path, name: str) -> bytes:
 
 
 def _check_digest(contents: bytes, name: str, place: str) -> bytes:
+    """Return the contents of a file, or raise an error if their SHA-256 is another one."""
     digest, expected = sha256(contents).hexdigest(), f"{SHA256[name][:16]}…"
     if digest != SHA256[name]:
         problem = f"{place}: the file is damaged or another one: its SHA-256 is {digest[:16]}…"
@@ -163,6 +164,7 @@ class Dataset:
 
 
 def _planetoid(name: str) -> tuple[str, ...]:
+    """Return the names of the files of a Planetoid graph."""
     return tuple(f"Planetoid/{name}/raw/ind.{name.lower()}.{piece}" for piece in PLANETOID_PIECES)
 
 
@@ -223,16 +225,15 @@ def load(
             raise PairNormError(problem, code="unknown-option", value=option)
     graph = csbm(seed=seed, **options) if name == "csbm" else _read(name, root)
     if split == "public" and (name == "csbm" or not graph.train.any()):
-        problem = f"{name!r} has no public split"
-        raise PairNormError(
-            problem, code="no-public-split", value=name, hint="Ask for split='random' or 'per-class-20'."
-        )
+        problem, hint = f"{name!r} has no public split", "Ask for split='random' or 'per-class-20'."
+        raise PairNormError(problem, code="no-public-split", value=name, hint=hint)
     if split in (None, "public"):
         return graph if graph.train.any() else graph.with_split("random", seed)
     return graph.with_split(split, seed)
 
 
 def _read(name: str, root: str | PathLike[str] | None) -> Graph:
+    """Read a graph of the paper from its files, which are fetched if they are absent."""
     facts = next(dataset for dataset in _DATASETS if dataset.name == name)
     folder = data_folder(root)
     fetch(folder, facts.files, facts.address)
@@ -243,6 +244,7 @@ def _read(name: str, root: str | PathLike[str] | None) -> Graph:
 
 
 def _read_cora(_: list[bytes]) -> Graph:
+    """Read the graph that comes with the package."""
     from scipy.sparse import csr_array
 
     with np.load(io.BytesIO(verified_bytes(BUNDLED, "cora.npz")), allow_pickle=False) as archive:
@@ -260,6 +262,7 @@ def _read_cora(_: list[bytes]) -> Graph:
 
 
 def _read_planetoid(files: list[bytes]) -> Graph:
+    """Make a graph of the files of Citeseer or Pubmed."""
     contents = read_planetoid(dict(zip(PLANETOID_PIECES, files, strict=True)))
     graph = Graph.from_edges(contents["edges"], csr_tensor(contents["features"]), contents["labels"])
     train = np.arange(contents["train"])
@@ -267,12 +270,14 @@ def _read_planetoid(files: list[bytes]) -> Graph:
 
 
 def _with_public_split(graph: Graph, train: NDArray[Any], validation: NDArray[Any]) -> Graph:
+    """Return the graph with a split given by the numbers of nodes; the rest is the test set."""
     numbers = np.arange(graph.num_nodes)
     masks = (torch.from_numpy(np.isin(numbers, chosen)) for chosen in (train, validation))
     return graph.with_split(rest_is_test(graph.labels, *masks))
 
 
 def _read_coauthor(files: list[bytes]) -> Graph:
+    """Make a graph of the file of Coauthor CS."""
     graph = Graph.from_edges(**read_npz(io.BytesIO(files[0])))
     # The file counts how often a keyword occurs; every loader in use, PyG's among them, says whether it does.
     return graph.replace(features=with_values(graph.features, torch.ones_like(graph.features.values())))
@@ -344,12 +349,10 @@ def csbm(
     draw = _WeightedDraw(stream, members, np.bincount(labels), exponent)
     edges = round(nodes * degree / 2)
     inside = round(homophily * edges)
-    keys = np.concatenate(
-        [_distinct(draw, nodes, inside, within=True), _distinct(draw, nodes, edges - inside, within=False)]
-    )
-    source, target = np.divmod(keys, nodes)
-    adjacency, _ = symmetric_adjacency(source, target, nodes)
-    del keys, source, target
+    counts = {True: inside, False: edges - inside}
+    keys = np.concatenate([_distinct(draw, nodes, count, within=is_) for is_, count in counts.items()])
+    adjacency, _ = symmetric_adjacency(*np.divmod(keys, nodes), nodes)
+    del keys
     known = torch.from_numpy(labels)
     split = per_class(known, count=max(1, min(20, nodes // (10 * classes))), seed=seed)
     return Graph(

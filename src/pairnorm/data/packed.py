@@ -200,6 +200,7 @@ class PackedGraph:
         return layout
 
     def _array(self, name: str) -> NDArray[Any]:
+        """Map a file as an array."""
         dtype, shape = self._layout[name]
         if 0 in shape:  # an empty file cannot be mapped
             return np.empty(shape, dtype)
@@ -320,10 +321,6 @@ class PackedGraph:
 
 
 def _damaged(path: Path, problem: str, expected: str) -> PairNormError:
-    return PairNormError(
-        f"{path}: {problem}",
-        code="file-damaged",
-        value=str(path),
-        expected=expected,
-        hint="Pack the graph again.",
-    )
+    """Return the error about a file of a packed graph that has other contents than declared."""
+    more = {"expected": expected, "hint": "Pack the graph again."}
+    return PairNormError(f"{path}: {problem}", code="file-damaged", value=str(path), **more)

@@ -228,13 +228,9 @@ class ColumnProfile:
             if reject is None:
                 return None
             text = next(iter(commas))
-            reject(
-                text,
-                f"the commas may separate thousands, or be decimal: {quoted(text)}",
-                code="ambiguous-number",
-                hint="Pass {decimal} if they are decimal, a point in its place if they separate thousands.",
-                decimal=",",
-            )
+            problem = f"the commas may separate thousands, or be decimal: {quoted(text)}"
+            hint = "Pass {decimal} if they are decimal, a point in its place if they separate thousands."
+            reject(text, problem, code="ambiguous-number", hint=hint, decimal=",")
         return "thousands"
 
     def date_format(self, known: str = "", lenient: bool = False) -> tuple[str, list[str]]:
@@ -258,8 +254,8 @@ class ColumnProfile:
 
 
 def _is_one_of(texts: NDArray[np.object_], words: Sequence[str]) -> NDArray[np.bool_]:
-    known = set(words)
-    return np.fromiter((text in known for text in texts), bool, len(texts))
+    """Return whether each text is one of the words."""
+    return np.fromiter(map(set(words).__contains__, texts), bool, len(texts))
 
 
 def decide(
@@ -291,14 +287,9 @@ def decide(
                 if lenient or (is_one_word and profile.distinct > MAX_CODES):
                     notes = _number_notes(profile, numbers, decimal) + _unreadable_note(profile, texts)
                     return Decision("number", numbers, notes=notes)
-                reject(
-                    texts[0],
-                    f"{quoted(texts[0])} in column {column} is not a number",
-                    code="not-a-number",
-                    value=texts[0],
-                    hint="Correct it, leave the cell empty, or pass {categorical}.",
-                    categorical=[name],
-                )
+                problem = f"{quoted(texts[0])} in column {column} is not a number"
+                hint = "Correct it, leave the cell empty, or pass {categorical}."
+                reject(texts[0], problem, "not-a-number", texts[0], hint=hint, categorical=[name])
     if kind in (None, "date"):
         dates, texts = profile.date_format(form, lenient)
         if dates:
@@ -310,16 +301,10 @@ def decide(
         if profile.filled < 2 * profile.distinct:
             note = f"left out, because it holds {profile.distinct:,} different texts; {KEEP_NOTE}"
             return Decision("ignored", notes=(note,))
-        reject(
-            None,
-            f"column {column} holds {profile.distinct:,} different texts",
-            code="too-many-categories",
-            value=name,
-            expected=f"at most {MAX_CATEGORIES:,} categories",
-            hint="Pass {ignore}, or {keep} to have them all.",
-            ignore=[name],
-            keep=[name],
-        )
+        problem = f"column {column} holds {profile.distinct:,} different texts"
+        more = {"hint": "Pass {ignore}, or {keep} to have them all.", "ignore": [name], "keep": [name]}
+        more["expected"] = f"at most {MAX_CATEGORIES:,} categories"
+        reject(None, problem, "too-many-categories", name, **more)
     return Decision("category", notes=(CODES_NOTE,) if kind is None and profile.is_codes else ())
 
 
@@ -342,6 +327,7 @@ def decide_typed(
 
 
 def _unreadable_note(profile: ColumnProfile, texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the note on texts that count as missing, if there are any."""
     return (unreadable_note(profile.count(texts), texts[0]),) if texts else ()
 
 
@@ -357,10 +343,12 @@ def null_note(word: str) -> str:
 
 
 def _date_note(form: str) -> str:
+    """Return the note on dates of a format."""
     return f"dates{DATE_ORDERS.get(form, '')} are read as days since 1970-01-01"
 
 
 def _number_notes(profile: ColumnProfile, numbers: NumberFormat, decimal: str | None) -> tuple[str, ...]:
+    """Return notes on numbers that are written with commas, signs, units or dashes."""
     notes = []
     if numbers.comma == "decimal" and decimal is None:
         notes.append("a comma is read as the decimal point")
@@ -407,6 +395,7 @@ def parse_numbers(texts: NDArray[np.object_], form: NumberFormat) -> NDArray[np.
 
 
 def _parse_number(text: str | None, comma: str) -> float:
+    """Return a text as a number, NaN if it is none or means a missing value."""
     number = None if text is None or text in MISSING_WORDS else _undecorated(text)
     if number is None:
         return np.nan

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
+from pairnorm.base.databases import explain_duckdb_errors
 from pairnorm.base.errors import PairNormError, quoted
-from pairnorm.base.memory import BYTES_PER_CELL, MAX_LINE_SHARE, MemoryLimit, size
+from pairnorm.base.memory import BYTES_PER_CELL, MAX_LINE_SHARE, MemoryLimit
 from pairnorm.data.encoder import ColumnOptions
 from pairnorm.data.files import (
     CHARS_SHARE,
@@ -25,7 +26,7 @@ from pairnorm.data.files import (
     file_type,
     find_files,
 )
-from pairnorm.data.frames import FRAMES
+from pairnorm.data.formats import FRAMES, open_table
 from pairnorm.data.profile import (
     DASHES,
     MAX_DAYS,
@@ -39,7 +40,6 @@ from pairnorm.data.profile import (
     parse_dates,
     parse_numbers,
 )
-from pairnorm.data.readers import open_table
 from pairnorm.data.tables import read_blocks
 
 SIGNED = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
@@ -47,7 +47,8 @@ WHOLE = (*SIGNED, *(f"U{kind}" for kind in SIGNED))
 # A column of Arrow that is empty throughout may have no other type than null.
 NUMERIC = (*WHOLE, "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN", '"NULL"')
 NESTED = ("STRUCT", "MAP", "UNION", "BLOB", "BIT", "INTERVAL", "VARIANT")
-DURATION = "DURATION"
+DURATION, TRIMMED = "DURATION", "TRIMMED"
+TEXTS = ("VARCHAR", TRIMMED)
 UNITS_PER_DAY = {"s": 86400, "ms": 86400 * 10**3, "us": 86400 * 10**6, "ns": 86400 * 10**9}
 SPACES = " \t\n\r\v\f\u00a0"
 # Distinct texts of a column from which its encoding is decided.
@@ -66,7 +67,8 @@ class Cell(NamedTuple):
 
     Args:
         sql: the column, or an expression.
-        kind: DuckDB's type of the column, or ``DURATION`` where ``sql`` converts a duration to days.
+        kind: DuckDB's type of the column; ``DURATION`` where ``sql`` converts a duration to days, ``TRIMMED``
+            for text without spaces around it, NULL where it is empty.
     """
 
     sql: str
@@ -76,6 +78,8 @@ class Cell(NamedTuple):
     def text(self) -> str:
         """The cell as text without spaces around it, NULL where it is empty."""
         cell = self.sql
+        if self.kind == TRIMMED:
+            return f"CASE WHEN {cell} NOT IN {sql_row(NULLS)} THEN {cell} END"
         if self.kind in ("FLOAT", "DOUBLE"):  # whole numbers without a point; what is no number is empty
             is_integer = f"abs({cell}) < 1e18 AND {cell} = trunc({cell})"
             text = f"CASE WHEN {is_integer} THEN {cell}::BIGINT::VARCHAR ELSE {cell}::VARCHAR END"
@@ -92,7 +96,7 @@ class Cell(NamedTuple):
             days = f"(epoch(try_cast({self.sql} AS TIMESTAMPTZ)) / 86400)"
             return f"CASE WHEN {days} >= {MIN_DAYS} AND {days} < {MAX_DAYS} THEN {days} END"
         # As short as possible, because every part of it takes memory; missing words are no numbers.
-        return f"try_cast(trim({self.sql}) AS DOUBLE)" if self.kind == "VARCHAR" else f"{self.sql}::DOUBLE"
+        return f"try_cast(trim({self.sql}) AS DOUBLE)" if self.kind in TEXTS else f"{self.sql}::DOUBLE"
 
     def endpoint(self, is_integer: bool) -> str:
         """Return the cell as an endpoint of an edge, to compare with ids that are integers or texts."""
@@ -119,6 +123,8 @@ class Cell(NamedTuple):
     @property
     def trimmed(self) -> str:
         """The cell as text without spaces around it."""
+        if self.kind == TRIMMED:
+            return self.sql
         cell = f"{self.sql}::VARCHAR"
         spaces = sql_text(SPACES)
         has_spaces = f"regexp_matches({cell}, '^[\\s\\v\u00a0]|[\\s\\v\u00a0]$')"  # trim is much slower
@@ -144,7 +150,7 @@ class Database:
         self.run("SET temp_directory=?", [str(folder / "spill")])
         self.run("SET enable_progress_bar=false")
         self.run("SET TimeZone='UTC'")
-        self._functions: list[str] = []
+        self._numbers = count()
 
     def close(self) -> None:
         """Write what is still to be written."""
@@ -161,8 +167,7 @@ class Database:
         """Make a function of texts, computed in Python, for queries; return its name. NaN becomes NULL."""
         import pyarrow
 
-        name = f"function_{len(self._functions)}"
-        self._functions.append(name)
+        name = f"function_{next(self._numbers)}"
         self._base.create_function(
             name,
             lambda texts: pyarrow.array(compute(texts.to_numpy(zero_copy_only=False)), from_pandas=True),
@@ -172,6 +177,17 @@ class Database:
             null_handling="special",
         )
         return name
+
+    def lookup(self, text: str, numbers: Mapping[str, int]) -> str:
+        """Return the SQL of the number of a text, itself SQL, NULL where it has none."""
+        import pyarrow
+
+        name = f"type_{next(self._numbers)}"
+        self._base.register("listed", pyarrow.table({"text": [*numbers]}))
+        self.run(f"CREATE TYPE {name} AS ENUM (SELECT text FROM listed)")
+        code = f"enum_code(try_cast(({text}) AS {name}))"
+        values = [*numbers.values()]
+        return code if values == [*range(len(values))] else f"({values})[{code} + 1]"
 
     def batches(self, query: str, rows: int) -> Iterator[list[NDArray[Any]]]:
         """Yield the columns of a query's result, ``rows`` rows at a time."""
@@ -183,7 +199,8 @@ class Database:
 class QueriedTable:
     """One file or several with the same columns, as one table of a database.
 
-    A text table is first copied to Parquet, so that a query reads only the columns that it names.
+    A text table is first copied to Parquet, its cells trimmed, so that a query reads only the columns that it
+    names.
 
     Args:
         base: the database.
@@ -211,7 +228,7 @@ class QueriedTable:
         """Find the file and the type of each column; text is copied to Parquet."""
         columns = self.source.columns
         if self.source.text is not None:
-            self.cells = {name: Cell(f"c{place}", "VARCHAR") for place, name in enumerate(columns)}
+            self.cells = {name: Cell(f"c{place}", TRIMMED) for place, name in enumerate(columns)}
             parts = [f"read_parquet({sql_text(str(path))})" for path in self._copy_text()]
             self._parts = {name: parts[place // COLUMNS_PER_PART] for place, name in enumerate(columns)}
             return
@@ -249,7 +266,8 @@ class QueriedTable:
             chars = self.base.memory / CHARS_SHARE
             blocks = (read_blocks(source, source.columns, rows, chars) for source in self.sources)
             for frame in chain.from_iterable(blocks):
-                cells = frame.set_axis(columns, axis=1).astype(object)
+                cells = frame.set_axis(columns, axis=1).astype(object).map(str.strip, na_action="ignore")
+                cells = cells.where(cells != "", None)
                 for writer, group in zip(writers, groups, strict=True):
                     writer.write_table(Table.from_pandas(cells[group], writer.schema, preserve_index=False))
         return paths
@@ -264,14 +282,16 @@ class QueriedTable:
             return False
         ((delimiter, has_header),) = layouts
         listed = ", ".join(sql_text(str(path)) for path in self.paths)
-        columns = ", ".join(f"{cell.sql}: 'VARCHAR'" for cell in self.cells.values())
+        raw = [Cell(cell.sql, "VARCHAR") for cell in self.cells.values()]
+        columns = ", ".join(f"{cell.sql}: 'VARCHAR'" for cell in raw)
+        cells = ", ".join(f"nullif({cell.trimmed}, '') AS {cell.sql}" for cell in raw)
         try:
             for path in self.paths:
                 check_utf8_name(path)
             self.base.run(
-                f"COPY (FROM read_csv([{listed}], delim={sql_text(delimiter)}, header={has_header}, "
-                f"quote='\"', escape='\"', auto_detect=false, columns={{{columns}}}, "
-                f"max_line_size={MAX_CELL})) TO {sql_text(str(copy))} (FORMAT parquet)"
+                f"COPY (SELECT {cells} FROM read_csv([{listed}], delim={sql_text(delimiter)}, "
+                f"header={has_header}, quote='\"', escape='\"', auto_detect=false, "
+                f"columns={{{columns}}}, max_line_size={MAX_CELL})) TO {sql_text(str(copy))} (FORMAT parquet)"
             )
         except PairNormError as error:
             if error.code not in ("file-damaged", "unusable-path"):
@@ -286,7 +306,7 @@ class QueriedTable:
     def texts(self, name: str, limit: int) -> dict[str, int]:
         """Return at most ``limit`` distinct texts of a column, sorted, and how many cells hold each."""
         cell = self.cells[name]
-        text = cell.trimmed if cell.kind == "VARCHAR" else cell.text
+        text = cell.trimmed if cell.kind in TEXTS else cell.text
         rows = self.base.run(
             f"SELECT {text}, count(*) FROM {self.from_([name])} WHERE ({text}) <> '' GROUP BY 1 LIMIT {limit}"
         )
@@ -320,7 +340,7 @@ class QueriedTable:
 
     def find_plain_numbers(self, names: Iterable[str]) -> None:
         """Find the columns of text whose cells are plain numbers, without leading zeros, or missing."""
-        texts = [name for name in names if self.cells[name].kind == "VARCHAR"]
+        texts = [name for name in names if self.cells[name].kind in TEXTS]
         for start in range(0, len(texts), self.at_once):
             batch = texts[start : start + self.at_once]
             flags = ", ".join(f"bool_or({self.cells[name].is_other_text})" for name in batch)
@@ -337,8 +357,8 @@ class QueriedTable:
         self.reject_nested(name)
         dtype = None if kind == "category" else "number" if is_plain else _dtype(self.cells[name].kind)
         if dtype is not None:
-            count = None if keep or kind else partial(self._count_numbers, name)
-            return self.source.note(name, decide_typed(dtype, name, count)), {}
+            count_numbers = None if keep or kind else partial(self._count_numbers, name)
+            return self.source.note(name, decide_typed(dtype, name, count_numbers)), {}
         counts, totals = self.texts(name, MAX_SAMPLED_TEXTS), ()
         if len(counts) == MAX_SAMPLED_TEXTS:
             cell = self.cells[name].text
@@ -398,39 +418,16 @@ def _durations(paths: Sequence[Path]) -> dict[str, str]:
     import pyarrow
     from pyarrow import parquet
 
-    first: dict[str, str] = {}
-    for number, path in enumerate(paths):
+    first: dict[str, str] | None = None
+    for path in paths:
         with explain_read_errors(path.name):
             schema = parquet.read_schema(path)
         units = {field.name: field.type.unit for field in schema if pyarrow.types.is_duration(field.type)}
-        first = units if number == 0 else first
-        if units != first:
+        if units != (first := units if first is None else first):
             name = min(units.items() ^ first.items())[0]
             problem = f"{path.name}: column {quoted(name)} has another unit of time than in {paths[0].name}"
             raise PairNormError(problem, code="unlike-columns", value=path.name)
-    return first
-
-
-@contextmanager
-def explain_duckdb_errors(memory: int) -> Iterator[None]:
-    """Convert errors of DuckDB to ``PairNormError``."""
-    import duckdb
-
-    try:
-        yield
-    except duckdb.Error as error:
-        problem = " ".join(str(error).split())[:300]
-        more: dict[str, Any] = {}
-        code, hint = "file-damaged", "Correct the file, or free the disk if it is full."
-        if isinstance(error, duckdb.OutOfMemoryException):
-            more = {"value": memory, "memory": size(2 * memory)}
-            code, hint = "too-large", "Allow {memory}."
-        elif "Maximum line size" in problem:
-            code, hint = "memory-limit", "Check the file: the end of a quoted cell may be missing."
-        elif isinstance(error, duckdb.IOException) and "write" in problem:
-            code, hint = "not-writable", "Make room on the disk, or choose another place."
-            problem = f"what is under way cannot be written ({problem})"
-        raise PairNormError(problem, code=code, hint=hint, **more) from error
+    return first or {}
 
 
 def sql_text(value: str) -> str:

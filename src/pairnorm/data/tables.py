@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,15 +17,18 @@ import pandas
 from numpy.typing import NDArray
 
 from pairnorm.base.errors import PairNormError, did_you_mean, quoted
-from pairnorm.data.features import plain_integers
 from pairnorm.data.files import CountedText, TextFile, explain_read_errors, quote_names
-from pairnorm.data.labels import SPELLING, plain_form
+from pairnorm.data.ids import check_ids, integers_or_texts
 from pairnorm.data.profile import (
+    ID_NAME,
     NULLS,
+    WHOLE,
     ColumnProfile,
     Decision,
     decide,
     decide_typed,
+    is_missing,
+    is_number,
     null_note,
     parse_dates,
     parse_numbers,
@@ -234,6 +238,7 @@ class Table:
         return narrow
 
     def _reject_kind(self, row: int, name: str, cell: object) -> NoReturn:
+        """Raise an error about a cell that is neither a number nor a text."""
         problem = f"column {quoted(name)} holds a {type(cell).__name__}"
         expected = "a number or a text"
         hint = "Decode it" if isinstance(cell, bytes) else "Give each of its numbers a column"
@@ -271,6 +276,36 @@ def without_header(source: Table, what: str, named: Sequence[str | None]) -> Tab
         for n, title in enumerate(source.columns)
     )
     return replace(source, columns=tuple(columns), text=replace(source.text, has_header=False))
+
+
+def first_line_is_data(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    is_edge: bool,
+    named: Sequence[str],
+    may_be_numbered: bool,
+) -> bool:
+    """Return whether the first line of a text is no header: its cells look like those of the ``rows`` below.
+
+    With ``may_be_numbered``, increasing whole numbers may be column names, as pandas writes them.
+    """
+    repeated = [title for title, times in Counter(titles).items() if times > 1]
+    if any(map(is_number, repeated)):
+        return True
+    texts = [place for place, title in enumerate(titles) if not (is_missing(title) or is_number(title))]
+    if not titles[0] or any(titles[place] in named or ID_NAME.search(titles[place]) for place in texts):
+        return False
+    is_repeated = False
+    for place in texts:
+        cells = {row[place] for row in rows if place < len(row) and not is_missing(row[place])}
+        if cells and all(map(is_number, cells)):
+            return False
+        is_repeated |= titles[place] in cells
+    if texts or not rows:
+        return is_repeated or (is_edge and bool(repeated))
+    numbers = [float(title) for title in titles if WHOLE.fullmatch(title)]
+    is_increasing = len(numbers) == len(titles) and all(np.diff(numbers) > 0)
+    return not (may_be_numbered and is_increasing)
 
 
 def read_blocks(
@@ -369,76 +404,3 @@ def _check_agreement(merged: Table, identity: str, frame: pandas.DataFrame) -> N
                 f"{quoted(node)} has {cells[1]} in column {quoted(name)}, but {cells[0]} in another file"
             )
             merged.reject(row, problem, "conflicting-rows", value=node, hint="Correct one of them.")
-
-
-def integers_or_texts(names: NDArray[np.object_]) -> NDArray[Any]:
-    """Return names as int64 where all are plainly written whole numbers, else as they are."""
-    integers = plain_integers(names)
-    return names if integers is None else integers
-
-
-def check_ids(source: Table, name: str, column: pandas.Series) -> NDArray[np.object_]:
-    """Return the names of nodes as texts; raise an error for empty and repeated ones."""
-    text, hint = source.texts(name, column), "Give every node an id of its own."
-    empty = pandas.isna(text)
-    if empty.any():
-        problem = f"the id in column {quoted(name)} is empty"
-        source.reject(int(empty.argmax()), problem, "empty-cell", value=name, hint=hint)
-    again = pandas.Series(text).duplicated().to_numpy()
-    if again.any():
-        row = int(again.argmax())
-        first = source.place(text.tolist().index(text[row])).removeprefix(f"{source.name}, ")
-        problem = f"id {quoted(text[row])} was used before, in {first}"
-        source.reject(row, problem, "duplicate-id", value=text[row], hint=hint)
-    return text
-
-
-class NodeIndex:
-    """The number of each node by its name.
-
-    Args:
-        names: of all nodes.
-        drop: return -1 for unknown nodes instead of an error; ``unknown_example`` is the first of them.
-    """
-
-    def __init__(self, names: NDArray[Any], drop: bool = False) -> None:
-        self._index, self._drop, self.unknown_example = pandas.Index(names), drop, ""
-        self.is_whole = names.dtype == np.int64
-
-    def places(self, table: Table, name: str, column: pandas.Series, first: int = 0) -> NDArray[np.int64]:
-        """Return the number of each named node. ``first`` is the number of the block's first row."""
-        cells, index = cast("Any", column), self._index
-        if not self.is_whole:
-            cells = table.texts(name, column, first)
-        elif not pandas.api.types.is_integer_dtype(column.dtype):
-            # Something among these cells is no whole number; compared as text, it will be found and named.
-            cells, index = table.texts(name, column, first), pandas.Index(index.astype(str), dtype=object)
-        places: NDArray[np.int64] = index.get_indexer(cells)
-        if (unknown := places < 0).any():
-            row = int(unknown.argmax())
-            cell = cells.iloc[row].item() if cells is column else cells[row]
-            if not self._drop:
-                self._refuse(table, name, cell, first + row, int(unknown.sum()), len(unknown))
-            example = "an empty cell" if cell is None else quoted(cell) + self._hint(cell)
-            self.unknown_example = self.unknown_example or example
-        return places
-
-    def _refuse(self, table: Table, name: str, cell: Any, row: int, unknown: int, cells: int) -> NoReturn:
-        if cell is None:
-            problem = f"column {quoted(name)} is empty; an edge needs two ends"
-            hint = "Fill it in, or pass {unknown_edges} to drop such rows."
-            table.reject(row, problem, "empty-cell", hint=hint, unknown_edges="drop")
-        more = f" ({unknown:,} of {cells:,} cells are not)" if unknown > 1 else ""
-        problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
-        if 1 < unknown == cells:
-            problem += f"; nodes are called {quote_names([str(node) for node in self._index[:3]])}"
-            hint = "Pass {id} if their ids are in another column, or {source} and {target} for the edges'."
-            table.reject(row, problem, "unknown-node", value=cell, hint=hint, id=..., source=..., target=...)
-        hint = "Name another column, or pass {unknown_edges} to add such nodes (drop: to drop such rows)."
-        table.reject(row, problem, code="unknown-node", value=cell, hint=hint, unknown_edges="add")
-
-    def _hint(self, cell: object) -> str:
-        """Name the node whose id differs from a cell only in how it is written."""
-        plain = plain_form(cell)
-        close = next((node for node in self._index if plain_form(node) == plain), None)
-        return "" if close is None else f"; it differs from the node {quoted(close)} {SPELLING}"

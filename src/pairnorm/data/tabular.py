@@ -25,9 +25,10 @@ from pairnorm.data.encoder import (
 )
 from pairnorm.data.features import append_columns, class_sort_key
 from pairnorm.data.files import quote_names
-from pairnorm.data.labels import encoder_notes, near_duplicate_notes, read_classes
+from pairnorm.data.ids import NodeIndex, integers_or_texts, near_duplicate_notes
+from pairnorm.data.labels import encoder_notes, read_classes
 from pairnorm.data.profile import DATE_PATTERNS, EMPTY_NOTE, ID_NAME, MONTH_FIRST, parse_dates
-from pairnorm.data.tables import NodeIndex, Table, integers_or_texts, read_blocks, read_rows, without_header
+from pairnorm.data.tables import Table, read_blocks, read_rows, without_header
 
 NUMBERS_AT_ONCE, MAX_EDGE_CATEGORIES = 10_000_000, 50
 PANDAS_DEFAULT = ("0", "1")  # columns of a frame without names
@@ -131,6 +132,7 @@ def read_columns(
 
 
 def _read_numbers(table: Table, frame: pandas.DataFrame, lenient: bool) -> ColumnValues:
+    """Read columns of plain numbers together."""
     with np.errstate(over="ignore"):
         values = frame.to_numpy(dtype=np.float64).astype(np.float32)
     for place in np.flatnonzero(np.isinf(values).any(0)).tolist():
@@ -278,15 +280,12 @@ def header_is_edge(edges: Table, ends: EndpointColumns) -> bool:
     if edges.text is not None and edges.text.is_converted:  # pandas writes neither spaces nor comments
         return True
     if edges.text is None or (ends.guessed and ends[:2] == PANDAS_DEFAULT):
-        sign = "," if edges.text is None else edges.text.delimiter
-        raise PairNormError(
-            f"{edges.name}: line 1 may be a header or an edge between the nodes {quoted(ends.source)} and "
-            f"{quoted(ends.target)}",
-            code="header-missing",
-            value=ends[:2],
-            hint="If it is an edge, put a first line such as "
-            f"{quoted(sign.join(('source', 'target')))} above it; if it is a header, name its columns.",
-        )
+        line = quoted(("," if edges.text is None else edges.text.delimiter).join(("source", "target")))
+        problem = f"{edges.name}: line 1 may be a header or an edge between the nodes "
+        problem += " and ".join(map(quoted, ends[:2]))
+        hint = f"If it is an edge, put a first line such as {line} above it; if it is a header, "
+        hint += "name its columns."
+        raise PairNormError(problem, code="header-missing", value=ends[:2], hint=hint)
     return ends.guessed or ends[:2] != PANDAS_DEFAULT
 
 
@@ -328,6 +327,7 @@ def read_edges(
 
 
 def _weights(edges: Table, name: str, column: pandas.Series, first: int) -> NDArray[np.float32]:
+    """Return weights of edges; raise an error for one that is not positive."""
     values = edges.numbers(name, column, first)
     if values is None or not (values > 0).all():
         row = 0 if values is None else int((~(values > 0)).argmax())
@@ -398,8 +398,8 @@ def add_edges(
 ) -> dict[str, Any]:
     """Return the parts of a graph with its edges, and the aggregates of their columns as features."""
     columns = options.aggregated(tables[0].columns, (*ends[0][:2], weight), known)
-    known_columns = () if known is None else known.edge_columns
-    text = [column.name for column in known_columns if column.kind == "category"]
+    expected = {} if known is None else {column.name: column for column in known.edge_columns}
+    text = [name for name, column in expected.items() if column.kind == "category"]
     drop, names = options.unknown_edges in ("drop", "add"), parts["node_names"]
     read = (
         read_edges(table, two, names, weight, drop, columns, text)
@@ -414,34 +414,22 @@ def add_edges(
     }
     if not columns:
         return parts
-    frame, first = pandas.concat(frames, ignore_index=True), tables[0]
-    rows = Table(first.name, first.columns, frame, first.text, decimal=first.decimal)
-    return _add_edge_features(parts, rows, frame, options, known)
-
-
-def _add_edge_features(
-    parts: dict[str, Any],
-    table: Table,
-    frame: pandas.DataFrame,
-    options: ColumnOptions,
-    known: Encoder | None,
-) -> dict[str, Any]:
-    expected = {} if known is None else {column.name: column for column in known.edge_columns}
-    used = []
+    frame, used = pandas.concat(frames, ignore_index=True), list[ColumnValues]()
+    table = replace(tables[0], frame=frame, load=None, notes=[], _column_notes={})
     for name in frame.columns:
-        values_read = read_column(table, name, frame[name], expected.get(name), options)
-        column = values_read.columns[0]
+        values = read_column(table, name, frame[name], expected.get(name), options)
+        (column,) = values.columns
         if known is None and len(column.categories) > MAX_EDGE_CATEGORIES:
             note = f"left out, because it holds {len(column.categories):,} different texts"
             table.add_column_note(note, name)
         elif column.kind != "ignored":
-            used.append(values_read)
-    names, values = aggregate_edges(used, parts["edge_index"], parts["num_nodes"])
+            used.append(values)
+    aggregates, sums = aggregate_edges(used, parts["edge_index"], len(names))
     encoder = parts["encoder"]
     if known is None:
-        columns = (*encoder.columns, *(Column(name, "edge") for name in names))
-        edge_columns = tuple(values_read.columns[0] for values_read in used)
-        encoder = replace(encoder, columns=columns, edge_columns=edge_columns)
-    features, missing = append_columns(parts["features"], parts["missing"], values)
+        edge_columns = tuple(values.columns[0] for values in used)
+        all_columns = (*encoder.columns, *(Column(name, "edge") for name in aggregates))
+        encoder = replace(encoder, columns=all_columns, edge_columns=edge_columns)
+    features, missing = append_columns(parts["features"], parts["missing"], sums)
     notes = (*parts["notes"], *table.all_notes())
     return parts | {"features": features, "missing": missing, "encoder": encoder, "notes": notes}

@@ -1,4 +1,4 @@
-"""Read whole tables as frames: Parquet, Excel, JSON, and queries of databases."""
+"""Open tables: text files, whose rows are read later, and Parquet, Excel, JSON and queries, read whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from io import BufferedReader, BytesIO
+from itertools import islice
+from math import inf
+from os import PathLike, fspath
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -15,15 +20,133 @@ import pandas
 
 from pairnorm.base.databases import open_engine
 from pairnorm.base.errors import PairNormError, did_you_mean, load_library, missing_library, quoted
-from pairnorm.base.memory import BYTES_PER_XML_BYTE, MemoryLimit
-from pairnorm.data.files import Open, check_is_file, empty_file, explain_read_errors, quote_names
+from pairnorm.base.memory import BYTES_PER_TEXT_BYTE, BYTES_PER_XML_BYTE, NO_LIMIT, MemoryLimit
+from pairnorm.data.encoder import ColumnOptions
+from pairnorm.data.files import (
+    COMPRESSED,
+    STDIN,
+    Open,
+    PathOrPaths,
+    check_is_file,
+    empty_file,
+    explain_read_errors,
+    file_type,
+    find_delimiter,
+    find_files,
+    open_plain,
+    open_text,
+    quote_names,
+    read_stdin,
+)
 from pairnorm.data.profile import MAX_DAYS, MIN_DAYS
+from pairnorm.data.tables import Table, first_line_is_data, without_header
 
+DEFAULT_OPTIONS = ColumnOptions()
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+TAB = ("tab", "\\t")  # A tab is hard to type in a shell.
+# Text files whose delimiter is detected, white space included.
+TEXT_FILES = (".txt", ".dat", ".data", ".edgelist", ".edges", ".content", ".cites")
+ROWS_TO_COMPARE = 200
 MAX_EXCEL_ROWS = 2**20
-DAY = pandas.Timedelta(days=1)
 ROWS_AT_ONCE = 10_000
 ENDS = ("source", "target")
 LINKS = "links"  # the role of edges that the file of the nodes must hold
+
+
+def open_tables(
+    role: str,
+    paths: PathOrPaths,
+    options: ColumnOptions = DEFAULT_OPTIONS,
+    *,
+    database: str | None = None,
+    memory: MemoryLimit = NO_LIMIT,
+) -> list[Table]:
+    """Open the tables of one ``role`` (nodes, edges or features), and read their first rows.
+
+    They are files, patterns, ``'-'``, or queries of a database.
+    """
+    several = [paths] if isinstance(paths, str | PathLike) else list(paths)
+    if database is not None:
+        name = f"the query for {role}"
+        frames = (run_query(name, database, fspath(query), memory) for query in several)
+        return [Table(name, tuple(frame.columns), frame) for frame in frames]
+    tables = []
+    for place in find_files(several):
+        if place == STDIN:
+            name = "the standard input"
+            kind, data = read_stdin(name, role, memory)
+            tables.append(_open_table(name, kind, partial(BytesIO, data), role, options, memory))
+        else:
+            tables.append(open_table(place, role, options, memory))
+    return tables
+
+
+def open_table(
+    path: Path,
+    role: str = "nodes",
+    options: ColumnOptions = DEFAULT_OPTIONS,
+    memory: MemoryLimit = NO_LIMIT,
+) -> Table:
+    """Open one table, and read its first rows."""
+    book, _, sheet = str(path).rpartition("#")
+    if book.lower().endswith(".xlsx") and not path.exists():
+        opened = partial(open_plain, check_is_file(Path(book)))
+        return _open_table(path.name, ".xlsx", opened, f"#{sheet}", options, memory)
+    if check_is_file(path).stat().st_size == 0:
+        raise empty_file(path.name)
+    kind, compression = file_type(path), path.suffix.lower()
+    if compression not in COMPRESSED and kind not in FRAMES:
+        count = path.stat().st_size
+        memory.check(path.name, count * BYTES_PER_TEXT_BYTE, f"a text of {count:,} bytes")
+    opened = partial(COMPRESSED.get(compression, open_plain), path)
+    return _open_table(path.name, kind, opened, role, options, memory)
+
+
+def _open_table(
+    name: str, kind: str, opened: Open, role: str, options: ColumnOptions, memory: MemoryLimit
+) -> Table:
+    decimal = options.decimal
+    if kind == ".parquet":  # may be large, and names its columns first
+        with explain_read_errors(name), opened() as file:
+            parquet = load_library("pyarrow.parquet", "reading Parquet")
+            columns = check_column_names(name, parquet.read_schema(as_seekable(name, file, memory)).names)
+        load = partial(read_frame, name, kind, opened, role, memory)
+        return Table(name, columns, load=lambda: load()[0], decimal=decimal)
+    if kind in FRAMES:
+        frame, notes = read_frame(name, kind, opened, role, memory)
+        return Table(name, check_column_names(name, list(frame.columns)), frame, decimal=decimal, notes=notes)
+    delimiter = (options.edge_delimiter if role == "edges" else None) or options.delimiter
+    sign = "\t" if delimiter in TAB else delimiter or DELIMITERS.get(kind, ",")
+    if len(sign) != 1:
+        problem, expected = f"delimiter is {quoted(sign)}", "one character, or 'tab'"
+        raise PairNormError(problem, code="out-of-range", value=sign, expected=expected)
+    max_cells = (4.0 if kind in DELIMITERS else inf) if role == "edges" or kind not in DELIMITERS else 0.0
+    with explain_read_errors(name):
+        counted = lambda: memory.stream(name, opened(), sign)  # noqa: E731
+        text, notes = open_text(name, counted, sign, options.encoding, max_cells, delimiter is None)
+        other = find_delimiter(text, ROWS_TO_COMPARE)
+        with text.rows(errors="replace") as reader:
+            stripped = ([cell.strip() for cell in cells] for cells in reader)
+            header, *rows = list(islice(filter(any, stripped), ROWS_TO_COMPARE + 1)) or [[]]
+    if not header:
+        raise empty_file(name)
+    if other != text.delimiter and delimiter is None:
+        again = replace(options, delimiter=other, edge_delimiter=None)
+        result = _open_table(name, kind, opened, role, again, memory)
+        note = f"{name} is separated by {other!r}; --delimiter (delimiter=) names another sign"
+        return replace(result, notes=[*result.notes, note])
+    if len(header) == 1 and other != text.delimiter:
+        problem = f"{name}: line 1 is one column {quoted(header[0])}: separated by {other!r}, not {sign!r}?"
+        more = {"hint": "Pass {delimiter}.", "delimiter": other}
+        raise PairNormError(problem, code="wrong-delimiter", value=sign, **more)
+    named = options.columns_of(role)
+    if first_line_is_data(header, rows, role == "edges", named, may_be_numbered=not text.is_converted):
+        table = Table(name, tuple(header), text=text, decimal=decimal, notes=notes)
+        return without_header(table, {"edges": "an edge", "nodes": "a node"}.get(role, "a row"), named)
+    if role == "edges" and len(set(header)) < len(header):
+        notes.append(f"columns of {name} with the same title are called 'column 1', 'column 2', …")
+        header = [f"column {n + 1}" if header.count(title) > 1 else title for n, title in enumerate(header)]
+    return Table(name, check_column_names(name, header), text=text, decimal=decimal, notes=notes)
 
 
 def edges_missing(name: str) -> PairNormError:
@@ -44,7 +167,7 @@ def check_column_names(name: str, header: Sequence[Any]) -> tuple[str, ...]:
     return columns
 
 
-class _Reading(NamedTuple):
+class _Source(NamedTuple):
     """An open file to read as one table, and what to note and limit meanwhile."""
 
     name: str
@@ -60,10 +183,11 @@ def read_frame(
     """Read a table of a kind in ``FRAMES``; return it with notes."""
     notes: list[str] = []
     with explain_read_errors(name), opened() as file:
-        return FRAMES[kind](_Reading(name, file, role, notes, memory)), notes
+        return FRAMES[kind](_Source(name, file, role, notes, memory)), notes
 
 
-def _read_parquet(source: _Reading) -> pandas.DataFrame:
+def _read_parquet(source: _Source) -> pandas.DataFrame:
+    """Read Parquet in batches, within the memory limit."""
     parquet = load_library("pyarrow.parquet", "reading Parquet")
     with parquet.ParquetFile(as_seekable(source.name, source.file, source.memory)) as table:
         source.memory.check_cells(source.name, table.metadata.num_rows, table.metadata.num_columns)
@@ -90,33 +214,31 @@ def as_seekable(name: str, file: IO[bytes], memory: MemoryLimit) -> IO[bytes]:
 def arrow_frame(table: Any) -> pandas.DataFrame:
     """Return a pyarrow table as a frame, whole numbers next to an empty cell unchanged."""
     import pyarrow
-    import pyarrow.compute
+    from pyarrow import compute, types
 
-    for place, field in enumerate(table.schema):
-        if pyarrow.types.is_date(field.type):  # infinite dates, for one, are beyond those of Python
-            days = pyarrow.compute.divide(
-                table.column(place).cast(pyarrow.timestamp("ms")).cast("int64"), 86_400_000
-            )
-            is_valid = pyarrow.compute.and_(
-                pyarrow.compute.greater_equal(days, MIN_DAYS), pyarrow.compute.less(days, MAX_DAYS)
-            )
-            dates = pyarrow.compute.if_else(is_valid, table.column(place), None)
-            table = table.set_column(place, field.name, dates)
-        if pyarrow.types.is_interval(field.type):  # of DuckDB, to which a month has 30 days
-            cells = table.column(place).to_pylist()
-            spans = [c and pandas.Timedelta(c.nanoseconds) + (30 * c.months + c.days) * DAY for c in cells]
-            table = table.set_column(place, field.name, pyarrow.array(spans, pyarrow.duration("us")))
-        if pyarrow.types.is_binary(field.type) or pyarrow.types.is_large_binary(field.type):
+    columns = []
+    for column in table.columns:
+        if types.is_date(column.type):  # infinite dates, for one, are beyond those of Python
+            days = compute.divide(column.cast(pyarrow.timestamp("ms")).cast("int64"), 86_400_000)
+            is_valid = compute.and_(compute.greater_equal(days, MIN_DAYS), compute.less(days, MAX_DAYS))
+            column = compute.if_else(is_valid, column, None)
+        elif types.is_interval(column.type):  # of DuckDB, to which a month has 30 days
+            day, cells = pandas.Timedelta(days=1), column.to_pylist()
+            spans = [c and pandas.Timedelta(c.nanoseconds) + (30 * c.months + c.days) * day for c in cells]
+            column = pyarrow.array(spans, pyarrow.duration("us"))
+        elif types.is_binary(column.type) or types.is_large_binary(column.type):
             # Some writers do not mark text as such; other bytes are refused where they are used.
             with suppress(pyarrow.ArrowInvalid):
-                table = table.set_column(place, field.name, table.column(place).cast(pyarrow.large_string()))
+                column = column.cast(pyarrow.large_string())
+        columns.append(column)
+    table = pyarrow.Table.from_arrays(columns, names=table.column_names)
     # What pandas wrote about its index is ignored: to us that is a column like any other. Whole numbers
     # next to an empty cell must not become floats: two that differ in their last digit would be one.
     frame: pandas.DataFrame = table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
     return frame
 
 
-def _read_excel(source: _Reading) -> pandas.DataFrame:
+def _read_excel(source: _Source) -> pandas.DataFrame:
     """Read the sheet named after ``#``, else the one named after the role, else the first."""
     openpyxl, role = load_library("openpyxl", "reading Excel"), source.role
     file = as_seekable(source.name, source.file, source.memory)
@@ -139,15 +261,16 @@ def _read_excel(source: _Reading) -> pandas.DataFrame:
     finally:
         book.close()
     if not rows:
-        problem = f"sheet {quoted(sheet)} is empty"
-        raise PairNormError(problem, code="file-empty", expected="a header and rows")
+        raise PairNormError(
+            f"sheet {quoted(sheet)} is empty", code="file-empty", expected="a header and rows"
+        )
     used = sorted({column for row in rows for column in row})
     source.memory.check_cells(source.name, len(rows), len(used))
     titles, *cells = [[row.get(column) for column in used] for row in rows]
     return _typed(pandas.DataFrame(cells, columns=[str(title).strip() for title in titles], dtype=object))
 
 
-def _sheet_rows(source: _Reading, sheet: Any) -> list[dict[int, Any]]:
+def _sheet_rows(source: _Source, sheet: Any) -> list[dict[int, Any]]:
     """Return the filled cells of each row that has some, by column: a sheet may have one far cell."""
     rows, filled = [], 0
     sheet.reset_dimensions()  # what the file says of them may be anything
@@ -170,15 +293,13 @@ def _excel_value(cell: Any) -> Any:
     return None if cell.data_type == "e" else cell.value
 
 
-def _read_json(source: _Reading) -> pandas.DataFrame:
+def _read_json(source: _Source) -> pandas.DataFrame:
     """Read a list of records or a dictionary of columns, possibly under the key ``nodes`` or ``edges``."""
     role = source.role
     contents = json.loads(source.memory.stream(source.name, source.file).read())
-    if isinstance(contents, dict):
-        lists = _node_and_edge_lists(contents)
-        role = "edges" if role == LINKS and "edges" in lists else role
-        contents = lists.get(role, contents)
-    if role == LINKS:
+    lists = _node_and_edge_lists(contents) if isinstance(contents, dict) else {}
+    contents = lists.get("edges" if role == LINKS else role, contents)
+    if role == LINKS and "edges" not in lists:
         raise edges_missing(source.name)
     is_mapping = isinstance(contents, dict) and all(isinstance(v, list | dict) for v in contents.values())
     if role == "features" and is_mapping:
@@ -198,22 +319,16 @@ def _node_and_edge_lists(contents: dict[str, Any]) -> dict[str, list[Any]]:
     """
     elements = contents.get("elements", contents)
     if isinstance(elements, list):
-        is_edge = ["source" in element["data"] for element in elements]
-        elements = {
-            role: [
-                element for element, edge in zip(elements, is_edge, strict=True) if edge == (role == "edges")
-            ]
-            for role in ("nodes", "edges")
-        }
+        parts = [[row for row in elements if ("source" in row["data"]) == is_edge] for is_edge in (0, 1)]
+        elements = dict(zip(("nodes", "edges"), parts, strict=True))
     lists = {name: rows for name, rows in elements.items() if isinstance(rows, list)}
     if elements is not contents:
         lists = {name: [element["data"] for element in rows] for name, rows in lists.items()}
     nodes, edges = lists.get("nodes", []), lists.get("edges", lists.get("links"))
     if edges is None and "adjacency" in lists:
-        pairs = zip(nodes, lists["adjacency"], strict=True)
         edges = [
             {"source": node["id"], "target": other["id"]} | {k: v for k, v in other.items() if k != "id"}
-            for node, neighbors in pairs
+            for node, neighbors in zip(nodes, lists["adjacency"], strict=True)
             for other in neighbors
         ]
     if edges is None or not all(isinstance(row, dict) for row in (*nodes, *edges)):
@@ -230,26 +345,22 @@ def _node_and_edge_lists(contents: dict[str, Any]) -> dict[str, list[Any]]:
             edges = [edge | {end: nodes[edge[end]]["id"] for end in ENDS} for edge in edges]
         else:
             nodes = [{"id": place, **node} for place, node in enumerate(nodes)]
-    nodes = [
-        {k: v for k, v in node.items() if (k, v) != ("index", place)} for place, node in enumerate(nodes)
-    ]
-    return lists | {"nodes": nodes, "edges": edges} if nodes else lists | {"edges": edges}
+    nodes = [{k: v for k, v in row.items() if (k, v) != ("index", n)} for n, row in enumerate(nodes)]
+    return lists | {"edges": edges} | ({"nodes": nodes} if nodes else {})
 
 
-def _read_json_lines(source: _Reading) -> pandas.DataFrame:
+def _read_json_lines(source: _Source) -> pandas.DataFrame:
+    """Read a record from each line."""
     lines = source.memory.stream(source.name, source.file)
     return _frame_of_records(source, [json.loads(line) for line in lines if line.strip()])
 
 
-def _frame_of_records(source: _Reading, contents: Any) -> pandas.DataFrame:
+def _frame_of_records(source: _Source, contents: Any) -> pandas.DataFrame:
+    """Make a table of records, or of a dictionary of columns."""
     rows = contents if isinstance(contents, list) else [contents]
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise PairNormError(
-            "it holds no table",
-            code="unknown-contents",
-            value=type(rows[0]).__name__ if rows else None,
-            expected='rows such as {"id": "a", "age": 31}',
-        )
+        value, expected = type(rows[0]).__name__ if rows else None, 'rows such as {"id": "a", "age": 31}'
+        raise PairNormError("it holds no table", code="unknown-contents", value=value, expected=expected)
     if isinstance(contents, list):  # each row may have columns of its own
         source.memory.check_cells(source.name, len(rows), len({name for row in rows for name in row}))
     elif len({len(cells) for cells in contents.values() if isinstance(cells, list | dict)}) > 1:
@@ -263,12 +374,12 @@ def _frame_of_records(source: _Reading, contents: Any) -> pandas.DataFrame:
 
 def _typed(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Convert object columns to their inferred type, except whole numbers next to an empty cell."""
-    columns = (frame.iloc[:, place] for place in range(frame.shape[1]))
-    typed = [column.infer_objects() if column.notna().all() else column for column in columns]
+    typed = [column.infer_objects() if column.notna().all() else column for _, column in frame.items()]
     return pandas.concat(typed, axis=1) if typed else frame
 
 
 FRAMES = {".parquet": _read_parquet, ".xlsx": _read_excel, ".json": _read_json, ".jsonl": _read_json_lines}
+TABLES = (*DELIMITERS, *TEXT_FILES, *FRAMES)
 
 
 def run_query(name: str, database: str, query: str, memory: MemoryLimit) -> pandas.DataFrame:
@@ -326,16 +437,14 @@ def _query_duckdb(name: str, database: str, query: str, memory: MemoryLimit) -> 
         raise _no_database(f"{name}: {error}", error) from error
 
 
-def _no_rows(name: str, query: str) -> PairNormError:
-    expected = "a SELECT, or a table's name"
+def _no_rows(name: str, query: str, expected: str = "a SELECT, or a table's name") -> PairNormError:
+    """Return the error about a query that changes a database."""
     return PairNormError(f"{name} gives no rows", code="no-rows", value=query, expected=expected)
 
 
 def _no_database(problem: str, error: Exception) -> PairNormError:
-    return PairNormError(
-        " ".join(problem.split())[:300],
-        code="database-error",
-        value=type(error).__name__,
-        expected="a URL such as sqlite:///file.db, duckdb:///file.db or postgresql://user@host/database, "
-        "and a query that it answers",
-    )
+    """Return the error about a database that cannot be opened, or does not answer a query."""
+    problem, kind = " ".join(problem.split())[:300], type(error).__name__
+    urls = "sqlite:///file.db, duckdb:///file.db or postgresql://user@host/database"
+    expected = f"a URL such as {urls}, and a query that it answers"
+    return PairNormError(problem, code="database-error", value=kind, expected=expected)
