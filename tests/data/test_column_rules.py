@@ -1,7 +1,7 @@
 """Tables with odd columns, read by pandas and by DuckDB: the same features, notes and errors."""
 
 import re
-from dataclasses import astuple
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.data import Graph, pack
+from pairnorm.data import Graph
 
 pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
 pytestmark = pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
@@ -78,42 +78,10 @@ FEATURES: dict[str, tuple[list[Any], str, list[float] | None]] = {
 }
 
 
-def read_both(folder: Path, frame: pandas.DataFrame, **options: Any) -> list[Any]:
-    """Return what ``from_files`` and ``pack`` make of a table: graphs or errors."""
-    frame = pandas.DataFrame({"node": [f"n{row}" for row in range(len(frame))]}).join(frame)
-    frame.to_csv(folder / "nodes.csv", index=False)
-    (folder / "edges.csv").write_text("source,target\n" + "".join(f"n{i},n{i + 1}\n" for i in range(9)))
-    files = folder / "nodes.csv", folder / "edges.csv"
-    results: list[Any] = []
-    for read in (
-        lambda: Graph.from_files(*files, **options),
-        lambda: Graph.from_packed(pack(*files, folder / "graph", memory="256MB", **options)),
-    ):
-        try:
-            results.append(read())
-        except PairNormError as error:
-            results.append(error)
-    return results
-
-
-def assert_same(results: list[Any]) -> Graph:
-    graph, packed = results
-    assert isinstance(graph, Graph), graph
-    assert isinstance(packed, Graph), packed
-    assert packed.notes == graph.notes
-    assert sorted(map(astuple, packed.encoder.columns)) == sorted(map(astuple, graph.encoder.columns))
-    assert packed.feature_names == graph.feature_names
-    assert torch.equal(packed.features.to_dense(), graph.features.to_dense())
-    assert torch.equal(packed.missing.expand_as(graph.missing), graph.missing)
-    assert packed.class_names == graph.class_names
-    assert torch.equal(packed.labels, graph.labels)
-    return graph
-
-
 @pytest.mark.parametrize("name", FEATURES)
-def test_features(tmp_path: Path, name: str) -> None:
+def test_features(readers: Any, name: str) -> None:
     cells, kind, values = FEATURES[name]
-    graph = assert_same(read_both(tmp_path, pandas.DataFrame({"plain number": NUMBERS, name: cells})))
+    graph = readers.read(*readers.write_nodes(**{"plain number": NUMBERS, name: cells}))
     (column,) = (column for column in graph.encoder.columns if column.name == name)
     assert column.kind == kind
     if values is not None:
@@ -139,25 +107,24 @@ def test_features(tmp_path: Path, name: str) -> None:
         ("empty", "empty throughout"),
     ],
 )
-def test_conversions_are_noted(tmp_path: Path, name: str, note: str) -> None:
-    frame = pandas.DataFrame({"plain number": NUMBERS, name: FEATURES[name][0]})
-    assert re.search(re.escape(note), "\n".join(assert_same(read_both(tmp_path, frame)).notes))
+def test_conversions_are_noted(readers: Any, name: str, note: str) -> None:
+    files = readers.write_nodes(**{"plain number": NUMBERS, name: FEATURES[name][0]})
+    assert re.search(re.escape(note), "\n".join(readers.read(*files).notes))
 
 
-def test_texts_that_repeat_less_than_twice_are_dropped(tmp_path: Path) -> None:
+def test_texts_that_repeat_less_than_twice_are_dropped(readers: Any) -> None:
     """1,845 county names on 3,100 rows are no categories."""
     names = [f"County {row % 1845}" for row in range(3100)]
-    graph = assert_same(read_both(tmp_path, pandas.DataFrame({"x": range(3100), "name": names})))
+    graph = readers.read(*readers.write_nodes(x=range(3100), name=names))
     assert graph.feature_names == ("x",)
     assert any("it holds 1,845 different texts" in note for note in graph.notes)
 
 
 @pytest.mark.parametrize("cells", ["name {}", "{} kg"])
-def test_more_texts_than_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: str) -> None:
+def test_more_texts_than_are_sampled(readers: Any, monkeypatch: pytest.MonkeyPatch, cells: str) -> None:
     """Bug: pack compared the texts of a sample with all cells, and took them for mistakes among numbers."""
     monkeypatch.setattr("pairnorm.data.queries.MAX_SAMPLED_TEXTS", 20)
-    frame = pandas.DataFrame({"plain number": NUMBERS, "x": each(cells)})
-    graph = assert_same(read_both(tmp_path, frame, keep=["x"]))
+    graph = readers.read(*readers.write_nodes(number=NUMBERS, x=each(cells)), keep=["x"])
     assert graph.num_features == 1 + ROWS
 
 
@@ -171,12 +138,12 @@ def test_more_texts_than_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ([f"text {row % 190 if row < 9 else row % 3}" for row in range(ROWS)], None),
     ],
 )
-def test_errors(tmp_path: Path, cells: list[Any], code: str | None) -> None:
-    results = read_both(tmp_path, pandas.DataFrame({"plain number": NUMBERS, "x": cells}))
+def test_errors(readers: Any, cells: list[Any], code: str | None) -> None:
+    files = readers.write_nodes(number=NUMBERS, x=cells)
     if code is None:
-        assert_same(results)
+        readers.read(*files)
     else:
-        assert [result.code for result in results] == [code, code]
+        readers.check_refused(*files, code=code)
 
 
 CLASSES = cycle("low", "high", "")
@@ -209,13 +176,12 @@ CLASSES = cycle("low", "high", "")
         (cycle("?", "yes"), {"unknown_label": "?"}, "too-few-classes"),
     ],
 )
-def test_labels(tmp_path: Path, labels: list[Any], options: dict[str, Any], code: str | None) -> None:
-    frame = pandas.DataFrame({"x": NUMBERS, "y": labels})
-    results = read_both(tmp_path, frame, label="y", **options)
+def test_labels(readers: Any, labels: list[Any], options: dict[str, Any], code: str | None) -> None:
+    files = readers.write_nodes(x=NUMBERS, y=labels)
     if code is not None:
-        assert [getattr(result, "code", result) for result in results] == [code, code]
+        readers.check_refused(*files, code=code, label="y", **options)
         return
-    graph = assert_same(results)
+    graph = readers.read(*files, label="y", **options)
     if "unknown_label" in options:
         assert graph.class_names in (("no", "yes"), ("1", "2"))
         shown = [str(graph.class_names[label]) if label >= 0 else "" for label in graph.labels.tolist()]
@@ -226,19 +192,16 @@ def test_labels(tmp_path: Path, labels: list[Any], options: dict[str, Any], code
         assert graph.class_names == (("GOP", "demo") if options else ("GOP", "Gop", "dem"))
 
 
-def test_repeated_rows_are_kept_once(tmp_path: Path) -> None:
-    files = tmp_path / "nodes.csv", tmp_path / "edges.csv"
-    files[0].write_text("id,x\na,1\nb,2\na,1\nc,3\n\nb,2\n")
-    files[1].write_text("source,target\na,b\nb,c\n")
-    packed = Graph.from_packed(pack(*files, tmp_path / "graph", memory="256MB"))
-    graph = assert_same([Graph.from_files(*files), packed])
-    assert graph.node_names.tolist() == packed.node_names.tolist() == ["a", "b", "c"]
+def test_repeated_rows_are_kept_once(readers: Any, write: Any) -> None:
+    files = write("nodes.csv", "id,x\na,1\nb,2\na,1\nc,3\n\nb,2\n"), write("edges.csv", "s,t\na,b\nb,c\n")
+    graph = readers.read(*files)
+    assert graph.node_names.tolist() == ["a", "b", "c"]
     assert "2 rows of nodes.csv repeat another exactly: kept once" in graph.notes
-    files[0].write_text("id,x\na,1\nb,2\na,1\na,7\n")
-    with pytest.raises(PairNormError, match=r"nodes.csv, line 5: id 'a' was used before"):
-        Graph.from_files(*files)
-    with pytest.raises(PairNormError, match="two nodes have the id 'a'"):
-        pack(*files, tmp_path / "other", memory="256MB")
+    write("nodes.csv", "id,x\na,1\nb,2\na,1\na,7\n")
+    shutil.rmtree(readers.packed)
+    first, second = readers.check_refused(*files, code="duplicate-id")
+    assert "nodes.csv, line 5: id 'a' was used before" in str(first)
+    assert "two nodes have the id 'a'" in str(second)
 
 
 @pytest.mark.parametrize(
@@ -256,68 +219,49 @@ def test_repeated_rows_are_kept_once(tmp_path: Path) -> None:
         ("edges.txt", "1 1\n1 2\n2 3\n3 1\n", {}),
     ],
 )
-def test_edge_lists(tmp_path: Path, name: str, text: str, options: dict[str, Any]) -> None:
-    (tmp_path / "nodes.csv").write_text("id,x\n1,0.5\n2,1\n3,2\n4,3\n")
-    (tmp_path / name).write_text(text)
-    files = tmp_path / "nodes.csv", tmp_path / name
-    packed = Graph.from_packed(pack(*files, tmp_path / "graph", memory="256MB", **options))
-    graph = assert_same([Graph.from_files(*files, **options), packed])
-    assert graph.edge_index.tolist() == packed.edge_index.tolist() == [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]]
+def test_edge_lists(readers: Any, write: Any, name: str, text: str, options: dict[str, Any]) -> None:
+    graph = readers.read(write("nodes.csv", "id,x\n1,0.5\n2,1\n3,2\n4,3\n"), write(name, text), **options)
+    assert graph.edge_index.tolist() == [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]]
 
 
 @pytest.mark.parametrize("weights", [None, "w"])
-def test_repeated_edges(tmp_path: Path, weights: str | None) -> None:
-    (tmp_path / "nodes.csv").write_text("id\na\nb\nc\n")
-    (tmp_path / "edges.csv").write_text("source,target,w\na,b,5\na,b,7\nb,a,2\nb,c,1\nc,b,1\n")
-    files = tmp_path / "nodes.csv", tmp_path / "edges.csv"
-    packed = Graph.from_packed(pack(*files, tmp_path / "graph", memory="256MB", weight=weights))
-    graph = assert_same([Graph.from_files(*files, weight=weights), packed])
-    expected = [1, 1, 1, 1] if weights is None else [12, 12, 1, 1]
-    assert graph.adjacency.values().tolist() == packed.adjacency.values().tolist() == expected
+def test_repeated_edges(readers: Any, write: Any, weights: str | None) -> None:
+    edges = write("edges.csv", "source,target,w\na,b,5\na,b,7\nb,a,2\nb,c,1\nc,b,1\n")
+    graph = readers.read(write("nodes.csv", "id\na\nb\nc\n"), edges, weight=weights)
+    assert graph.adjacency.values().tolist() == ([1, 1, 1, 1] if weights is None else [12, 12, 1, 1])
 
 
-def test_lists_are_neither_labels_nor_ids(tmp_path: Path) -> None:
-    frame = pandas.DataFrame({"id": ["a", "b"], "tags": [["x", "y"], ["z"]]})
-    frame.to_parquet(tmp_path / "nodes.parquet")
-    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
-    files = tmp_path / "nodes.parquet", tmp_path / "edges.csv"
-    for options in ({"label": "tags"}, {"id": "tags"}, {}):
-        for read in (Graph.from_files, lambda *f, **o: pack(*f, tmp_path / "graph", memory="256MB", **o)):
-            with pytest.raises(PairNormError, match="column 'tags' holds") as caught:
-                read(*files, **options)
-            assert caught.value.code == "not-a-cell"
+@pytest.mark.parametrize("options", [{"label": "tags"}, {"id": "tags"}, {}])
+def test_lists_are_neither_labels_nor_ids(readers: Any, options: dict[str, Any]) -> None:
+    nodes = pandas.DataFrame({"id": ["a", "b"], "tags": [["x", "y"], ["z"]]})
+    files = readers.write(nodes, pandas.DataFrame({"source": ["a"], "target": ["b"]}), "parquet")
+    for error in readers.check_refused(*files, code="not-a-cell", **options):
+        assert "column 'tags' holds" in str(error)
 
 
 @pytest.mark.parametrize(
     "kind", ["INTERVAL", "BLOB", "STRUCT(a INTEGER)", "INTEGER[]", "MAP(VARCHAR, INTEGER)"]
 )
-def test_types_of_parquet_that_are_no_cells(tmp_path: Path, kind: str) -> None:
+def test_types_of_parquet_that_are_no_cells(readers: Any, write: Any, tmp_path: Path, kind: str) -> None:
     duckdb = pytest.importorskip("duckdb")
     cell = {"INTERVAL": "to_days(1)", "BLOB": "'\\xAA'::BLOB", "INTEGER[]": "[1]"}.get(
         kind, "{'a': 1}" if kind.startswith("STRUCT") else "MAP {'a': 1}"
     )
     query = f"SELECT range AS id, {cell} AS x FROM range(4)"
     duckdb.sql(query).write_parquet(str(tmp_path / "nodes.parquet"))
-    (tmp_path / "edges.csv").write_text("source,target\n1,2\n")
-    files = tmp_path / "nodes.parquet", tmp_path / "edges.csv"
-    for read in (Graph.from_files, lambda *f: pack(*f, tmp_path / "graph", memory="256MB")):
-        with pytest.raises(PairNormError, match="column 'x' holds") as caught:
-            read(*files)
-        assert caught.value.code == "not-a-cell"
+    files = tmp_path / "nodes.parquet", write("edges.csv", "source,target\n1,2\n")
+    for error in readers.check_refused(*files, code="not-a-cell"):
+        assert "column 'x' holds" in str(error)
 
 
-def test_dates_of_parquet(tmp_path: Path) -> None:
+def test_dates_of_parquet(readers: Any, write: Any, tmp_path: Path) -> None:
     """Days are counted from the year 1 to 9999; dates before and after, and infinite ones, are missing."""
     duckdb = pytest.importorskip("duckdb")
     dates = ["0044-03-15 (BC)", "0001-01-01", "9999-12-31", "10000-01-01", "infinity", "-infinity"]
     cells = ", ".join(f"({n}, '{date}'::DATE, '{date}'::TIMESTAMP, 0)" for n, date in enumerate(dates))
     base = duckdb.sql(f"SELECT * FROM (VALUES {cells}) AS r(id, d, t, x)")
     base.write_parquet(str(tmp_path / "nodes.parquet"))
-    (tmp_path / "edges.csv").write_text("source,target\n1,2\n")
-    files = tmp_path / "nodes.parquet", tmp_path / "edges.csv"
-    graph = assert_same(
-        [Graph.from_files(*files), Graph.from_packed(pack(*files, tmp_path / "graph", memory="256MB"))]
-    )
+    graph = readers.read(tmp_path / "nodes.parquet", write("edges.csv", "source,target\n1,2\n"))
     assert graph.missing[:, 0].tolist() == [True, False, False, True, True, True]
     assert graph.features[1:3].tolist() == [[-719162, -719162, 0], [2932896, 2932896, 0]]
 

@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,13 +15,13 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-import torch
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.data import Graph, GraphWarning, PackedGraph, pack
+from pairnorm.data import Graph, pack
 from pairnorm.data.packed import FACTS
 
 duckdb = pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
+pytestmark = pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 NODES, EDGES = 3000, 9000
 
 
@@ -48,97 +47,64 @@ def tables(seed=0, ids=str, nodes=NODES, edges=EDGES):
     return frame, links
 
 
-def write(folder: Path, frame, links, ending: str) -> tuple[Path, Path]:
-    nodes, edges = folder / f"nodes.{ending}", folder / f"edges.{ending}"
+def write(folder: Path, frame, links, ending: str = "csv") -> tuple[Path, Path]:
     if ending == "parquet":
-        frame["x"] = frame["x"].astype(float)
-        for name in frame.columns[3:5]:
+        for name in frame.columns[2:5]:
             frame[name] = frame[name].astype(float)
         frame["active"] = frame["active"].astype("boolean")
-        frame.to_parquet(nodes, index=False)
-        links.to_parquet(edges, index=False)
-    else:
-        frame.to_csv(nodes, index=False)
-        links.to_csv(edges, index=False)
-    return nodes, edges
-
-
-def same(packed: PackedGraph, expected: Graph) -> None:
-    graph = Graph.from_packed(packed)
-    for piece in ("crow_indices", "col_indices", "values"):
-        assert torch.equal(getattr(graph.adjacency, piece)(), getattr(expected.adjacency, piece)()), piece
-    assert torch.equal(graph.features.to_dense(), expected.features.to_dense())
-    assert torch.equal(graph.missing_vectors, expected.missing_vectors)
-    assert torch.equal(graph.missing.expand_as(expected.missing), expected.missing)
-    assert torch.equal(graph.labels, expected.labels)
-    assert graph.class_names == expected.class_names
-    assert graph.classes.tolist() == expected.classes.tolist()
-    assert graph.feature_names == expected.feature_names
-    assert graph.node_names.tolist() == expected.node_names.tolist()
-    assert [re.sub(r" \S+[.](csv|parquet)", "", note) for note in graph.notes] == [
-        re.sub(r" \S+[.](csv|parquet)", "", note) for note in expected.notes
-    ]
+    paths = folder / f"nodes.{ending}", folder / f"edges.{ending}"
+    for table, path in zip((frame, links), paths, strict=True):
+        table.to_csv(path, index=False) if ending == "csv" else table.to_parquet(path, index=False)
+    return paths
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 @pytest.mark.parametrize("ids", [str, int])
 @pytest.mark.parametrize("weight", [None, "w"])
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_as_from_files(tmp_path, ending, ids, weight):
+def test_a_packed_graph_is_that_of_from_files(tmp_path, readers, ending, ids, weight, assert_same_graph):
     files = write(tmp_path, *tables(ids=ids), ending)
     options = {"id": "who", "label": "kind", "weight": weight}
-    packed = pack(*files, tmp_path / "graph", **options, memory="256MB", block=3)
-    same(packed, Graph.from_files(*files, **options))
+    packed = readers.pack(*files, **options, block=3)
+    assert_same_graph(Graph.from_packed(packed), Graph.from_files(*files, **options))
     assert packed.facts.missing[0] > 1000
     assert (packed.weight is not None) == (weight is not None)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_ends_with_a_point_are_the_whole_numbers_of_nodes(tmp_path, ending):
+def test_endpoints_with_a_point_are_the_whole_numbers_of_nodes(tmp_path, readers, ending):
     """Bug: pack refused what pandas makes of whole numbers beside empty cells, and from_files did not."""
     frame, links = tables(ids=int)
-    files = write(tmp_path, frame, links.astype({"from": float}), ending)
-    packed = pack(*files, tmp_path / "graph", id="who", label="kind", memory="256MB")
-    same(packed, Graph.from_files(*files, id="who", label="kind"))
+    readers.read(*write(tmp_path, frame, links.astype({"from": float}), ending), id="who", label="kind")
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_several_files_and_ranges(tmp_path, monkeypatch):
+def test_several_files_and_ranges(tmp_path, readers, monkeypatch, assert_same_graph):
     frame, links = tables(nodes=5000)
-    whole = write(tmp_path, frame, links, "csv")
+    whole = write(tmp_path, frame, links)
     for number in range(3):
         frame[number * 1700 : (number + 1) * 1700].to_csv(tmp_path / f"n-{number}.csv", index=False)
         links[number::3].to_csv(tmp_path / f"e-{number}.csv", index=False)
     monkeypatch.setattr("pairnorm.data.packing.MIN_ENTRIES_PER_RANGE", 2**12)
     monkeypatch.setattr("pairnorm.data.packing.MAX_ENTRIES_PER_RANGE", 2**12)
     edges = [tmp_path / f"e-{number}.csv" for number in range(3)]
-    packed = pack(tmp_path / "n-*.csv", edges, tmp_path / "graph", label="kind", memory="256MB")
-    same(packed, Graph.from_files(*whole, label="kind"))
+    packed = readers.pack(tmp_path / "n-*.csv", edges, label="kind")
+    assert_same_graph(Graph.from_packed(packed), Graph.from_files(*whole, label="kind"))
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_single_entries_missing_and_split(tmp_path):
+def test_single_entries_missing_and_split(tmp_path, readers):
     frame, links = tables()
     draw = np.random.default_rng(1)
     frame["x"] = frame["x"].where(draw.random(NODES) < 0.8, None)
     frame["part"] = np.where(frame["kind"].notna(), draw.choice(["Train", "val", "test", ""], NODES), "")
-    files = write(tmp_path, frame, links, "csv")
-    packed = pack(*files, tmp_path / "graph", label="kind", split="part", memory="256MB")
-    expected = Graph.from_files(*files, label="kind", split="part")
-    same(packed, expected)
-    for ours, theirs in zip(Graph.from_packed(packed).split, expected.split, strict=True):
-        assert torch.equal(ours, theirs)
-    known = ~expected.missing
+    expected = readers.read(*write(tmp_path, frame, links), label="kind", split="part")
+    facts, known = Graph.open(readers.packed).facts, ~expected.missing
     column = expected.features.to_dense()[:, 1].double()[known[:, 1]]
-    assert packed.facts.mean[1] == pytest.approx(float(column.mean()))
-    assert packed.facts.deviation[1] == pytest.approx(float(column.std(correction=0)))
-    assert packed.facts.known[1] == int(known[:, 1].sum())
+    assert facts.mean[1] == pytest.approx(float(column.mean()))
+    assert facts.deviation[1] == pytest.approx(float(column.std(correction=0)))
+    assert facts.known[1] == int(known[:, 1].sum())
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_what_a_column_is_follows_one_rule(tmp_path, ending):
+def test_the_kind_of_a_column_follows_one_rule(tmp_path, readers, ending):
     frame, links = tables(ids=int)
     numbers = np.arange(NODES)
     days = pandas.Timestamp("2020-01-30") + pandas.to_timedelta(numbers % 999, "D")
@@ -157,71 +123,54 @@ def test_what_a_column_is_follows_one_rule(tmp_path, ending):
     frame["since"] = days.strftime("%Y/%m/%d")
     frame["offset"] = [f"{number - 5:+04d}" for number in numbers % 9]
     files = write(tmp_path, frame, links, ending)
-    expected = Graph.from_files(*files, label="kind")
-    packed = pack(*files, tmp_path / "graph", label="kind", memory="1GB")
-    same(packed, expected)
-    kinds = {column.name: column.kind for column in packed.facts.encoder.columns}
+    graph = readers.read(*files, label="kind", memory="1GB")
+    kinds = {column.name: column.kind for column in graph.encoder.columns}
     assert [name for name, kind in kinds.items() if kind == "ignored"] == ["street", "external_id", "account"]
     assert (kinds["postcode"], kinds["offset"]) == ("category", "number")
-    assert [name for name, kind in kinds.items() if kind == "date"] == [
-        "born",
-        "seen",
-        "left",
-        "paid",
-        "since",
-    ]
-    kept = pack(
-        *files, tmp_path / "kept", label="kind", keep=["external_id"], ignore=["street"], memory="1GB"
-    )
+    dates = [name for name, kind in kinds.items() if kind == "date"]
+    assert dates == ["born", "seen", "left", "paid", "since"]
+    kept = readers.pack(*files, label="kind", keep=["external_id"], ignore=["street"], memory="1GB")
     assert "external_id" in kept.facts.encoder.feature_names
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 @pytest.mark.parametrize("kind", [int, bool, str, float])
-def test_classes_are_given_back_as_from_files(tmp_path, ending, kind):
+def test_classes_keep_their_type(tmp_path, readers, ending, kind):
     frame, links = tables()
     frame["kind"] = np.arange(NODES) % 2
     frame["kind"] = frame["kind"].astype(kind)
     if kind is float:  # as they are beside nodes without a class
         frame["kind"] = frame["kind"].where(np.arange(NODES) > 0)
-    files = write(tmp_path, frame, links, ending)
-    packed = pack(*files, tmp_path / "graph", label="kind", memory="256MB")
-    same(packed, Graph.from_files(*files, label="kind"))
+    graph = readers.read(*write(tmp_path, frame, links, ending), label="kind")
     texts = kind is str and ending == "parquet"
     expected = ["0", "1"] if texts else [False, True] if kind is bool else [0, 1]
-    assert repr(Graph.from_packed(packed).classes.tolist()) == repr(expected)
-    facts = json.loads((tmp_path / "graph" / FACTS).read_text(encoding="utf-8"))
+    assert repr(graph.classes.tolist()) == repr(expected)
+    facts = json.loads((readers.packed / FACTS).read_text(encoding="utf-8"))
     del facts["numbered"]  # as an earlier version wrote them
-    (tmp_path / "graph" / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-    old = Graph.from_packed(PackedGraph.open(tmp_path / "graph"))
-    assert old.classes.tolist() == list(packed.facts.classes)
+    (readers.packed / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    assert Graph.from_packed(Graph.open(readers.packed)).classes.tolist() == list(graph.class_names)
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_durations_are_days_as_from_files(tmp_path, raises, unit):
+def test_durations_are_days(tmp_path, readers, raises, unit):
     frame, links = tables()
     hours = pandas.Series(np.arange(NODES) - 3.0).where(np.arange(NODES) % 4 > 0)
     frame["stay"] = pandas.to_timedelta(hours, "h").astype(f"timedelta64[{unit}]")
     nodes, edges = write(tmp_path, frame, links, "parquet")
-    packed = pack(nodes, edges, tmp_path / "graph", label="kind", memory="256MB")
-    same(packed, Graph.from_files(nodes, edges, label="kind"))
-    place = packed.facts.encoder.feature_names.index("stay")
-    np.testing.assert_allclose(
-        packed.features(slice(None), range(place, place + 1))[:, 0], hours / 24, rtol=1e-6
-    )
-    assert any("durations are read as days" in note for note in packed.facts.notes)
+    graph = readers.read(nodes, edges, label="kind")
+    place = graph.feature_names.index("stay")
+    days = Graph.open(readers.packed).features(slice(None), range(place, place + 1))[:, 0]
+    np.testing.assert_allclose(days, hours / 24, rtol=1e-6)
+    assert any("durations are read as days" in note for note in graph.notes)
     other = frame.assign(stay=frame["stay"].dt.total_seconds(), who="other " + frame["who"].astype(str))
     other.to_parquet(tmp_path / "other.parquet", index=False)
     with raises("unlike-columns", "other.parquet: column 'stay'"):
         pack([nodes, tmp_path / "other.parquet"], edges, tmp_path / "both", label="kind", memory="256MB")
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 @pytest.mark.parametrize("zone", [None, "Europe/Rome"])
-def test_moments_are_days_as_from_files(tmp_path, unit, zone):
+def test_moments_are_days(tmp_path, readers, unit, zone):
     import pyarrow
     from pyarrow import parquet
 
@@ -229,39 +178,34 @@ def test_moments_are_days_as_from_files(tmp_path, unit, zone):
     moments = pyarrow.array([0, 1_234_567_890 * per_second, None], pyarrow.timestamp(unit, zone))
     parquet.write_table(pyarrow.table({"id": [1, 2, 3], "t": moments}), tmp_path / "n.parquet")
     (tmp_path / "e.csv").write_text("source,target\n1,2\n")
-    files = tmp_path / "n.parquet", tmp_path / "e.csv"
-    graph = Graph.from_files(*files)
+    graph = readers.read(tmp_path / "n.parquet", tmp_path / "e.csv")
     assert graph.features[:, 0].tolist() == pytest.approx([0, 1_234_567_890 / 86400, 0])
-    same(pack(*files, tmp_path / "graph"), graph)
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
-def test_moments_beyond_the_year_9999_are_missing(tmp_path, unit):
+def test_moments_beyond_the_year_9999_are_missing(tmp_path, readers, unit):
     per_second = {"s": 1, "ms": 10**3, "us": 10**6}[unit]
     moments = np.array([0, 9 * 10**12 * per_second], f"datetime64[{unit}]")
     pandas.DataFrame({"id": [1, 2], "t": moments}).to_parquet(tmp_path / "n.parquet")
     (tmp_path / "e.csv").write_text("source,target\n1,2\n")
-    graph = Graph.from_files(tmp_path / "n.parquet", tmp_path / "e.csv")
+    graph = readers.read(tmp_path / "n.parquet", tmp_path / "e.csv")
     assert graph.missing.tolist() == [False, True]
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_infinite_dates_are_missing(tmp_path):
+def test_infinite_dates_are_missing(tmp_path, readers):
     nodes = tmp_path / "n.parquet"
     duckdb.sql(
         "SELECT i AS id, CASE WHEN i = 3 THEN 'infinity'::DATE ELSE '2020-01-01' END AS d, "
         "CASE WHEN i = 2 THEN '-infinity'::TIMESTAMP ELSE '2020-01-02' END AS t FROM range(1, 4) r(i)"
     ).write_parquet(str(nodes))
     (tmp_path / "e.csv").write_text("source,target\n1,2\n")
-    graph = Graph.from_files(nodes, tmp_path / "e.csv")
+    graph = readers.read(nodes, tmp_path / "e.csv")
     assert graph.missing.tolist() == [[False, False], [False, True], [True, False]]
-    same(pack(nodes, tmp_path / "e.csv", tmp_path / "graph"), graph)
 
 
 def test_edges_that_cannot_be_packed_are_refused_before_nodes_are(tmp_path, raises):
     frame, links = tables()
-    nodes, edges = write(tmp_path, frame, links, "csv")
+    nodes, edges = write(tmp_path, frame, links)
     links.to_json(tmp_path / "edges.jsonl", orient="records", lines=True)
     stages = []
     options = {"label": "kind", "memory": "256MB", "tick": lambda stage, share: stages.append(stage)}
@@ -277,12 +221,12 @@ def test_edges_that_cannot_be_packed_are_refused_before_nodes_are(tmp_path, rais
 
 def test_half_precision(tmp_path, raises):
     frame, links = tables()
-    files = write(tmp_path, frame[["who", "kind", "x"]], links, "csv")
+    files = write(tmp_path, frame[["who", "kind", "x"]], links)
     packed = pack(*files, tmp_path / "graph", label="kind", memory="256MB", dtype="float16")
     found = packed.features(slice(0, 50), range(1))[:, 0]
     np.testing.assert_allclose(found, frame["x"][:50].astype(float), rtol=1e-3)
     frame.loc[3, "x"] = 1e6
-    files = write(tmp_path, frame[["who", "kind", "x"]], links, "csv")
+    files = write(tmp_path, frame[["who", "kind", "x"]], links)
     with raises("not-finite", value=1e6):
         pack(*files, tmp_path / "other", memory="256MB", dtype="float16", ignore=["kind"])
 
@@ -303,21 +247,16 @@ def test_half_precision(tmp_path, raises):
          or n.__setitem__("job", "j" + n["job"].astype(str)), "too-many-categories"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_as_from_files_does(tmp_path, raises, change, code):
+def test_bad_tables_are_refused(tmp_path, readers, change, code):
     frame, links = tables(ids=int)
     frame, links = frame.astype(object), links.astype(object)
     change(frame, links)
-    files = write(tmp_path, frame, links, "csv")
-    options = {"id": "who", "label": "kind", "weight": "w"}
-    with raises(code):
-        Graph.from_files(*files, **options)
-    with raises(code):
-        pack(*files, tmp_path / "graph", **options, memory="256MB")
+    readers.check_refused(*write(tmp_path, frame, links), code=code, id="who", label="kind", weight="w")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "nodes.csv"]
 
 
 def test_columns_and_places_are_checked(tmp_path, raises):
-    files = write(tmp_path, *tables(), "csv")
+    files = write(tmp_path, *tables())
     with raises("unknown-column", value="agee"):
         pack(*files, tmp_path / "graph", ignore=["agee"])
     with raises("exists-already"):
@@ -334,7 +273,7 @@ def test_columns_and_places_are_checked(tmp_path, raises):
 
 
 def test_killed_half_way_nothing_looks_finished(tmp_path):
-    files = write(tmp_path, *tables(), "csv")
+    files = write(tmp_path, *tables())
     script = (
         "import sys, time; from pairnorm.data import pack\n"
         "def tick(stage, share):\n"
@@ -355,7 +294,7 @@ def test_killed_half_way_nothing_looks_finished(tmp_path):
 
 
 def test_hostile_folder_is_refused(tmp_path, raises):
-    files = write(tmp_path, *tables(), "csv")
+    files = write(tmp_path, *tables())
     out = tmp_path / "graph"
     packed = pack(*files, out, label="kind", memory="256MB")
     assert repr(packed) == repr(Graph.open(out))
@@ -404,7 +343,7 @@ def test_hostile_folder_is_refused(tmp_path, raises):
     ids=["too few", "empty", "lists", "bytes", "records"],
 )
 def test_ids_are_checked(tmp_path, raises, ids):
-    packed = pack(*write(tmp_path, *tables(), "csv"), tmp_path / "graph", label="kind", memory="256MB")
+    packed = pack(*write(tmp_path, *tables()), tmp_path / "graph", label="kind", memory="256MB")
     pandas.DataFrame({"id": pandas.Series(ids, dtype=object)}).to_parquet(packed.folder / "ids.parquet")
     with raises("file-damaged"):
         list(packed.ids())
@@ -421,7 +360,7 @@ def test_a_column_may_have_the_name_of_an_alias_in_a_query(tmp_path):
 
 
 def test_no_ids_beyond_the_nodes_are_yielded(tmp_path, raises):
-    packed = pack(*write(tmp_path, *tables(), "csv"), tmp_path / "graph", label="kind", memory="256MB")
+    packed = pack(*write(tmp_path, *tables()), tmp_path / "graph", label="kind", memory="256MB")
     pandas.DataFrame({"id": range(NODES + 1)}).to_parquet(packed.folder / "ids.parquet")
     with raises("file-damaged"):
         next(packed.ids())
@@ -429,7 +368,7 @@ def test_no_ids_beyond_the_nodes_are_yielded(tmp_path, raises):
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
 def test_weights_are_checked(tmp_path, raises, value):
-    files = write(tmp_path, *tables(), "csv")
+    files = write(tmp_path, *tables())
     packed = pack(*files, tmp_path / "graph", label="kind", weight="w", memory="256MB")
     weights = np.fromfile(packed.folder / "weight", "<f4")
     weights[7] = value
@@ -438,16 +377,11 @@ def test_weights_are_checked(tmp_path, raises, value):
         Graph.open(packed.folder).check()
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 @pytest.mark.parametrize("names", [("", "b"), ("b", "B"), ("c0", "row_")])
-def test_columns_that_sql_cannot_tell_apart(tmp_path, ending, names):
+def test_columns_whose_names_are_equal_in_sql(readers, ending, names):
     frame = pandas.DataFrame({"id": [1, 2, 3], names[0]: [1, 2, 5], names[1]: [3, 4, 5]})
-    edges = pandas.DataFrame({"source": [1], "target": [2]})
-    files = tmp_path / f"nodes.{ending}", tmp_path / f"edges.{ending}"
-    for table, file in zip((frame, edges), files, strict=True):
-        table.to_csv(file, index=False) if ending == "csv" else table.to_parquet(file, index=False)
-    same(pack(*files, tmp_path / "graph"), Graph.from_files(*files))
+    readers.read(*readers.write(frame, pandas.DataFrame({"source": [1], "target": [2]}), ending))
 
 
 PLAIN_NODES, PLAIN_EDGES = "id,v,job,kind\n1,1.5,père,x\n2,,clerk,y\n3,2,clerk,\n", "a,b,w\n1,2,1\n2,3,2\n"
@@ -475,28 +409,24 @@ ODD_TEXTS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("title", ODD_TEXTS)
-def test_odd_texts_are_packed_as_they_are_read_into_memory(tmp_path, title):
+def test_odd_texts(tmp_path, readers, title):
     nodes, edges, ending = ODD_TEXTS[title]
     files = tmp_path / f"nodes{ending}", tmp_path / ("edges.txt" if "," not in edges else "edges.csv")
     for file, text in zip(files, (nodes, edges), strict=True):
         file.write_bytes(text.encode() if isinstance(text, str) else text)
     options = {"label": "kind", "weight": "5" if "," not in edges else "w"}
     options |= {"weight": None} if title == "header that is an edge" else {}
-    same(pack(*files, tmp_path / "graph", **options), Graph.from_files(*files, **options))
+    readers.read(*files, **options)
 
 
 @pytest.mark.parametrize("text", ["id,v\n1,2\n2,3,4\n", 'id,v\n1,"2\n2,3\n'])
-def test_broken_texts_are_refused_as_by_from_files(tmp_path, text):
-    (tmp_path / "nodes.csv").write_text(text)
-    (tmp_path / "edges.csv").write_text(PLAIN_EDGES)
-    said = []
-    for read in (lambda *files: pack(*files, tmp_path / "graph"), Graph.from_files):
-        with pytest.raises(PairNormError) as caught:
-            read(tmp_path / "nodes.csv", tmp_path / "edges.csv")
-        said.append(str(caught.value))
-    assert said[0] == said[1]
+def test_broken_texts_are_refused_with_one_message(readers, text):
+    (readers.folder / "nodes.csv").write_text(text)
+    (readers.folder / "edges.csv").write_text(PLAIN_EDGES)
+    files = readers.folder / "nodes.csv", readers.folder / "edges.csv"
+    first, second = readers.check_refused(*files, code="file-damaged")
+    assert str(first) == str(second)
 
 
 def test_a_cell_without_an_end_takes_little_memory(tmp_path, raises):
@@ -510,15 +440,14 @@ def test_a_cell_without_an_end_takes_little_memory(tmp_path, raises):
 
 
 def test_progress(tmp_path):
-    files = write(tmp_path, *tables(), "csv")
+    files = write(tmp_path, *tables())
     stages = []
     pack(*files, tmp_path / "graph", label="kind", memory="256MB", tick=lambda *s: stages.append(s))
     assert {stage for stage, _ in stages} == {"names", "features", "edges", "sorting"}
     assert all(0 <= share <= 1 for _, share in stages)
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_many_columns_of_text_fit_little_memory(tmp_path):
+def test_many_columns_of_text_fit_little_memory(readers):
     draw = np.random.default_rng(0)
     frame = pandas.DataFrame(draw.normal(size=(2500, 300)).round(4))
     frame.columns = [f"x{place}" for place in frame.columns]
@@ -528,29 +457,20 @@ def test_many_columns_of_text_fit_little_memory(tmp_path):
     frame.insert(0, "who", range(len(frame)))
     frame["kind"] = draw.choice(["a", "b"], len(frame))
     links = pandas.DataFrame(draw.integers(0, len(frame), (5000, 2)), columns=["source", "target"])
-    files = tmp_path / "nodes.csv", tmp_path / "edges.csv"
-    frame.to_csv(files[0], index=False)
-    links.to_csv(files[1], index=False)
-    packed = pack(*files, tmp_path / "graph", label="kind", memory="256MB")
-    expected = Graph.from_files(*files, label="kind")
-    same(packed, expected)
-    assert packed.facts.missing == (40, int((frame["x130"][40:] == "NA").sum()))
+    readers.read(*readers.write(frame, links), label="kind")
+    facts = Graph.open(readers.packed).facts
+    assert facts.missing == (40, int((frame["x130"][40:] == "NA").sum()))
 
 
-@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_categories_of_floats_have_the_same_names_either_way(tmp_path: Path) -> None:
-    cells = [1.0, np.nan, 2.5, np.inf, 1e30, 2.0]
-    pandas.DataFrame({"id": range(6), "x": cells}).to_parquet(tmp_path / "nodes.parquet")
-    pandas.DataFrame({"source": [0, 1], "target": [1, 0]}).to_parquet(tmp_path / "edges.parquet")
-    files = tmp_path / "nodes.parquet", tmp_path / "edges.parquet"
-    graph = Graph.from_files(*files, categorical=["x"])
-    packed = Graph.from_packed(pack(*files, tmp_path / "packed", categorical=["x"]))
-    assert graph.feature_names == packed.feature_names == ("x=1", "x=1e+30", "x=2", "x=2.5", "x=inf")
-    assert torch.equal(graph.features.to_dense(), packed.features.to_dense())
-    assert graph.missing_vectors.tolist() == packed.missing_vectors.tolist() == [row == 1 for row in range(6)]
+def test_categories_of_floats(readers):
+    nodes = pandas.DataFrame({"id": range(6), "x": [1.0, np.nan, 2.5, np.inf, 1e30, 2.0]})
+    files = readers.write(nodes, pandas.DataFrame({"source": [0, 1], "target": [1, 0]}), "parquet")
+    graph = readers.read(*files, categorical=["x"])
+    assert graph.feature_names == ("x=1", "x=1e+30", "x=2", "x=2.5", "x=inf")
+    assert graph.missing_vectors.tolist() == [row == 1 for row in range(6)]
 
 
-def test_a_wide_table_is_packed_as_it_is_read_into_memory(tmp_path: Path) -> None:
+def test_a_wide_table(readers) -> None:
     """More columns than one file of the copy has, of every kind, across the bounds of files and blocks."""
     random, rows = np.random.default_rng(0), 40
     columns: dict[str, Any] = {"id": [f"n{row}" for row in range(rows)]}
@@ -559,15 +479,10 @@ def test_a_wide_table_is_packed_as_it_is_read_into_memory(tmp_path: Path) -> Non
         if number % 100 == 50:
             columns[f"job{number}"] = random.choice(["cook", "nurse", "clerk", ""], rows)
             columns[f"born{number}"] = [f"2001-02-{1 + row % 28:02}" for row in range(rows)]
-    pandas.DataFrame(columns).to_csv(tmp_path / "nodes.csv", index=False)
-    (tmp_path / "edges.csv").write_text("source,target\nn0,n1\nn1,n2\n")
-    tables = (tmp_path / "nodes.csv", tmp_path / "edges.csv")
-    packed = Graph.from_packed(pack(*tables, tmp_path / "packed", memory="300MB"))
-    with pytest.warns(GraphWarning):
-        graph = Graph.from_files(*tables)
-    assert packed.encoder == graph.encoder
-    assert torch.equal(packed.features, graph.features.to_dense())
-    assert torch.equal(packed.missing, graph.missing)
+    edges = pandas.DataFrame({"source": ["n0", "n1"], "target": ["n1", "n2"]})
+    files = readers.write(pandas.DataFrame(columns), edges)
+    graph = readers.read(*files, memory="300MB")
+    assert Graph.open(readers.packed).facts.encoder == graph.encoder
 
 
 def test_features_that_do_not_fit_on_the_disk_are_refused_before_they_are_written(
