@@ -21,7 +21,7 @@ Edges = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 
 
 
 @given(Edges)
-def test_it_equals_a_dense_matrix_filled_by_hand(edges: list[tuple[int, int, int]]) -> None:
+def test_symmetric_adjacency_equals_a_dense_matrix(edges: list[tuple[int, int, int]]) -> None:
     totals = np.zeros((7, 7))
     for a, b, weight in edges:
         totals[a, b] += weight if a != b else 0
@@ -98,7 +98,7 @@ def test_the_order_within_a_row_does_not_matter_but_repeats_do(raises: Callable)
 
 
 @given(Edges)
-def test_what_we_make_ourselves_passes(edges: list[tuple[int, int, int]]) -> None:
+def test_built_adjacencies_are_valid(edges: list[tuple[int, int, int]]) -> None:
     listed = np.array(edges, dtype=np.int64).reshape(-1, 3)
     check_adjacency(symmetric_adjacency(listed[:, 0], listed[:, 1], 7, listed[:, 2])[0])
 
@@ -120,7 +120,7 @@ def test_what_we_make_ourselves_passes(edges: list[tuple[int, int, int]]) -> Non
         ([0, 2**63 - 1, -2, 2], [0, 1], 2, 2),
     ],
 )
-def test_pieces_that_lie_are_no_matrix(
+def test_invalid_csr_components_are_refused(
     starts: list[int], indices: list[int], entries: int, columns: int, raises: Callable
 ) -> None:
     rows = 3 if len(starts) == 4 else 2

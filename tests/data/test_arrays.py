@@ -19,7 +19,7 @@ VALUES = [[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]
 @pytest.mark.parametrize(
     "kind", [list, tuple, np.array, torch.tensor, pandas.Series, lambda mask: pandas.Series(mask).to_numpy()]
 )
-def test_masks_come_as_users_have_them(kind: Callable) -> None:
+def test_masks_of_every_type_are_accepted(kind: Callable) -> None:
     graph = Graph.from_edges(EDGES, labels=[0, 1, 1], train=kind([True, False, False]))
     assert graph.train.tolist() == [True, False, False]
     masks = Split(*(kind(one) for one in ([False, True, False], [True, False, False], [False, False, True])))
@@ -47,7 +47,7 @@ def test_a_mask_of_numbers_is_refused(raises: Callable) -> None:
         pandas.Series([1, None, 0], dtype="category"),
     ],
 )
-def test_classes_are_numbers_of_any_kind_and_unknown_where_there_is_none(labels: Any) -> None:
+def test_labels_of_every_type_are_accepted(labels: Any) -> None:
     graph = Graph.from_edges(EDGES, labels=labels)
     assert graph.labels.tolist() == [1, -1, 0]
     assert graph.labels.dtype == torch.int64
@@ -55,12 +55,12 @@ def test_classes_are_numbers_of_any_kind_and_unknown_where_there_is_none(labels:
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint64, bool, ">i4"])
-def test_classes_may_be_unsigned_or_truths(kind: Any) -> None:
+def test_labels_may_be_unsigned_or_booleans(kind: Any) -> None:
     assert Graph.from_edges(EDGES, labels=np.array([1, 0, 1], kind)).labels.tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("nothing", [None, np.nan, np.float32("nan"), pandas.NA, pandas.NaT, ""])
-def test_classes_may_be_texts_beside_nothing(nothing: Any) -> None:
+def test_labels_may_be_texts_and_missing(nothing: Any) -> None:
     graph = Graph.from_edges(EDGES, labels=pandas.Series(["b", nothing, "a"], dtype=object))
     assert (graph.labels.tolist(), graph.class_names) == ([1, -1, 0], ("a", "b"))
     assert graph.replace(labels=[["a"], ["a"], [nothing]]).labels.tolist() == [0, 0, -1]
@@ -69,7 +69,7 @@ def test_classes_may_be_texts_beside_nothing(nothing: Any) -> None:
 @pytest.mark.parametrize(
     "labels", [[True, None, False], pandas.Series([True, pandas.NA, False], dtype="boolean")]
 )
-def test_truths_are_classes_of_their_own(labels: Any) -> None:
+def test_booleans_are_classes(labels: Any) -> None:
     graph = Graph.from_edges(EDGES, labels=labels)
     assert (graph.labels.tolist(), graph.class_names) == ([1, -1, 0], ("False", "True"))
     assert graph.replace(name="other").classes.tolist() == [False, True]
@@ -78,7 +78,7 @@ def test_truths_are_classes_of_their_own(labels: Any) -> None:
 
 
 @pytest.mark.parametrize("labels", [np.zeros(3, complex), np.zeros(3, "M8[s]"), [{}, 1, 2], zip("abc")])
-def test_what_is_no_class_is_refused(labels: Any, raises: Callable) -> None:
+def test_invalid_labels_are_refused(labels: Any, raises: Callable) -> None:
     with raises("wrong-type", "labels is a ", value="labels"):
         Graph.from_edges(EDGES, labels=labels)
 
@@ -101,7 +101,7 @@ def test_what_is_no_class_is_refused(labels: Any, raises: Callable) -> None:
         lambda values: np.array(values)[::-1, ::-1][::-1, ::-1],
     ],
 )
-def test_features_come_as_users_have_them(kind: Callable) -> None:
+def test_features_of_every_type_are_accepted(kind: Callable) -> None:
     graph = Graph.from_edges(EDGES, kind(VALUES))
     assert graph.features.dtype == torch.float32
     assert graph.features.layout in (torch.strided, torch.sparse_csr)
@@ -110,19 +110,19 @@ def test_features_come_as_users_have_them(kind: Callable) -> None:
         assert "50% non-zero" in repr(one)
 
 
-def test_entries_of_a_scipy_matrix_that_are_there_twice_are_added_and_it_stays_as_it_is() -> None:
+def test_repeated_entries_of_a_scipy_matrix_are_added_in_a_copy() -> None:
     matrix = scipy.sparse.csr_array((np.array([1.0, 2.0]), np.array([0, 0]), np.array([0, 2])), shape=(1, 1))
     assert as_tensor("features", matrix).to_dense().tolist() == [[3.0]]
     assert matrix.nnz == 2
 
 
 @pytest.mark.parametrize("nothing", [None, np.nan, pandas.NA])
-def test_a_feature_that_is_nothing_is_missing(nothing: Any) -> None:
+def test_none_and_nan_are_missing_features(nothing: Any) -> None:
     frame = pandas.DataFrame({"a": [1, nothing, 3], "b": [1, nothing, nothing]}, dtype=object)
     assert Graph.from_edges(EDGES, frame).missing.tolist() == [[False, False], [True, True], [False, True]]
 
 
-def test_features_that_are_no_numbers_are_named(raises: Callable) -> None:
+def test_features_that_are_not_numbers_are_refused(raises: Callable) -> None:
     with raises("wrong-type", "features holds 'low'") as caught:
         Graph.from_edges(EDGES, pandas.DataFrame({"a": [1, 2, 3], "b": ["low", "high", "low"]}))
     assert "from_frames" in caught.value.hint
@@ -131,7 +131,7 @@ def test_features_that_are_no_numbers_are_named(raises: Callable) -> None:
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint64, np.int32])
-def test_ends_are_whole_numbers_of_any_kind(kind: Any) -> None:
+def test_endpoints_of_every_integer_type_are_accepted(kind: Any) -> None:
     assert Graph.from_edges(np.array(EDGES, kind)).edge_index.tolist() == EDGES
 
 
@@ -151,13 +151,13 @@ def test_ends_are_whole_numbers_of_any_kind(kind: Any) -> None:
         ([[0.0, 1.0], [1.0, 2.0]], "float64 of shape (2, 2)", "astype(int)"),
     ],
 )
-def test_edges_that_are_none_say_what_they_are(edges: Any, found: str, hint: str, raises: Callable) -> None:
+def test_invalid_edges_are_described(edges: Any, found: str, hint: str, raises: Callable) -> None:
     with raises("wrong-shape", f"edge_index is {found}", expected="whole numbers, [2, edges]") as caught:
         Graph.from_edges(edges)
     assert hint in caught.value.hint
 
 
-def test_an_empty_list_is_no_edges() -> None:
+def test_an_empty_list_means_no_edges() -> None:
     assert Graph.from_edges([], num_nodes=3).num_edges == 0
 
 
@@ -167,6 +167,6 @@ def test_ragged_edges_are_refused(raises: Callable) -> None:
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, pandas.Series])
-def test_weights_come_as_users_have_them(kind: Callable) -> None:
+def test_weights_of_every_type_are_accepted(kind: Callable) -> None:
     graph = Graph.from_edges(EDGES, weights=kind([2, 2, 5, 5]))
     assert graph.adjacency.values().tolist() == [2, 2, 5, 5]

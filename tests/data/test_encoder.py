@@ -107,7 +107,7 @@ def test_later_cells_become_the_same_features(
         (CELLS | {"income": [1, 2, 3]}, "unknown-column", "income"),
     ],
 )
-def test_a_difference_is_named(
+def test_differences_from_the_encoder_are_refused_if_strict(
     cells: dict[str, list[object]], code: str, value: object, raises: Callable
 ) -> None:
     if value is None:
@@ -205,7 +205,7 @@ def test_a_table_without_any_column_of_the_model_is_refused(raises: Callable) ->
         read(pandas.DataFrame({"height": [1, 2, 3]}), known=KNOWN)
 
 
-def test_a_sign_in_the_name_of_a_column_means_nothing(raises: Callable) -> None:
+def test_equals_signs_in_column_names_are_kept(raises: Callable) -> None:
     """Columns of numbers called lag=1 and lag=2 are two columns, not two categories of one."""
     both = Graph.from_edges([[0], [1]], [[1.0, 2.0], [3.0, 4.0]], feature_names=("lag=1", "lag=2"))
     one = Graph.from_edges([[0], [1]], [[1.0], [3.0]], feature_names=("lag=1",))
@@ -216,7 +216,7 @@ def test_a_sign_in_the_name_of_a_column_means_nothing(raises: Callable) -> None:
         read(frame[["lag=1"]], known=read(frame)["encoder"], strict=True)
 
 
-def test_without_names_the_number_must_agree(raises: Callable) -> None:
+def test_unnamed_features_must_have_the_same_number(raises: Callable) -> None:
     unnamed = Graph.from_edges([[0], [1]], torch.ones(2, 3))
     assert unnamed.aligned(KNOWN, 3) is unnamed
     with raises("wrong-shape", value=3):
@@ -269,7 +269,7 @@ def test_labels_are_optional_in_graphml(
     assert graph.name == "new"
 
 
-def test_what_does_not_apply_to_graphml_is_refused(tmp_path: Path, raises: Callable) -> None:
+def test_options_of_tables_are_refused_for_graphml(tmp_path: Path, raises: Callable) -> None:
     path = write_graphml(tmp_path / "new.graphml", ["high", "low"])
     with raises("unknown-file-type", value=".graphml"):
         Graph.from_files(path, tmp_path / "edges.csv", encoder=SAVED)
@@ -291,7 +291,7 @@ def test_classes_that_a_model_does_not_know_are_unknown_labels(tmp_path: Path) -
     assert graph.class_names == ("low", "none")
 
 
-def test_what_is_named_now_counts_and_not_what_fit_was_told(tmp_path: Path) -> None:
+def test_options_given_again_override_those_of_fit(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("key|age|risk\n1|30|low\n2|31|\n3|32|high\n")
     (tmp_path / "e.csv").write_text("n|a|b|sum\n0|1|2|5\n1|2|3|7\n")
     saved = Encoder(SAVED.columns, id="customer", source="from", target="to", weight="amount", delimiter=";")
@@ -312,7 +312,7 @@ def test_the_first_column_is_the_id_unless_the_old_one_is_there(tmp_path: Path) 
         assert graph.features.tolist() == [[30], [31]]
 
 
-def test_kinds_are_the_encoders_to_say(tmp_path: Path, raises: Callable) -> None:
+def test_options_of_column_types_are_refused_next_to_an_encoder(tmp_path: Path, raises: Callable) -> None:
     (tmp_path / "n.csv").write_text("id,age\na,1\n")
     (tmp_path / "e.csv").write_text("source,target\na,a\n")
     with raises("conflicting-options", value=["age"]):
@@ -322,7 +322,7 @@ def test_kinds_are_the_encoders_to_say(tmp_path: Path, raises: Callable) -> None
 TABLE = {"id": "customer", "source": "from", "target": "to", "delimiter": ";"}
 
 
-def test_what_fit_was_told_of_tables_means_nothing_in_graphml(tmp_path: Path) -> None:
+def test_options_of_tables_from_fit_are_ignored_for_graphml(tmp_path: Path) -> None:
     path = write_graphml(tmp_path / "new.graphml", ["high", "low"])
     ignored = (Column("part", "ignored"), Column("note", "ignored"))
     saved = Encoder((RISKS, *ignored, Column("customer", "id"), Column("age", "number")), **TABLE)
@@ -332,9 +332,7 @@ def test_what_fit_was_told_of_tables_means_nothing_in_graphml(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("labels", [None, [0, 0], [1, 1], [-1, -1]])
-def test_columns_that_fit_was_told_of_mean_nothing_in_arrays(
-    tmp_path: Path, labels: list[int] | None
-) -> None:
+def test_columns_from_fit_are_ignored_for_arrays(tmp_path: Path, labels: list[int] | None) -> None:
     """Labels are optional there too, and may all be of the first class."""
     pieces = {"data": np.ones(2), "indices": [1, 0], "indptr": [0, 1, 2], "shape": [2, 2]}
     arrays = {f"adj_{name}": it for name, it in pieces.items()} | ({"labels": labels} if labels else {})

@@ -248,7 +248,7 @@ def test_frames_of_every_library_are_the_same_graph(kind: str) -> None:
     assert torch.equal(again.labels, graph.labels)
 
 
-def test_what_is_no_frame_is_named(raises: Callable) -> None:
+def test_other_types_than_frames_are_refused(raises: Callable) -> None:
     with raises("wrong-type", value="int"):
         Graph.from_frames(3, PAYMENTS)
     with raises("wrong-type", "the frame of nodes", value="NoneType"):
@@ -262,7 +262,7 @@ def test_an_option_of_another_name_suggests_the_closest(raises: Callable) -> Non
         Graph.from_frames(PEOPLE, PAYMENTS, lable="risk")
 
 
-def test_ids_in_an_index_without_a_name_are_hinted_at(raises: Callable) -> None:
+def test_ids_in_an_unnamed_index_are_suggested(raises: Callable) -> None:
     people = pandas.DataFrame({"age": [31, 25, 7]}, index=["a", "b", "c"])
     with raises("unknown-node", value="a") as caught:
         Graph.from_frames(people, PAYMENTS)
@@ -295,7 +295,7 @@ def test_labels_may_be_texts(raises: Callable) -> None:
         Graph.from_edges([[0], [1]], labels=["low", "other"], class_names=("low", "high"))
 
 
-def test_graphml_declares_the_value_of_what_has_none(tmp_path):
+def test_graphml_defaults_replace_absent_attributes(tmp_path):
     key = '<key id="{0}" for="{1}" attr.name="{0}" attr.type="{2}"><default>{3}</default></key>'
     (tmp_path / "g.graphml").write_text(
         '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'

@@ -87,7 +87,7 @@ def test_pyg_data(tmp_path: Path, cora: Graph, kind: str) -> None:
     assert torch.equal(graph.features, cora.features.to_dense())
 
 
-def test_a_broken_value_is_named_with_its_file(tmp_path: Path, raises: Callable) -> None:
+def test_an_infinite_feature_is_reported_with_its_file(tmp_path: Path, raises: Callable) -> None:
     path = tmp_path / "graph.pt"
     edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     torch.save(Data(x=torch.tensor([[1.0, 2], [2, torch.inf], [3, 3]]), edge_index=edges), path)
@@ -168,7 +168,7 @@ def test_graphml_from_a_tool_that_lays_out_graphs(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_labels_and_masks_that_do_not_fit_are_named(
+def test_invalid_labels_and_masks_are_reported_with_their_file(
     tmp_path: Path, parts: dict[str, torch.Tensor], code: str, value: object, raises: Callable
 ) -> None:
     data = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), **parts)
@@ -196,7 +196,7 @@ def test_nothing_is_unpickled(tmp_path: Path, name: str, raises: Callable) -> No
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "pt", "graphml", "gml", "parquet"])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=st.binary(max_size=200))
-def test_broken_files_are_named(tmp_path: Path, kind: str, contents: bytes) -> None:
+def test_random_bytes_are_reported_with_their_file(tmp_path: Path, kind: str, contents: bytes) -> None:
     path = tmp_path / f"broken.{kind}"
     path.write_bytes(contents)
     with pytest.raises(PairNormError, match=r"broken\."):
@@ -215,9 +215,7 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("place", ["adj", "attr", "csr", "csc", "bsr"])
-def test_arrays_that_lie_are_named_before_anything_is_computed(
-    tmp_path: Path, lie: str, place: str, raises: Callable
-) -> None:
+def test_invalid_sparse_arrays_are_refused(tmp_path: Path, lie: str, place: str, raises: Callable) -> None:
     matrix = scipy.sparse.csr_array(np.eye(3))
     path = tmp_path / "broken.npz"
     if place in ("adj", "attr"):
@@ -236,7 +234,7 @@ def test_arrays_that_lie_are_named_before_anything_is_computed(
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia"])
-def test_whatever_scipy_saves_is_read(tmp_path: Path, kind: str) -> None:
+def test_every_format_of_save_npz_is_read(tmp_path: Path, kind: str) -> None:
     matrix = scipy.sparse.csr_array(np.array([[0.0, 1, 0, 0], [1, 0, 2, 0], [0, 2, 0, 3], [0, 0, 3, 0]]))
     scipy.sparse.save_npz(tmp_path / "g.npz", matrix.asformat(kind))
     assert Graph.from_files(tmp_path / "g.npz").adjacency.to_dense().tolist() == matrix.toarray().tolist()
@@ -253,7 +251,7 @@ def test_whatever_scipy_saves_is_read(tmp_path: Path, kind: str) -> None:
         ({"adj_data": np.array(["a", "b", "c"])}, "wrong-shape"),
     ],
 )
-def test_numbers_that_bomb_are_held_against_what_the_file_holds(
+def test_declared_sizes_far_above_the_contents_are_refused(
     tmp_path: Path, changed: dict[str, np.ndarray], code: str, raises: Callable
 ) -> None:
     matrix = scipy.sparse.csr_array(np.eye(3))
@@ -262,7 +260,7 @@ def test_numbers_that_bomb_are_held_against_what_the_file_holds(
         Graph.from_files(tmp_path / "bomb.npz")
 
 
-def test_coordinates_that_claim_terabytes_are_refused(tmp_path: Path, raises: Callable) -> None:
+def test_coordinates_beyond_memory_are_refused(tmp_path: Path, raises: Callable) -> None:
     size = 10**13
     matrix = scipy.sparse.coo_array((np.ones(1), ([0], [size - 1])), shape=(size, size))
     scipy.sparse.save_npz(tmp_path / "bomb.npz", matrix)
@@ -297,7 +295,7 @@ def sparse_x(kind: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["coo", "csr", "csc", "csr starts", "csc starts"])
-def test_sparse_tensors_that_lie_are_refused(tmp_path: Path, kind: str, raises: Callable) -> None:
+def test_invalid_sparse_tensors_are_refused(tmp_path: Path, kind: str, raises: Callable) -> None:
     torch.save({"x": sparse_x(kind), "edge_index": torch.tensor([[0], [1]])}, tmp_path / "broken.pt")
     with raises("broken-matrix"):
         Graph.from_files(tmp_path / "broken.pt")
@@ -313,7 +311,7 @@ def test_sparse_tensors_that_lie_are_refused(tmp_path: Path, kind: str, raises: 
         ({"y": torch.zeros(1, dtype=torch.int64).expand(10**13)}, "file-damaged"),
     ],
 )
-def test_tensors_that_bomb_are_refused(
+def test_tensors_of_declared_sizes_beyond_memory_are_refused(
     tmp_path: Path, found: dict[str, object], code: str, raises: Callable
 ) -> None:
     torch.save({"edge_index": torch.tensor([[0], [1]])} | found, tmp_path / "bomb.pt")
@@ -353,7 +351,7 @@ def test_an_option_that_does_not_apply_is_refused(
     assert caught.value.problem.startswith(f"graph.{kind}: ")
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path, raises: Callable) -> None:
+def test_unreadable_paths_are_reported(tmp_path: Path, raises: Callable) -> None:
     np.savez(tmp_path / "graph.npz", other=np.ones(3))
     with raises("edges-missing", "graph.npz"):
         Graph.from_files(tmp_path / "graph.npz")
@@ -405,7 +403,7 @@ def test_tables_become_a_graph(write: Write) -> None:
     assert all(note in str(warning.message) for note in graph.notes)
 
 
-def test_a_graph_written_as_tables_comes_back(tmp_path: Path, cora: Graph) -> None:
+def test_a_graph_written_as_tables_is_read_back(tmp_path: Path, cora: Graph) -> None:
     frame = pandas.DataFrame(cora.features.to_dense().numpy()).add_prefix("word")
     frame.insert(0, "paper", [f"p{name}" for name in cora.node_names])
     frame.insert(1, "subject", [cora.class_names[label] for label in cora.labels])
@@ -466,7 +464,7 @@ def test_a_graph_written_as_tables_comes_back(tmp_path: Path, cora: Graph) -> No
         (NODES, "from\nann\n", {}, "too-few-columns", "edges.csv", None),
     ],
 )
-def test_bad_input_is_named(
+def test_invalid_tables_are_reported_by_line_and_value(
     write: Write,
     nodes: str,
     edges: str,
@@ -533,7 +531,7 @@ def table(header: list[str]) -> st.SearchStrategy[str]:
         },
     ),
 )
-def test_nothing_but_our_own_error_escapes(
+def test_random_tables_raise_no_other_error(
     tmp_path: Path, nodes: str, edges: str, options: dict[str, object]
 ) -> None:
     paths = tmp_path / "nodes.csv", tmp_path / "edges.csv"
@@ -553,7 +551,7 @@ Name = st.text(alphabet="abcé01 _-", min_size=1, max_size=5).map(str.strip).fil
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_good_tables_are_read_as_they_were_written(tmp_path: Path, data: st.DataObject) -> None:
+def test_valid_random_tables_are_read_exactly(tmp_path: Path, data: st.DataObject) -> None:
     names = data.draw(st.lists(Name, min_size=2, max_size=9, unique=True))
     values = data.draw(st.lists(st.integers(-99, 99), min_size=len(names), max_size=len(names)))
     pairs = data.draw(st.lists(st.tuples(st.sampled_from(names), st.sampled_from(names)), max_size=20))
@@ -567,7 +565,7 @@ def test_good_tables_are_read_as_they_were_written(tmp_path: Path, data: st.Data
 
 
 @pytest.mark.parametrize("y", [[0, 1, -1], ["b", "c", ""]])
-def test_an_npz_may_hold_arrays_called_as_those_of_pyg(tmp_path: Path, y: list[object]) -> None:
+def test_npz_with_the_names_of_pyg(tmp_path: Path, y: list[object]) -> None:
     arrays = {
         "edge_index": [[0, 1, 1, 2], [1, 0, 2, 1]],
         "x": np.eye(3),
@@ -591,7 +589,7 @@ def test_files_of_edges_are_all_read_and_unused_columns_noted(write: Write) -> N
             assert Graph.from_files(nodes, edges).num_edges == 2
 
 
-def test_edges_to_nobody_are_dropped_the_second_time_too(write: Write) -> None:
+def test_edges_with_unknown_endpoints_are_dropped_with_the_encoder_too(write: Write) -> None:
     nodes, edges = write("nodes.csv", "id,x\n1,1\n2,2\n"), write("edges.csv", "a,b\n1,2\n2,1\n2,9\n")
     with pytest.warns(GraphWarning, match="1 of 3 edges in edges.csv were dropped, .* such as 9"):
         graph = Graph.from_files(nodes, edges, unknown_edges="drop")
@@ -599,7 +597,7 @@ def test_edges_to_nobody_are_dropped_the_second_time_too(write: Write) -> None:
         assert Graph.from_files(nodes, edges, encoder=graph.encoder).num_edges == 1
 
 
-def test_nodes_that_only_edges_name_are_added_the_second_time_too(write: Write) -> None:
+def test_nodes_of_edges_only_are_added_with_the_encoder_too(write: Write) -> None:
     nodes = write("labels.csv", "id,x,ok,risk\n1,1,True,low\n2,2,False,high\n")
     edges = write("edges.csv", "a,b\n1,2\n2,9\n9,07\n9,\n")
     with pytest.warns(GraphWarning, match="2 nodes that only edges name were added, unlabeled; 1 of 4 edges"):
@@ -612,7 +610,7 @@ def test_nodes_that_only_edges_name_are_added_the_second_time_too(write: Write) 
     assert torch.equal(again.features, graph.features)
 
 
-def test_binned_labels_are_binned_alike_the_second_time(write: Write) -> None:
+def test_numeric_labels_are_cut_alike_with_the_encoder(write: Write) -> None:
     edges = write("edges.csv", "a,b\n1,2\n2,1\n")
     nodes = write("nodes.csv", "id,x,pay\n" + "".join(f"{i},{i},{i}.5\n" for i in range(1, 41)))
     with warnings.catch_warnings():
@@ -674,7 +672,7 @@ def test_a_database_is_a_graph(tmp_path: Path) -> None:
     assert (graph.name, graph.num_edges, graph.class_names) == ("graph", 2, ("high", "low"))
 
 
-def test_frames_are_told_where_to_go(raises: Callable) -> None:
+def test_from_files_suggests_from_frames(raises: Callable) -> None:
     frame = pandas.DataFrame({"id": ["a", "b"]})
     for arguments in ((frame, frame), ("nodes.csv", frame), (frame,)):
         with raises("wrong-type", value="DataFrame", hint="Graph.from_frames takes frames."):
@@ -730,7 +728,7 @@ def test_nodes_without_a_header_are_read(
     ]
 
 
-def test_a_frame_has_no_line_that_could_be_a_node(raises: Callable) -> None:
+def test_the_columns_of_a_frame_are_no_edge(raises: Callable) -> None:
     nodes, edges = {"a": ["x", "y"], "z": [1, 2]}, {"source": ["x"], "target": ["a"]}
     for options in ({}, {"id": "a"}):
         with raises("unknown-node", value="a"):

@@ -45,7 +45,7 @@ def centroid_accuracy(graph: Graph) -> float:
     return float((guess == graph.labels[graph.test]).double().mean())
 
 
-def test_features_tell_more_of_the_class_with_more_signal() -> None:
+def test_features_depend_on_the_class_more_with_more_signal() -> None:
     accuracies = [centroid_accuracy(csbm(2000, signal=signal)) for signal in (0.0, 0.2, 0.5, 1.0)]
     assert accuracies == sorted(accuracies)
     assert accuracies[0] == pytest.approx(0.2, abs=0.05)
@@ -116,7 +116,7 @@ def test_nodes_are_drawn_by_weight() -> None:
         ({"exponent": 2}, "out-of-range", 2),
     ],
 )
-def test_what_cannot_be_made_is_named(
+def test_invalid_arguments_of_csbm_are_refused(
     options: dict[str, float], code: str, value: object, raises: Callable
 ) -> None:
     with raises(code, value=value):

@@ -51,20 +51,20 @@ def mask(*nodes: int) -> torch.Tensor:
         ({"feature_names": ("a",)}, "wrong-shape", "feature_names"),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_invalid_parts_are_refused(
     small: Graph, part: dict[str, object], code: str, value: object, raises: Callable
 ) -> None:
     with raises(code, value=value):
         small.replace(**part)
 
 
-def test_the_node_in_an_error_goes_by_its_name(small: Graph, raises: Callable) -> None:
+def test_errors_name_nodes_by_their_names(small: Graph, raises: Callable) -> None:
     with raises("parts-overlap", value="test") as caught:
         small.replace(node_names=np.array(["ann", "bob", "cy", "di", "ed"]), test=mask(0))
     assert caught.value.problem.endswith("first 'ann'")
 
 
-def test_cora_tells_what_is_inside(cora: Graph) -> None:
+def test_describe_counts_the_parts_of_cora(cora: Graph) -> None:
     assert repr(cora).splitlines() == [
         "Graph 'cora'",
         "  nodes      2,708",
@@ -80,7 +80,7 @@ def test_cora_tells_what_is_inside(cora: Graph) -> None:
     ]
 
 
-def test_what_is_missing_is_told(small: Graph) -> None:
+def test_describe_counts_missing_features(small: Graph) -> None:
     entries = torch.zeros(5, 3, dtype=torch.bool)
     entries[1], entries[2, 0] = True, True
     text = repr(small.replace(missing=entries))
@@ -108,7 +108,7 @@ def test_homophily_agrees_with_pyg(cora: Graph) -> None:
     assert cora.homophily == pytest.approx(homophily(cora.edge_index, cora.labels), abs=1e-6)
 
 
-def test_it_cannot_be_changed(small: Graph) -> None:
+def test_graphs_are_immutable(small: Graph) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         small.name = "other"  # type: ignore[misc]
     with pytest.raises(ValueError, match="read-only"):
@@ -121,7 +121,7 @@ def test_a_copy_is_the_graph_itself(cora: Graph) -> None:
     assert copy.deepcopy({"graph": cora})["graph"] is cora
 
 
-def test_two_nodes_of_one_name_are_refused(small: Graph, raises: Callable) -> None:
+def test_repeated_node_names_are_refused(small: Graph, raises: Callable) -> None:
     with raises("duplicate-id", value="a"):
         Graph.from_edges([[0, 1], [1, 2]], node_names=["a", "b", "a"])
     with raises("duplicate-id", value=7):
@@ -172,14 +172,14 @@ def test_parts_that_are_not_given_are_empty() -> None:
         ({"edge_index": [[0], [1]], "weights": [1.0, 2.0]}, "wrong-shape", None),
     ],
 )
-def test_bad_edges_are_named(
+def test_invalid_edges_are_refused(
     arguments: dict[str, object], code: str, value: object, raises: Callable
 ) -> None:
     with raises(code, value=value):
         Graph.from_edges(**arguments)  # type: ignore[arg-type]
 
 
-def test_edges_are_counted_truly(small: Graph, raises: Callable) -> None:
+def test_num_edges_counts_distinct_undirected_edges(small: Graph, raises: Callable) -> None:
     one_way = torch.triu(torch.ones(5, 5), 1).to_sparse_csr()
     with raises("not-symmetric"):
         Graph(one_way, torch.ones(5, 1))
@@ -201,7 +201,7 @@ def test_an_adjacency_is_checked_once(small: Graph, monkeypatch: pytest.MonkeyPa
     assert calls == ["adjacency"]
 
 
-def test_every_argument_is_told_of() -> None:
+def test_every_argument_is_documented() -> None:
     told = set(re.findall(r"^ {8}(\w+): ", Graph.__doc__ or "", re.MULTILINE))
     assert set(inspect.signature(Graph).parameters) == told
 
@@ -215,9 +215,7 @@ def test_every_argument_is_told_of() -> None:
         {"edge_index": [[0], [1]], "labels": [0, 10**18]},
     ],
 )
-def test_numbers_that_claim_more_than_there_is_are_refused(
-    arguments: dict[str, object], raises: Callable
-) -> None:
+def test_sizes_far_above_the_contents_are_refused(arguments: dict[str, object], raises: Callable) -> None:
     with raises("out-of-range"):
         Graph.from_edges(**arguments)  # type: ignore[arg-type]
 

@@ -49,7 +49,7 @@ def test_whole_numbers_among_others_have_no_point_either() -> None:
     assert read_labels(table(frame), "y", frame["y"], ColumnOptions())[1] == ("0", "1")
 
 
-def test_texts_that_are_told_from_numbers_stay_as_they_are() -> None:
+def test_typed_texts_stay_texts() -> None:
     frame = pandas.DataFrame({"y": ["1.0", "0.0"]})
     assert read_labels(table(frame), "y", frame["y"], ColumnOptions())[1] == ("0.0", "1.0")
 
@@ -61,7 +61,9 @@ def test_texts_that_are_told_from_numbers_stay_as_they_are() -> None:
         (["a", None, "a"], "nodes.csv: column 'y' holds one class only, 'a'. Label some of another."),
     ],
 )
-def test_labels_that_teach_nothing_are_refused(cells: list[object], message: str, raises: Callable) -> None:
+def test_labels_with_fewer_than_two_classes_are_refused(
+    cells: list[object], message: str, raises: Callable
+) -> None:
     frame = pandas.DataFrame({"y": cells})
     with raises("too-few-classes") as caught:
         read_labels(table(frame), "y", frame["y"], ColumnOptions())
@@ -84,7 +86,7 @@ def test_a_split_column_may_say_val() -> None:
         (["train", "test"], [0, 1], "class-without-training", "class 'b' has no training node"),
     ],
 )
-def test_a_split_that_does_not_fit_is_named(
+def test_an_invalid_split_column_is_refused(
     cells: list[str], labels: list[int], code: str, problem: str, raises: Callable
 ) -> None:
     frame = pandas.DataFrame({"s": cells})

@@ -48,7 +48,7 @@ def test_rows_are_normalized_before_they_are_erased(graph: Graph) -> None:
         torch.testing.assert_close(seen.to_dense().double(), expected[:, trial])
 
 
-def test_what_is_left_of_a_row_keeps_its_values_when_entries_go(graph: Graph) -> None:
+def test_remaining_entries_of_a_row_keep_their_values(graph: Graph) -> None:
     missing = missing_entries(graph, 0.5, trials=3)
     found = features_after(graph, missing)
     whole = brute_force(graph.features.to_dense())[:, None].expand(-1, 3, -1)
@@ -66,7 +66,7 @@ def test_sparse_features_share_one_matrix_and_mask_its_entries(cora: Graph) -> N
     assert torch.equal(found.keep[:, 0], cora.train[stored_rows(cora.features)])
 
 
-def test_nothing_missing_is_one_whole_trial(graph: Graph) -> None:
+def test_no_mask_gives_one_complete_trial(graph: Graph) -> None:
     found = features_after(graph)
     torch.testing.assert_close(found.dense()[:, 0].double(), brute_force(graph.features.to_dense()))
 
@@ -107,7 +107,7 @@ def test_masks_are_pinned(cora: Graph) -> None:
     ]
 
 
-def test_the_mask_tells_nothing_about_the_random_split(cora: Graph) -> None:
+def test_masks_are_independent_of_the_random_split(cora: Graph) -> None:
     graph = cora.with_split("random", seed=0)
     mask = missing_vectors(graph, 0.5, seed=0).mask[:, 0]
     share = mask[graph.validation].double().mean()
@@ -126,7 +126,7 @@ def test_entries_are_the_stored_ones_of_sparse_features(cora: Graph) -> None:
     assert int(missing.mask.sum()) == 12304
 
 
-def test_given_is_what_the_data_lacks(small: Graph) -> None:
+def test_given_missing_is_the_mask_of_the_data(small: Graph) -> None:
     lacking = torch.tensor([False, True, False, False, True])
     missing = given_missing(small.replace(missing=lacking), trials=3)
     assert torch.equal(missing.mask, lacking[:, None].expand(-1, 3))
@@ -134,7 +134,7 @@ def test_given_is_what_the_data_lacks(small: Graph) -> None:
     assert missing.seed is None
 
 
-def test_it_tells_what_it_is(cora: Graph) -> None:
+def test_repr_states_kind_rate_and_counts(cora: Graph) -> None:
     assert repr(missing_vectors(cora, 0.6, trials=5, seed=3)) == (
         "Missing(kind='vectors', rate=0.6, seed=3, trials=5: 1,541 of 2,708 nodes)"
     )
@@ -165,7 +165,7 @@ def pairs_and_rings(half: int = 400) -> Graph:
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.75, 1.0])
-def test_the_rate_is_kept_over_all(cora: Graph, draw: Draw, rate: float) -> None:
+def test_the_overall_rate_is_exact(cora: Graph, draw: Draw, rate: float) -> None:
     missing = draw(cora, rate, trials=3)
     among = 49216 if draw is missing_by_value else 2708 - 140
     assert missing.mask.sum(0).tolist() == [round(rate * among)] * 3
@@ -174,7 +174,7 @@ def test_the_rate_is_kept_over_all(cora: Graph, draw: Draw, rate: float) -> None
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 50), st.sampled_from(ALL_DRAWS), st.floats(0.1, 30))
-def test_a_lower_rate_misses_a_part_of_a_higher_one(
+def test_masks_of_lower_rates_are_subsets(
     first: float, second: float, seed: int, draw: Draw, ratio: float
 ) -> None:
     graph, options = pairs_and_rings(8), {"ratio": ratio} if draw in DRAWS else {}
@@ -231,7 +231,7 @@ def test_large_values_are_drawn_more_often(sparse: bool) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2)), max_size=12))
-def test_quantiles_counts_who_is_below(pairs: list[tuple[int, int]]) -> None:
+def test_quantiles_are_shares_of_smaller_values(pairs: list[tuple[int, int]]) -> None:
     groups, values = (np.array([pair[i] for pair in pairs], dtype=np.int64) for i in (0, 1))
     expected = []
     for group, value in pairs:
@@ -248,7 +248,7 @@ def test_masks_by_weight_are_pinned(cora: Graph) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_what_is_no_rate_is_refused(small: Graph, draw: Draw, raises) -> None:
+def test_invalid_rates_and_ratios_are_refused(small: Graph, draw: Draw, raises) -> None:
     for rate in (-0.1, 1.1, float("nan")):
         with raises("not-a-number"):
             draw(small, rate)

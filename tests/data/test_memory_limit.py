@@ -131,7 +131,7 @@ def test_a_file_that_needs_more_memory_than_the_limit_is_refused(name: str, tmp_
     assert refused.value.value > (limit if "{memory}" in refused.value.hint else limit // 16)
 
 
-def test_a_far_cell_does_not_make_a_sheet_large(tmp_path: Path) -> None:
+def test_a_distant_cell_does_not_enlarge_a_sheet(tmp_path: Path) -> None:
     far = '<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
     path = workbook(tmp_path, lambda xml: xml.replace("</sheetData>", far + "</sheetData>"))
     path.with_name("edges.csv").write_text(EDGES)

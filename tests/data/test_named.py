@@ -36,7 +36,7 @@ def test_the_bundled_file_is_the_pinned_one() -> None:
     assert len(verified_bytes(BUNDLED, "cora.npz")) == (BUNDLED / "cora.npz").stat().st_size
 
 
-def test_another_file_is_refused_by_name(tmp_path: Path, raises: Callable) -> None:
+def test_a_file_with_another_checksum_is_refused(tmp_path: Path, raises: Callable) -> None:
     (tmp_path / "cora.npz").write_bytes(b"another")
     with raises("file-damaged"):
         verified_bytes(tmp_path, "cora.npz")
@@ -60,7 +60,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_without_a_network_the_error_says_which_files_are_wanted_where(tmp_path: Path) -> None:
+def test_without_a_network_the_error_lists_the_missing_files(tmp_path: Path) -> None:
     with pytest.raises(PairNormError) as caught:
         load("citeseer", tmp_path)
     message = str(caught.value)
@@ -86,7 +86,7 @@ class Reply:
         return part
 
 
-def test_what_comes_is_kept_only_if_it_is_the_right_file(
+def test_downloads_with_another_checksum_are_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
@@ -99,14 +99,14 @@ def test_what_comes_is_kept_only_if_it_is_the_right_file(
     assert (tmp_path / NAME).read_bytes() == b"graph"
 
 
-def test_a_reply_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_download_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 3)
     monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
     with pytest.raises(PairNormError, match="larger than 3 bytes"):
         fetch(tmp_path, [NAME], "https://example.org")
 
 
-def test_a_reply_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_download_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SECONDS", 0)
     monkeypatch.setattr(module, "urlopen", lambda *_, **__: Reply(b"graph"))
     with pytest.raises(PairNormError, match="not done within 0 seconds"):
@@ -114,7 +114,7 @@ def test_a_reply_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("offline")
-def test_files_that_are_there_are_not_fetched(tmp_path: Path) -> None:
+def test_existing_files_are_not_fetched(tmp_path: Path) -> None:
     (tmp_path / NAME).parent.mkdir(parents=True)
     (tmp_path / NAME).touch()
     fetch(tmp_path, [NAME], "https://example.org")
@@ -138,7 +138,7 @@ def read(root: Path, name: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["Cora", "CiteSeer", "PubMed"])
-def test_it_reads_what_pyg_reads(data_root: Path, name: str) -> None:
+def test_planetoid_equals_that_of_pyg(data_root: Path, name: str) -> None:
     from torch_geometric.io import read_planetoid_data
 
     theirs = read_planetoid_data(str(data_root / "Planetoid" / name / "raw"), name.lower())
@@ -187,13 +187,13 @@ SPLIT = {
 
 
 @pytest.mark.parametrize("facts", datasets(), ids=lambda facts: facts.name)
-def test_the_facts_are_the_papers(facts: Dataset) -> None:
+def test_datasets_equal_the_table_of_the_paper(facts: Dataset) -> None:
     found = (facts.nodes, facts.listed_edges, facts.features, facts.classes, facts.label_rate)
     assert found == PAPER[facts.name]
 
 
 @pytest.mark.parametrize("facts", datasets(), ids=lambda facts: facts.name)
-def test_the_graphs_are_what_the_facts_say(facts: Dataset, request: pytest.FixtureRequest) -> None:
+def test_graphs_match_their_dataset_facts(facts: Dataset, request: pytest.FixtureRequest) -> None:
     root = request.getfixturevalue("data_root") if facts.files else None
     graph = load(facts.name, root)
     assert (graph.num_nodes, graph.num_features, graph.num_classes) == (
@@ -210,7 +210,7 @@ def test_the_graphs_are_what_the_facts_say(facts: Dataset, request: pytest.Fixtu
     assert not adjacency.diagonal().any()
 
 
-def test_coauthor_is_what_pyg_reads(data_root: Path) -> None:
+def test_coauthor_equals_that_of_pyg(data_root: Path) -> None:
     from torch_geometric.io import read_npz
 
     theirs, ours = (
@@ -254,13 +254,13 @@ def test_a_damaged_file_is_named_and_not_unpickled(data_root: Path, tmp_path: Pa
         load("citeseer", tmp_path)
 
 
-def test_names_are_forgiving(raises: Callable) -> None:
+def test_names_ignore_case_and_underscores(raises: Callable) -> None:
     assert load("Cora").name == "cora"
     with raises("unknown-choice", value="pubmd"):
         load("pubmd")
 
 
-def test_cora_carries_names(cora: Graph) -> None:
+def test_cora_has_names_of_nodes_and_classes(cora: Graph) -> None:
     assert cora.class_names[3] == "Neural_Networks"
     assert len(np.unique(cora.node_names)) == 2708
 

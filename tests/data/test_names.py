@@ -26,7 +26,7 @@ NODES = Table("nodes.csv", ("id",))
         ([3.0, 4.0], [3, 4]),
     ],
 )
-def test_names_are_numbers_only_where_nothing_is_lost(cells: list[object], expected: list[object]) -> None:
+def test_ids_are_integers_only_if_written_plainly(cells: list[object], expected: list[object]) -> None:
     assert integers_or_texts(check_ids(NODES, "id", pandas.Series(cells))).tolist() == expected
 
 
@@ -37,7 +37,7 @@ def test_names_are_numbers_only_where_nothing_is_lost(cells: list[object], expec
         (["a", None], "empty-cell", "nodes.csv, row 2", "id"),
     ],
 )
-def test_names_are_there_and_unlike(
+def test_empty_and_repeated_ids_are_refused(
     cells: list[object], code: str, where: str, value: object, raises: Callable
 ) -> None:
     with raises(code, where, value=value):
@@ -45,7 +45,9 @@ def test_names_are_there_and_unlike(
 
 
 @pytest.mark.parametrize("names", [np.array([5, 7, 9]), np.array(["5", "7", "x"], dtype=object)])
-def test_ends_are_found(write: Write, names: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoints_are_matched_with_nodes(
+    write: Write, names: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables.read_blocks, "__defaults__", ((), 2, math.inf))
     last = names[2]
     edges = open_table(write("edges.csv", f"a,b,w\n5,7,1\n7,{last},2.5\n{last},5,3\n"))
@@ -79,7 +81,7 @@ def test_ends_are_found(write: Write, names: np.ndarray, monkeypatch: pytest.Mon
         ("a,b,w\n5,7,inf\n", "not-finite", "edges.csv, line 2", np.inf),
     ],
 )
-def test_bad_edges_are_named_by_line_and_value(
+def test_invalid_edges_are_reported_by_line_and_value(
     write: Write, text: str, code: str, where: str, value: object, raises: Callable
 ) -> None:
     with raises(code, where, value=value):
@@ -100,7 +102,7 @@ def test_a_file_without_a_header_is_noticed(write: Write, raises: Callable) -> N
         read_edges(edges, EndpointColumns("5", "7"), np.array([5, 7, 9]), None)
 
 
-def test_no_edges_are_fine(write: Write) -> None:
+def test_a_table_without_edges_is_valid(write: Write) -> None:
     ends, weights, _ = read_edges(
         open_table(write("e.csv", "a,b\n")), EndpointColumns("a", "b"), np.array([1]), None
     )
@@ -126,7 +128,7 @@ def rows(name: str, **columns: list[object]) -> Table:
     return Table(name, tuple(frame.columns), frame)
 
 
-def test_tables_are_put_together_by_id() -> None:
+def test_tables_are_merged_by_id() -> None:
     first = rows("a.csv", id=["1", "2"], age=[30, None])
     second = rows("b.csv", id=[3, 2], age=[None, 40.0], job=["clerk", "nurse"])
     table, frame, names = read_rows([first, second], "id", ["id"])
@@ -137,7 +139,7 @@ def test_tables_are_put_together_by_id() -> None:
     assert [table.place(row) for row in range(3)] == ["a.csv, row 1", "a.csv, row 2", "b.csv, row 1"]
 
 
-def test_tables_that_disagree_are_named(raises: Callable) -> None:
+def test_conflicting_tables_are_refused(raises: Callable) -> None:
     first, second = rows("a.csv", id=["x"], age=[30]), rows("b.csv", id=["y", "x"], age=[1, 31])
     with raises("conflicting-rows", value="x") as caught:
         read_rows([first, second], "id", [])
@@ -152,7 +154,7 @@ EDGES = "a,b\nx,y\nx,Y\ny,no\n"
 LETTERS = np.array(["x", "y", "Zu\u0308rich"], dtype=object)
 
 
-def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raises: Callable) -> None:
+def test_edges_with_unknown_endpoints_are_dropped_and_counted(write: Write, raises: Callable) -> None:
     table = open_table(write("e.csv", EDGES))
     with raises("unknown-node", value="Y", options={"unknown_edges": "add"}) as caught:
         read_edges(table, EndpointColumns("a", "b"), LETTERS, None)
@@ -164,7 +166,7 @@ def test_edges_to_nobody_are_dropped_and_counted_where_asked(write: Write, raise
     )
 
 
-def test_where_no_end_is_a_node_the_ids_are_shown(write: Write, raises: Callable) -> None:
+def test_examples_of_ids_are_shown_if_no_endpoint_matches(write: Write, raises: Callable) -> None:
     table = open_table(write("e.csv", "a,b\ncust 1,cust 2\ncust 2,cust 1\n"))
     with raises("unknown-node", value="cust 1", options={"id": ..., "source": ..., "target": ...}) as caught:
         read_edges(table, EndpointColumns("a", "b"), LETTERS, None)
@@ -179,14 +181,14 @@ def test_another_form_of_a_name_is_recognized(write: Write, cell: str, raises: C
 
 
 @pytest.mark.parametrize(("node", "cell"), [("7", "007"), ("7.0", "7"), ("7", "7.0")])
-def test_other_zeros_are_said(write: Write, node: str, cell: str, raises: Callable) -> None:
+def test_ids_with_other_zeros_are_suggested(write: Write, node: str, cell: str, raises: Callable) -> None:
     names = np.array([node, "x"], dtype=object)
     with raises("unknown-node", value=cell) as caught:
         read_edges(open_table(write("e.csv", f"a,b\n{cell},x\n")), EndpointColumns("a", "b"), names, None)
     assert f"differs from the node '{node}' only in" in caught.value.problem
 
 
-def test_names_of_nodes_that_are_all_but_the_same_are_noted() -> None:
+def test_near_duplicate_ids_are_noted() -> None:
     assert near_duplicate_notes(np.array(["Bob", "ann", "Bo  b", "bo b", "BOB"], dtype=object)) == [
         "2 ids differ from another only in case, spaces, leading zeros, a final .0 or Unicode form, such "
         "as 'Bo  b' and 'bo b'; they are different nodes"

@@ -32,7 +32,7 @@ def read(frame: pandas.DataFrame, known: Encoder | None = None, **options: Any) 
 
 
 @given(st.lists(st.tuples(Cell, Cell, Word), min_size=1, max_size=12), st.booleans())
-def test_features_are_those_written_by_hand_dense_and_sparse(
+def test_features_equal_those_written_by_hand_dense_and_sparse(
     rows: list[tuple[int | None, int | None, str | None]], sparse: bool
 ) -> None:
     frame = pandas.DataFrame(rows, columns=["a", "b", "c"]).astype({"a": float, "b": float, "c": object})
@@ -70,7 +70,7 @@ def test_numbers_can_be_categories() -> None:
     assert found["missing"].tolist() == [False, False, True]
 
 
-def test_categories_of_numbers_are_categories_and_said_so() -> None:
+def test_numbers_typed_as_categories_are_noted() -> None:
     frame = pandas.DataFrame({"zip": pandas.Series([7, None, 10]).astype("category")})
     found = read(frame)
     assert found["encoder"].feature_names == ("zip=10", "zip=7")
@@ -82,7 +82,7 @@ def test_categories_of_numbers_are_categories_and_said_so() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-def test_whole_numbers_with_leading_zeros_are_codes_and_said_so(tmp_path: Path) -> None:
+def test_whole_numbers_with_leading_zeros_are_codes(tmp_path: Path) -> None:
     nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
     edges.write_text("source,target\na,b\n")
     nodes.write_text('id,zip,age,size,born\na,"01234",07,00.5,1990-01-02\nb, 1234,-3,07,1990-01-02\nc,,1,,\n')
@@ -120,7 +120,7 @@ def test_a_class_of_minus_one_is_noted_among_numbers(labels: list[object], notes
     assert len(said) == notes
 
 
-def test_more_categories_than_the_cap_are_refused(raises: Callable) -> None:
+def test_more_categories_than_the_maximum_are_refused(raises: Callable) -> None:
     frame = pandas.DataFrame({"city": [f"n{i % 1001}" for i in range(2002)]})
     with raises("too-many-categories", value="city", expected="at most 1,000 categories"):
         read(frame)
@@ -142,7 +142,7 @@ def column(cells: list[Any], **options: Any) -> tuple[Any, list[float], tuple[st
     return kind, found["features"].to_dense().flatten().tolist(), found["notes"]
 
 
-def test_names_are_noted_and_left_out_unless_they_are_to_be_kept() -> None:
+def test_columns_of_names_are_left_out_unless_kept() -> None:
     names = [f"page {i}" for i in range(95)] + [
         "7",
         "8",
@@ -190,7 +190,7 @@ def test_the_index_that_pandas_writes_is_no_feature(name: str) -> None:
         ([pandas.Timestamp("2001-02-03").date(), None, pandas.Timestamp("1970-01-01").date()], 11356),
     ],
 )
-def test_dates_are_days_and_said_so(cells: list[Any], first: float) -> None:
+def test_dates_are_days_since_1970(cells: list[Any], first: float) -> None:
     kind, values, notes = column(cells)
     assert kind.kind == "date"
     assert values == [first, 0, 0]
@@ -223,7 +223,7 @@ def test_dates_are_read_in_the_order_of_the_model(raises: Callable) -> None:
     assert plain["encoder"].features["joined"] == Column("joined", "date")
 
 
-def test_thousands_are_not_guessed_at(raises: Callable) -> None:
+def test_ambiguous_commas_are_refused(raises: Callable) -> None:
     source = Table("t.csv", ("x",))
     with raises("ambiguous-number", value="x", options={"decimal": ","}):
         source.numbers("x", pandas.Series(["1,234", "5,678"]))
@@ -246,7 +246,7 @@ def long(**columns: list[Any]) -> Table:
 NODES = Table("nodes.csv", ("id", "age"), pandas.DataFrame({"id": ["a", "b", "c"], "age": [1.0, 2.0, 3.0]}))
 
 
-def test_a_long_table_is_features_of_which_most_are_zero() -> None:
+def test_a_long_table_gives_sparse_features() -> None:
     table = long(node=["a", "b", "a", "a"], word=["10", "9", "red", "red"], count=[2, 1, 1, 4])
     found = read_nodes([NODES], ColumnOptions(), long=[table])
     assert found["encoder"].feature_names == ("age", "9", "10", "red")
@@ -258,7 +258,7 @@ def test_a_long_table_is_features_of_which_most_are_zero() -> None:
     )
 
 
-def test_a_long_table_read_again_has_the_features_of_the_first(raises: Callable) -> None:
+def test_a_later_long_table_has_the_features_of_the_encoder(raises: Callable) -> None:
     known = read_nodes([NODES], ColumnOptions(), long=[long(node=["a", "b"], word=["x", "y"])])["encoder"]
     later = long(node=["a", "c", "c"], word=["y", "x", "new"])
     found = read_nodes([NODES], ColumnOptions(), known, [later])
@@ -283,6 +283,6 @@ def test_a_long_table_read_again_has_the_features_of_the_first(raises: Callable)
         (long(node=["a"], word=["age"]), "duplicate-column"),
     ],
 )
-def test_a_long_table_that_does_not_fit_is_named(table: Table, code: str, raises: Callable) -> None:
+def test_an_invalid_long_table_is_refused(table: Table, code: str, raises: Callable) -> None:
     with raises(code):
         read_nodes([NODES], ColumnOptions(), long=[table])

@@ -255,7 +255,7 @@ def test_bad_tables_are_refused(tmp_path, readers, change, code):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "nodes.csv"]
 
 
-def test_columns_and_places_are_checked(tmp_path, raises):
+def test_columns_and_paths_are_checked(tmp_path, raises):
     files = write(tmp_path, *tables())
     with raises("unknown-column", value="agee"):
         pack(*files, tmp_path / "graph", ignore=["agee"])
@@ -272,7 +272,7 @@ def test_columns_and_places_are_checked(tmp_path, raises):
         pack(*files, tmp_path / "graph", label="kind")
 
 
-def test_killed_half_way_nothing_looks_finished(tmp_path):
+def test_a_killed_call_leaves_no_graph(tmp_path):
     files = write(tmp_path, *tables())
     script = (
         "import sys, time; from pairnorm.data import pack\n"
@@ -429,7 +429,7 @@ def test_broken_texts_are_refused_with_one_message(readers, text):
     assert str(first) == str(second)
 
 
-def test_a_cell_without_an_end_takes_little_memory(tmp_path, raises):
+def test_an_endless_cell_takes_little_memory(tmp_path, raises):
     with gzip.open(tmp_path / "nodes.csv.gz", "wb", compresslevel=1) as file:
         file.write(b'id,v\n1,"')
         for _ in range(200):

@@ -86,7 +86,7 @@ def test_files_with_other_columns_are_refused(database: Database, tmp_path: Path
         QueriedTable(database, [tmp_path / "a.csv", tmp_path / "b.csv"], "nodes", ColumnOptions())
 
 
-def test_what_duckdb_says_of_its_memory_names_the_option(raises) -> None:
+def test_duckdb_errors_on_memory_suggest_the_option(raises) -> None:
     with raises("too-large", value=100), databases.explain_duckdb_errors(100):
         raise duckdb.OutOfMemoryException("no room")
     with raises("file-damaged"), databases.explain_duckdb_errors(100):

@@ -30,6 +30,6 @@ def test_uniform_is_uniform() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "a", True, None])
-def test_a_bad_seed_is_named(seed: object, raises: Callable) -> None:
+def test_an_invalid_seed_is_refused(seed: object, raises: Callable) -> None:
     with raises("not-a-whole-number"):
         Stream(seed, "x")  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ Write = Callable[[str, str], Path]
         ("t.csv", "id,x,x\na,1,2\n", "duplicate-column", "t.csv", "x"),
     ],
 )
-def test_a_file_that_cannot_be_a_table_is_named(
+def test_empty_files_and_repeated_columns_are_refused(
     write: Write, name: str, text: str, code: str, where: str, value: object, raises: Callable
 ) -> None:
     with raises(code, where, value=value):
@@ -42,7 +42,7 @@ def test_a_file_that_cannot_be_a_table_is_named(
 
 
 @pytest.mark.parametrize(("name", "sign"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", ","), ("t.csv", "|")])
-def test_another_delimiter_is_found_out_and_said(
+def test_another_delimiter_is_detected_and_noted(
     write: Write, name: str, sign: str, raises: Callable
 ) -> None:
     path = write(name, f"id{sign}x{sign}y\na{sign}1{sign}2\n")
@@ -69,7 +69,7 @@ def test_the_delimiter_splits_every_row_alike(write: Write, text: str, columns: 
     assert open_table(write("t.csv", text)).columns == columns
 
 
-def test_features_given_as_nodes_suggest_their_option(write: Write, raises: Callable) -> None:
+def test_long_features_given_as_nodes_suggest_their_option(write: Write, raises: Callable) -> None:
     with raises("unknown-contents", "words.json", options={"features": "words.json"}):
         open_table(write("words.json", '{"a": ["x", "y"], "b": ["z"]}'))
 
@@ -117,7 +117,7 @@ def test_a_delimiter_is_one_character(write: Write, raises: Callable) -> None:
         ("latin-1", "Windows-1252 (Latin-1)"),
     ],
 )
-def test_encodings_are_found_and_said(tmp_path: Path, encoding: str, said: str) -> None:
+def test_encodings_are_detected_and_noted(tmp_path: Path, encoding: str, said: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("id,city\na,Zürich\nb,Köln\n".encode(encoding))
     for table in (open_table(path), open_table(path, options=ColumnOptions(encoding=encoding))):
@@ -135,7 +135,7 @@ def test_bytes_that_windows_does_not_know_are_latin_1(tmp_path: Path) -> None:
     assert frame["x"].tolist() == ["\x81ü"]
 
 
-def test_a_wrong_encoding_is_named(tmp_path: Path, raises: Callable) -> None:
+def test_a_wrong_encoding_is_refused(tmp_path: Path, raises: Callable) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("id,city\na,Zürich\n".encode("latin-1"))
     with raises("wrong-encoding", options={"encoding": ...}):
@@ -151,7 +151,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
     assert open_table(path).columns == ("id", "x")
 
 
-def test_parquet_is_read_as_written_whatever_its_index(tmp_path: Path) -> None:
+def test_the_pandas_index_of_parquet_is_a_column(tmp_path: Path) -> None:
     frame = pandas.DataFrame({"id": ["a", "b"], "x": [1.5, None]}).set_index("id")
     frame.to_parquet(tmp_path / "t.parquet")
     source = open_table(tmp_path / "t.parquet")
@@ -160,7 +160,7 @@ def test_parquet_is_read_as_written_whatever_its_index(tmp_path: Path) -> None:
     assert found["id"].tolist() == ["a", "b"]
 
 
-def test_whole_numbers_of_parquet_stay_exact_beside_an_empty_cell(tmp_path: Path) -> None:
+def test_integers_of_parquet_stay_exact_next_to_an_empty_cell(tmp_path: Path) -> None:
     numbers = [9007199254740993, 9007199254740992, None]
     pandas.DataFrame({"id": pandas.array(numbers, dtype="Int64")}).to_parquet(tmp_path / "t.parquet")
     table = open_table(tmp_path / "t.parquet")
@@ -314,7 +314,7 @@ def test_only_one_table_is_piped_in(monkeypatch: pytest.MonkeyPatch, raises: Cal
         ("t.parquet", b"PAR1", "file-damaged"),
     ],
 )
-def test_what_is_not_what_its_name_says_is_named(
+def test_contents_of_another_type_than_the_suffix_are_refused(
     tmp_path: Path, name: str, data: bytes, code: str, raises: Callable
 ) -> None:
     (tmp_path / name).write_bytes(data)
@@ -323,7 +323,7 @@ def test_what_is_not_what_its_name_says_is_named(
     assert name in str(caught.value)
 
 
-def test_the_sheet_is_named_where_there_are_several(tmp_path: Path) -> None:
+def test_the_sheet_is_noted_if_there_are_several(tmp_path: Path) -> None:
     (tmp_path / "t.xlsx").write_bytes(excel(People=ROWS, Edges=[{"a": 1}]))
     assert open_table(tmp_path / "t.xlsx").notes == [
         "the nodes are read from sheet 'People' of 'People', 'Edges'"
@@ -331,13 +331,13 @@ def test_the_sheet_is_named_where_there_are_several(tmp_path: Path) -> None:
     assert open_table(tmp_path / "t.xlsx", role="edges").columns == ("a",)
 
 
-def test_whole_numbers_of_json_stay_exact_beside_an_empty_cell(tmp_path: Path) -> None:
+def test_integers_of_json_stay_exact_next_to_an_empty_cell(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text('[{"id": 9007199254740993}, {"id": null}]')
     table = open_table(tmp_path / "t.json")
     assert table.texts("id", table.frame["id"]).tolist() == ["9007199254740993", None]
 
 
-def test_patterns_and_folders_are_the_files_in_them(tmp_path: Path, raises: Callable) -> None:
+def test_patterns_and_folders_expand_to_files(tmp_path: Path, raises: Callable) -> None:
     names = ["b.parquet", "a.parquet", "x.csv", "odd[1].csv"]
     for name in names:
         (tmp_path / name).touch()
@@ -403,9 +403,7 @@ def test_a_query_and_a_table_of_a_database(database: str, query: str) -> None:
         ("SELECT 1 AS a, 2 AS a", "duplicate-column"),
     ],
 )
-def test_a_query_that_cannot_be_answered_is_named(
-    database: str, query: str, code: str, raises: Callable
-) -> None:
+def test_an_invalid_query_is_refused(database: str, query: str, code: str, raises: Callable) -> None:
     with raises(code) as caught:
         open_tables("edges", query, database=database)
     assert "secret" not in str(caught.value)
@@ -417,7 +415,7 @@ def test_a_query_changes_nothing(database: str) -> None:
     assert len(open_tables("nodes", "people", database=database)[0].frame) == 2
 
 
-def test_what_is_no_database_is_named(tmp_path: Path, raises: Callable) -> None:
+def test_an_invalid_database_is_refused(tmp_path: Path, raises: Callable) -> None:
     pytest.importorskip("sqlalchemy", reason="needs sqlalchemy: pip install pairnorm[all]")
     with raises("file-missing"):
         open_tables("nodes", "people", database=f"sqlite:///{tmp_path}/none.db")
@@ -449,7 +447,7 @@ def test_a_url_is_no_file(raises: Callable, url: str) -> None:
         ('"a, b",c\n"b; c","d;"\n', ("a, b", "c")),
     ],
 )
-def test_a_sign_within_quotes_separates_no_cells(write: Write, text: str, titles: tuple[str, ...]) -> None:
+def test_delimiters_within_quotes_are_ignored(write: Write, text: str, titles: tuple[str, ...]) -> None:
     assert open_table(write("t.txt", text), "nodes").columns == titles
 
 
@@ -496,7 +494,7 @@ def test_a_graph_in_json(write: Write, layout: str) -> None:
 
 
 @pytest.mark.parametrize("end", [-1, 4, True, [0], None, {"id": "e"}, {}])
-def test_an_end_that_is_no_node_is_refused(write: Write, end: object) -> None:
+def test_an_unknown_endpoint_in_json_is_refused(write: Write, end: object) -> None:
     graph = {"nodes": PEOPLE, "links": [{"source": 0, "target": end}]}
     with pytest.raises(PairNormError, match=r"graph\.json"):
         Graph.from_files(write("graph.json", json.dumps(graph)))

@@ -74,7 +74,7 @@ def test_development_nodes_train_and_validate_and_all_others_test(cora: Graph, s
     assert all(map(torch.equal, split, named))
 
 
-def test_development_nodes_are_drawn_anew_by_every_seed_and_alike_from_all_nodes() -> None:
+def test_development_nodes_depend_on_the_seed_and_are_uniform() -> None:
     labels = torch.arange(60) % 2
     drawn = torch.stack(
         [~of_development(labels, 2, 30, seed).test for seed in range(400)]
@@ -84,7 +84,7 @@ def test_development_nodes_are_drawn_anew_by_every_seed_and_alike_from_all_nodes
     assert trained.sub(400 * 4 / 60).abs().max() < 25
 
 
-def test_of_too_few_development_nodes_not_enough_train(raises) -> None:
+def test_too_few_development_nodes_are_refused(raises) -> None:
     labels = torch.tensor([0, 0, 0, 1, -1])
     with raises("too-few-labels", value=2):
         of_development(labels, 2, 4)

@@ -28,12 +28,14 @@ def test_lines_are_counted_as_an_editor_does(write: Write) -> None:
         ('id,x\na,"1\n', "file-damaged", "t.csv"),
     ],
 )
-def test_broken_rows_are_named(write: Write, text: str, code: str, where: str, raises: Callable) -> None:
+def test_broken_rows_are_reported_by_line(
+    write: Write, text: str, code: str, where: str, raises: Callable
+) -> None:
     with raises(code, where):
         list(read_blocks(open_table(write("t.csv", text))))
 
 
-def test_a_column_that_is_not_there_suggests_the_closest(raises: Callable) -> None:
+def test_an_unknown_column_suggests_the_closest(raises: Callable) -> None:
     source = Table("nodes.csv", ("customer", "risk", "age"))
     assert source.column("label", "risk") == "risk"
     with raises("unknown-column", "nodes.csv", value="riks", hint="Did you mean 'risk'?"):
@@ -61,7 +63,7 @@ def test_text(cells: list[object], expected: list[object]) -> None:
     assert Table("t", ("x",)).texts("x", pandas.Series(cells)).tolist() == expected
 
 
-def test_numbers_keep_what_is_empty_apart() -> None:
+def test_numbers_are_nan_where_cells_are_empty() -> None:
     source = Table("t", ("x",))
     for column in ([1, None, 3.5], ["1", None, "3.5"], pandas.array([1, None, 3.5], dtype="Float64")):
         np.testing.assert_array_equal(source.numbers("x", pandas.Series(column)), [1, np.nan, 3.5])
@@ -78,7 +80,7 @@ def test_numbers_keep_what_is_empty_apart() -> None:
         ([1.0, 1e39], "not-finite", "t, row 12", 1e39),
     ],
 )
-def test_what_is_no_number_is_named(
+def test_cells_that_are_not_numbers_are_refused(
     cells: object, code: str, where: str, value: object, raises: Callable
 ) -> None:
     with raises(code, where, value=value):
@@ -86,7 +88,7 @@ def test_what_is_no_number_is_named(
 
 
 @pytest.mark.parametrize("unit", ["s", "ns"])
-def test_durations_are_days_and_said_so(unit: str) -> None:
+def test_durations_are_days_and_noted(unit: str) -> None:
     source = Table("t", ("x",))
     cells = pandas.Series(pandas.to_timedelta(["36h", None, "-1D"])).astype(f"m8[{unit}]")
     for column in (cells, cells.astype(object), cells.astype(pandas.ArrowDtype(pyarrow.duration(unit)))):
@@ -94,7 +96,7 @@ def test_durations_are_days_and_said_so(unit: str) -> None:
     assert "durations are read as days" in source.all_notes()[0]
 
 
-def test_bytes_are_to_be_decoded(raises: Callable) -> None:
+def test_bytes_are_refused(raises: Callable) -> None:
     with raises("not-a-cell", hint="Decode it, or pass {ignore}."):
         Table("t", ("x",)).numbers("x", pandas.Series([b"ab", b"c"]))
 
@@ -105,7 +107,7 @@ def test_complex_numbers_are_refused(kind: type, raises: Callable) -> None:
         Table("t", ("x",)).numbers("x", pandas.Series([3, 1 + 2j], dtype=kind))
 
 
-def test_cells_that_are_lists_are_named(raises: Callable) -> None:
+def test_cells_that_are_lists_are_refused(raises: Callable) -> None:
     for cells in ([[1, 2], [3, 4]], [1.0, np.ones(2)], ["1", {"a": 1}]):
         with raises("not-a-cell", value="x"):
             Table("t", ("x",)).numbers("x", pandas.Series(cells))

@@ -52,7 +52,7 @@ def test_columns_of_edges_are_counted_summed_and_averaged_at_both_nodes(chosen: 
     np.testing.assert_array_equal(found["age"], [1, 2, 3, np.nan])
 
 
-def test_features_that_are_sparse_stay_so() -> None:
+def test_sparse_features_stay_sparse() -> None:
     words = {"id": [*"abcd"], "job": ["cook", "nurse", "clerk", "smith"]} | {
         f"x{number}": [0.0, 0, 0, float(number == 7)] for number in range(60)
     }
@@ -88,7 +88,7 @@ def test_edges_that_are_dropped_and_several_tables_are_aggregated_together(tmp_p
     np.testing.assert_allclose(check_column_names(graph)["edges: mean of amount"], [5, 10, 2.5, np.nan])
 
 
-def test_a_column_that_is_not_there_or_has_too_many_texts() -> None:
+def test_unknown_edge_columns_and_too_many_texts() -> None:
     with pytest.raises(PairNormError, match=r"there is no column 'amuont'.*Did you mean 'amount'"):
         Graph.from_frames(NODES, EDGES, edge_columns=["amuont"])
     many = {"source": ["a"] * 120, "target": ["b"] * 120, "memo": [f"text {n // 2}" for n in range(120)]}
@@ -97,7 +97,7 @@ def test_a_column_that_is_not_there_or_has_too_many_texts() -> None:
     assert any("'memo'" in note and "60 different texts" in note for note in graph.notes)
 
 
-def test_a_fitted_model_reads_them_again(tmp_path: Path) -> None:
+def test_a_fitted_model_reads_edge_columns_again(tmp_path: Path) -> None:
     base = csbm(120, classes=2, features=4, homophily=0.5, seed=1)
     labels, (source, target) = base.labels.tolist(), base.edge_index.tolist()
     nodes = {"id": range(120), "class": ["low" if one else "high" for one in labels]}

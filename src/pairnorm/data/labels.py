@@ -225,8 +225,9 @@ def _check_classes(table: Table, name: str, classes: Sequence[str], labeled: int
         problem = f"column {quoted(name)} holds {len(classes):,} different numbers: to predict them is "
         problem += "regression, which this is not made for"
         hint = f"{{classes}} cuts it into classes of equal size; {EACH!r} in place of the number makes "
-        more = {"hint": hint + "every number a class.", "classes": 5, "expected": "a column of classes"}
-        table.reject(None, problem, "numeric-label", value=len(classes), **more)
+        hint += "every number a class."
+        count, expected = len(classes), "a column of classes"
+        table.reject(None, problem, "numeric-label", value=count, expected=expected, hint=hint, classes=5)
 
 
 def find_bins(table: Table, name: str, cells: pandas.Series, classes: int) -> tuple[float, ...]:
