@@ -728,7 +728,7 @@ def test_nodes_without_a_header_are_read(
     ]
 
 
-def test_the_columns_of_a_frame_are_no_edge(raises: Callable) -> None:
+def test_the_header_of_a_frame_is_no_node(raises: Callable) -> None:
     nodes, edges = {"a": ["x", "y"], "z": [1, 2]}, {"source": ["x"], "target": ["a"]}
     for options in ({}, {"id": "a"}):
         with raises("unknown-node", value="a"):

@@ -179,7 +179,7 @@ def test_invalid_edges_are_refused(
         Graph.from_edges(**arguments)  # type: ignore[arg-type]
 
 
-def test_num_edges_counts_distinct_undirected_edges(small: Graph, raises: Callable) -> None:
+def test_asymmetric_matrices_and_self_loops_are_refused(small: Graph, raises: Callable) -> None:
     one_way = torch.triu(torch.ones(5, 5), 1).to_sparse_csr()
     with raises("not-symmetric"):
         Graph(one_way, torch.ones(5, 1))

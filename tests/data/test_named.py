@@ -254,7 +254,7 @@ def test_a_damaged_file_is_named_and_not_unpickled(data_root: Path, tmp_path: Pa
         load("citeseer", tmp_path)
 
 
-def test_names_ignore_case_and_underscores(raises: Callable) -> None:
+def test_names_ignore_case_and_suggest_the_closest(raises: Callable) -> None:
     assert load("Cora").name == "cora"
     with raises("unknown-choice", value="pubmd"):
         load("pubmd")

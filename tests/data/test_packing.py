@@ -417,7 +417,7 @@ def test_odd_texts(tmp_path, readers, title):
         file.write_bytes(text.encode() if isinstance(text, str) else text)
     options = {"label": "kind", "weight": "5" if "," not in edges else "w"}
     options |= {"weight": None} if title == "header that is an edge" else {}
-    readers.read(*files, **options, memory="4GB")
+    readers.read(*files, **options)
 
 
 @pytest.mark.parametrize("text", ["id,v\n1,2\n2,3,4\n", 'id,v\n1,"2\n2,3\n'])

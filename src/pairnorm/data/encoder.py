@@ -222,10 +222,8 @@ class Encoder(ReadingOptions):
                 hint = "Leave it out, or fit again."
                 raise PairNormError(problem, code="conflicting-options", value=value, hint=hint)
         known = set(columns)
-        ids, labels, splits, ignored = (
-            [column.name for column in self.named(kind) if column.name in known]
-            for kind in ("id", "label", "split", "ignored")
-        )
+        kinds: tuple[Kind, ...] = ("id", "label", "split", "ignored")
+        ids, labels, splits, ignored = ([c.name for c in self.named(k) if c.name in known] for k in kinds)
         merged = changed.after(self)
         return replace(
             merged,
@@ -304,10 +302,8 @@ def compare_columns(place: str, names: Sequence[str], known: Encoder, strict: bo
     if unknown:
         problem = f"{place} has a column {quote_names(unknown)}, unknown to the model"
         if strict:
-            hint = "Pass {ignore}, or fit again with it."
-            raise PairNormError(
-                problem, code="unknown-column", value=unknown[0], hint=hint, ignore=unknown[:1]
-            )
+            hint, first = "Pass {ignore}, or fit again with it.", unknown[0]
+            raise PairNormError(problem, code="unknown-column", value=first, hint=hint, ignore=[first])
         notes.append(f"{problem}: ignored")
     return notes
 
@@ -319,10 +315,8 @@ def compare_categories(place: str, column: Column, known: Column, strict: bool) 
     """
     name, unknown = quoted(column.name), sorted(set(column.categories) - set(known.categories))
     if column.kind == "date":
-        code = "text-for-numbers"
-        content = (
-            f"dates in column {name}, where the model knows {'numbers' if known.width == 1 else 'texts'}"
-        )
+        code, kind = "text-for-numbers", "numbers" if known.width == 1 else "texts"
+        content = f"dates in column {name}, where the model knows {kind}"
     elif column.kind == "number" or (
         unknown and is_number(unknown[0]) and not any(map(is_number, known.categories))
     ):

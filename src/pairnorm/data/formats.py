@@ -261,9 +261,8 @@ def _read_excel(source: _Source) -> pandas.DataFrame:
     finally:
         book.close()
     if not rows:
-        raise PairNormError(
-            f"sheet {quoted(sheet)} is empty", code="file-empty", expected="a header and rows"
-        )
+        problem, expected = f"sheet {quoted(sheet)} is empty", "a header and rows"
+        raise PairNormError(problem, code="file-empty", expected=expected)
     used = sorted({column for row in rows for column in row})
     source.memory.check_cells(source.name, len(rows), len(used))
     titles, *cells = [[row.get(column) for column in used] for row in rows]

@@ -252,10 +252,8 @@ class Graph(GraphConstructors):
             return self.with_structure().replace(encoder=encoder)
         ours, theirs = (coder and tuple(coder.features.values()) for coder in (self.encoder, encoder))
         if self.encoder is not None and encoder is not None and ours != theirs:
-            name = f"graph {self.name!r}"
-            features, missing, notes = align_features(
-                name, self.features, self.missing, self.encoder, encoder, strict
-            )
+            parts = (f"graph {self.name!r}", self.features, self.missing, self.encoder)
+            features, missing, notes = align_features(*parts, encoder, strict)
             for note in notes:
                 warnings.warn(f"{note}.".replace("?.", "?"), GraphWarning, stacklevel=4)
             return self.replace(features=features, missing=missing, encoder=encoder)
@@ -269,13 +267,10 @@ class Graph(GraphConstructors):
         place = {str(name): number for number, name in enumerate(classes)}
         used = {self.class_names[number] for number in self.labels[self.labeled].unique().tolist()}
         if unknown := sorted(used - place.keys()):
-            raise PairNormError(
-                f"graph {self.name!r} has nodes of class {quoted(unknown[0])}; "
-                f"the model knows {quote_names([*map(str, classes)], 7)}",
-                code="unknown-class",
-                value=unknown[0],
-                hint="Correct the label, or fit again with it.",
-            )
+            problem = f"graph {self.name!r} has nodes of class {quoted(unknown[0])}; the model knows "
+            problem += quote_names([*map(str, classes)], 7)
+            hint = "Correct the label, or fit again with it."
+            raise PairNormError(problem, code="unknown-class", value=unknown[0], hint=hint)
         numbers = [*(place.get(name, UNKNOWN) for name in self.class_names), UNKNOWN]
         return torch.tensor(numbers, device=self.device)[self.labels]
 
@@ -313,9 +308,8 @@ class Graph(GraphConstructors):
         ]
 
     def __repr__(self) -> str:
-        return "\n".join(
-            [f"Graph {self.name!r}", *(f"  {what:<10} {text}" for what, text in self.describe())]
-        )
+        lines = (f"  {what:<10} {text}" for what, text in self.describe())
+        return "\n".join([f"Graph {self.name!r}", *lines])
 
 
 def _share(part: int, total: int) -> str:

@@ -73,10 +73,9 @@ def check_split(split: Split, labeled: Tensor, names: NDArray[Any]) -> None:
     seen = torch.zeros_like(labeled)
     for part, mask in split._asdict().items():
         if (twice := mask & seen).any():
-            problem = (
-                f"train, validation and test overlap: {int(twice.sum())} nodes of {part} are in another "
-            )
-            problem, hint = f"{problem}too, first {_name(names, twice)}", "Put each node in one part only."
+            count, first = int(twice.sum()), _name(names, twice)
+            problem = f"train, validation and test overlap: {count} nodes of {part} are in another too, "
+            problem, hint = f"{problem}first {first}", "Put each node in one part only."
             raise PairNormError(problem, code="parts-overlap", value=part, hint=hint)
         seen = seen | mask
     if (blank := seen & ~labeled).any():

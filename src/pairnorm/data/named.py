@@ -425,9 +425,8 @@ def _bag_of_words(
         class_ = labels[start : start + rows, None]
         shape = (len(class_), words)
         drawn, chance = (stream.uniform(len(class_) * words).reshape(shape) for _ in range(2))
-        own_words = class_ + classes * (drawn * ((features - class_ + classes - 1) // classes)).astype(
-            np.int64
-        )
+        in_class = (features - class_ + classes - 1) // classes
+        own_words = class_ + classes * (drawn * in_class).astype(np.int64)
         word = np.where(chance < signal, own_words, (drawn * features).astype(np.int64))
         word.sort(axis=1)
         is_new = np.diff(word, axis=1, prepend=-1) != 0

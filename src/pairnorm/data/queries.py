@@ -291,7 +291,8 @@ class QueriedTable:
             self.base.run(
                 f"COPY (SELECT {cells} FROM read_csv([{listed}], delim={sql_text(delimiter)}, "
                 f"header={has_header}, quote='\"', escape='\"', auto_detect=false, "
-                f"columns={{{columns}}}, max_line_size={MAX_CELL})) TO {sql_text(str(copy))} (FORMAT parquet)"
+                f"columns={{{columns}}}, max_line_size={MAX_CELL}, buffer_size={2 * MAX_CELL})) "
+                f"TO {sql_text(str(copy))} (FORMAT parquet)"
             )
         except PairNormError as error:
             if error.code not in ("file-damaged", "unusable-path"):
