@@ -47,6 +47,14 @@ def test_quoted_text_respects_the_length_limit(text: str, most: int) -> None:
     assert shown == repr(text).replace(r"\\", "\\") or shown.endswith("…")
 
 
+def test_message_shortens_a_long_problem_and_keeps_the_hint() -> None:
+    error = PairNormError(f"it holds map<{'x' * 9000}>", expected="a text", hint="Check the file.")
+    for message in (str(error), error.typed()):
+        assert len(message) < 1100
+        assert message.startswith("it holds map<x")
+        assert message.endswith("x…; expected a text. Check the file.")
+
+
 @pytest.mark.parametrize("value", [True, "3", 2.0, None, -1, 11])
 def test_invalid_whole_number_raises(value: object, raises: Callable) -> None:
     with raises("not-a-whole-number", value=value):

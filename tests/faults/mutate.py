@@ -214,7 +214,7 @@ def _tensors(data: bytes, random: Random) -> bytes:
     name = random.choice(sorted(tensors))
     value = tensors.pop(name)
     dtype = random.choice((np.float16, np.float64, np.int64, np.int8, np.bool_, np.uint32, np.complex64))
-    changes = [value.astype(dtype), value.reshape(-1), value[None], np.full_like(value, -1), value * 0 + 100]
+    changes = [value.astype(dtype), value.reshape(-1), value[None], value * 0 - 1, value * 0 + 100]
     if value.ndim:
         changes += [value[:0], value.T, value.repeat(2, axis=0)]
     if value.dtype.kind == "f":

@@ -8,8 +8,10 @@ from pathlib import Path
 from random import Random
 
 import mutate
+import numpy as np
 import pytest
 from corpus import FORMATS
+from safetensors.numpy import save
 from watchdog import campaign
 
 from pairnorm.base.errors import PairNormError
@@ -52,6 +54,12 @@ def test_damaged_files_are_read_or_refused(
         except PairNormError:
             outcomes.add("refused")
     assert "refused" in outcomes or kind in ("csv nodes", "graphml")
+
+
+def test_tensors_of_every_dtype_can_be_damaged() -> None:
+    for dtype in (np.float32, np.uint8, np.bool_, np.int64):
+        data = save({"value": np.ones((2, 3), dtype)})
+        assert len({mutate._tensors(data, Random(seed)) for seed in range(30)}) > 5
 
 
 def test_hostile_environments_end_in_a_message(corpus: Path, tmp_path: Path) -> None:

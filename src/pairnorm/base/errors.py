@@ -15,6 +15,8 @@ from urllib.parse import unquote
 
 MAX_VALUE_LENGTH = 200
 """Characters of a proposed value that a message shows: a column may have a very long name."""
+MAX_PROBLEM_LENGTH = 1000
+"""Characters of a problem that a message shows: it may quote a library, or a type of many columns."""
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Control characters, changes of writing direction, and bytes of file names that are not text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -101,7 +103,9 @@ class PairNormError(ValueError):
         return error
 
     def _text(self, options: dict[str, str], problem: str | None = None) -> str:
-        text = (problem or self.problem) + (f"; expected {self.expected}" if self.expected else "")
+        text = problem or self.problem
+        text = text if len(text) <= MAX_PROBLEM_LENGTH else f"{text[:MAX_PROBLEM_LENGTH]}…"
+        text += (f"; expected {self.expected}" if self.expected else "")
         # In one pass: a value may have braces of its own.
         hint = re.sub(r"\{(\w+)\}", lambda name: options.get(name[1], name[0]), self.hint)
         if not text.endswith((".", "!", "?", "…")) and (self.expected or self.hint):

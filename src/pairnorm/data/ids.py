@@ -120,7 +120,7 @@ class NodeIndex:
         problem = f"{quoted(cell)} in column {quoted(name)} is not the id of a node{more}{self._hint(cell)}"
         if 1 < unknown == cells:
             problem += f"; nodes are called {quote_names([str(node) for node in self._index[:3]])}"
-            hint = "Pass {id} if their ids are in another column, or {source} and {target} for the edges'."
+            hint = "Pass {id} if their ids are in another column, or {source} and {target} for the edges."
             table.reject(row, problem, "unknown-node", value=cell, hint=hint, id=..., source=..., target=...)
         hint = "Name another column, or pass {unknown_edges} to add such nodes (drop: to drop such rows)."
         table.reject(row, problem, code="unknown-node", value=cell, hint=hint, unknown_edges="add")
