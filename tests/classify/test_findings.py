@@ -21,6 +21,7 @@ from pairnorm.classify.findings import (
     UNMASKED,
     Findings,
     _target_remarks,
+    headline,
     verdict,
 )
 from pairnorm.classify.holdout import MAX_HOPS, remove_nodes
@@ -147,6 +148,15 @@ def test_later_features_do_not_affect_scaling(small: Graph, monkeypatch: pytest.
             context.setattr(Choice, "fit", record)
             Findings.of(classifier, graph, compare=False)
     assert torch.equal(*learned)
+
+
+@pytest.mark.usefixtures("brief")
+def test_metric_is_stated_without_baselines(small: Graph) -> None:
+    classifier = NodeClassifier("logistic regression", metric="average-precision", refit=False).fit(small)
+    stated = headline(Findings.of(classifier, small, compare=False))
+    assert stated.startswith("**Not compared with baselines.** The model")
+    assert "reaches an average precision of" in stated
+    assert "95% interval" in stated
 
 
 @pytest.mark.usefixtures("brief")

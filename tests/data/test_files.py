@@ -193,7 +193,7 @@ def test_nothing_is_unpickled(tmp_path: Path, name: str, raises: Callable) -> No
         Graph.from_files(path)
 
 
-@pytest.mark.parametrize("kind", ["npz", "safetensors", "pt", "graphml", "gml", "parquet"])
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "pt", "graphml", "gml", "gexf", "parquet"])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(contents=st.binary(max_size=200))
 def test_random_bytes_are_reported_with_their_file(tmp_path: Path, kind: str, contents: bytes) -> None:
@@ -692,6 +692,37 @@ def test_gml_is_read_as_graphml_is(tmp_path: Path) -> None:
     assert first.fingerprint == second.fingerprint
     assert first.node_names.tolist() == ["a", "b", "c"]
     assert first.feature_names == ("age",)
+
+
+@pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
+@pytest.mark.parametrize("second", ["Bob", "Ann"])
+def test_nodes_of_gexf_are_called_by_their_labels_if_these_differ(tmp_path: Path, second: str) -> None:
+    nodes = "".join(
+        f'<node id="{n}" label="{name}"><attvalues><attvalue for="0" value="{risk}"/></attvalues>'
+        f'<viz:color r="1" g="2" b="{n}"/></node>'
+        for n, (name, risk) in enumerate((("Ann", "low"), (second, "high"), ("Cem", "low")))
+    )
+    (tmp_path / "g.gexf").write_text(
+        '<gexf xmlns="http://www.gexf.net/1.2draft" '
+        'xmlns:viz="http://www.gexf.net/1.2draft/viz" version="1.2">'
+        '<graph defaultedgetype="undirected"><attributes class="node"><attribute id="0" title="risk" '
+        f'type="string"/></attributes><nodes>{nodes}</nodes><edges><edge id="0" source="0" target="1" '
+        'weight="2.0"/></edges></graph></gexf>'
+    )
+    graph = Graph.from_files(tmp_path / "g.gexf", label="risk")
+    assert graph.node_names.tolist() == (["Ann", "Bob", "Cem"] if second == "Bob" else [0, 1, 2])
+    assert graph.class_names == ("high", "low")
+    assert graph.adjacency.values().tolist() == [2.0, 2.0]
+    assert graph.num_features == 0
+
+
+def test_unknown_kinds_of_files_name_those_that_are_read(tmp_path: Path, raises: Callable) -> None:
+    (tmp_path / "people.xls").write_bytes(b"\xd0\xcf\x11\xe0")
+    for edges in (None, tmp_path / "people.xls"):
+        with raises("unknown-file-type", "people.xls: ", value=".xls") as caught:
+            Graph.from_files(tmp_path / "people.xls", edges)
+        assert ".xlsx" in caught.value.expected
+        assert "Convert it" in caught.value.hint
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")

@@ -147,6 +147,7 @@ FORMATS = {
     "safetensors": Format("graph.safetensors", _whole("graph.safetensors")),
     "graphml": Format("graph.graphml", _whole("graph.graphml")),
     "gml": Format("graph.gml", _whole("graph.gml")),
+    "gexf": Format("graph.gexf", _whole("graph.gexf")),
     "model.json": Format("run/model.json", _model("run")),
     "model.safetensors": Format("run/model.safetensors", _model("run")),
     "average": Format(("average/model.json", "average/model.safetensors"), _model("average")),
@@ -233,6 +234,10 @@ def write_corpus(folder: Path) -> Path:
     for _, attributes in drawn.nodes(data=True):
         attributes["risk"] = attributes.pop("label")  # networkx writes the name of a node as its label
     networkx.write_gml(drawn, folder / "graph.gml")
+    for node, job in drawn.nodes(data="job"):
+        if job != job:  # networkx writes it as a number
+            del drawn.nodes[node]["job"]
+    networkx.write_gexf(drawn, folder / "graph.gexf")
 
     labeled = Graph.from_files(folder / "nodes.csv", folder / "edges.csv", label="risk")
     NodeClassifier(model="SGC", depth=2, norm="PN", scale=1.0).fit(labeled).save(folder / "run")

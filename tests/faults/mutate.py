@@ -244,7 +244,7 @@ def _parquet(data: bytes, random: Random) -> bytes:
         pyarrow.array([2**64 - 1] * count, pyarrow.uint64()),
         pyarrow.array([True] * count),
         pyarrow.array([timedelta(1)] * count),
-        pyarrow.array([random.choice((2**62, -(2**40), 10**13))] * count, pyarrow.timestamp("s")),
+        pyarrow.array([random.choice((2**52, -(2**40), 10**13))] * count, pyarrow.timestamp("s")),
         pyarrow.array([10**7] * count, pyarrow.date32()),
         pyarrow.array([86_399] * count, pyarrow.time32("s")),
         pyarrow.array([[("k", 1)]] * count, pyarrow.map_(pyarrow.string(), pyarrow.int64())),

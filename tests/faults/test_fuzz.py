@@ -56,6 +56,11 @@ def test_damaged_files_are_read_or_refused(
     assert "refused" in outcomes or kind in ("csv nodes", "graphml")
 
 
+def test_every_change_of_a_parquet_column_can_be_written(corpus: Path) -> None:
+    data = (corpus / str(FORMATS["parquet"].files)).read_bytes()
+    assert len({mutate._parquet(data, Random(seed)) for seed in range(200)}) > 50
+
+
 def test_tensors_of_every_dtype_can_be_damaged() -> None:
     for dtype in (np.float32, np.uint8, np.bool_, np.int64):
         data = save({"value": np.ones((2, 3), dtype)})

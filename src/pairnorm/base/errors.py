@@ -105,7 +105,7 @@ class PairNormError(ValueError):
     def _text(self, options: dict[str, str], problem: str | None = None) -> str:
         text = problem or self.problem
         text = text if len(text) <= MAX_PROBLEM_LENGTH else f"{text[:MAX_PROBLEM_LENGTH]}…"
-        text += (f"; expected {self.expected}" if self.expected else "")
+        text += f"; expected {self.expected}" if self.expected else ""
         # In one pass: a value may have braces of its own.
         hint = re.sub(r"\{(\w+)\}", lambda name: options.get(name[1], name[0]), self.hint)
         if not text.endswith((".", "!", "?", "…")) and (self.expected or self.hint):

@@ -308,6 +308,11 @@ def headline(findings: Findings) -> str:
         )
     name, gain, metric = f"The model ({best.name})", findings.gain, findings.metric
     opening = f"{name} is right on {100 * ours.accuracy:.1f}% of {ours.count:,} held-out nodes"
+    if metric != "accuracy":
+        article = "an" if metric[0] in "aeiou" else "a"
+        opening = f"{name} reaches {article} {metric_name(metric)} of {_value_in_words(findings, metric)}"
+        if findings.best_scores is not ours:
+            opening += f". On the {ours.count:,} held-out nodes it reaches {100 * ours.value(metric):.1f}%"
     if gain is None:
         return f"**Not compared with baselines.** {opening}."
     baseline = gain.baseline
@@ -318,11 +323,6 @@ def headline(findings: Findings) -> str:
             f"**Too few nodes are held out for a verdict.** {name} is right on {nodes}, {baseline.name} "
             f"on {right}. Label more nodes."
         )
-    if metric != "accuracy":
-        article = "an" if metric[0] in "aeiou" else "a"
-        opening = f"{name} reaches {article} {metric_name(metric)} of {_value_in_words(findings, metric)}"
-        if findings.best_scores is not ours:
-            opening += f". On the {ours.count:,} held-out nodes it reaches {100 * gain.ours:.1f}%"
     same = (other.name for other in findings.baselines if _predicts_the_same(findings, other, metric))
     twin = next(same, "")
     if twin:

@@ -109,7 +109,7 @@ class GraphConstructors:
         ``'part-*.parquet'`` matches, are one table; rows of nodes with the same id are put together.
         Graphs in one file are ``.npz`` (``edge_index``, ``x``, ``y``; or CSR pieces ``adj_*``, ``attr_*``,
         and ``labels``), a PyG ``Data`` as ``.safetensors`` or ``.pt``, ``.graphml``,
-        ``.gml``, or ``.json`` of d3 and networkx.
+        ``.gml``, ``.gexf``, or ``.json`` of d3 and networkx.
 
         Every column of the nodes that no option names is a feature: numbers as they are, dates as days, text
         one-hot, and so are whole numbers with leading zeros (``01234``). An empty cell is missing; among

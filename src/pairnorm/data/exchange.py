@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -284,7 +284,7 @@ def from_networkx(
         edges[weight] = edges[weight].fillna(1.0)
     nodes.insert(0, _NODE, pandas.Series([*graph.nodes], dtype=object))
     node_table, edge_table = (
-        Table(f"the {what} of the networkx graph", tuple(frame.columns), frame.infer_objects())
+        Table(f"the {what} of the graph", tuple(frame.columns), frame.infer_objects())
         for what, frame in (("nodes", nodes), ("edges", edges))
     )
     weight = weight and edge_table.column("weight", weight)
@@ -335,15 +335,12 @@ def read_graph_file(
     for option in ("edges", "features"):
         if inputs[option] is not None:
             problem = f"{path.name}: {path.suffix!r} is no table, but {option} are given"
-            more = {"hint": "For a text file with another ending pass {delimiter}.", "delimiter": ","}
-            more |= {"value": path.suffix, "expected": ", ".join(TABLES)}
-            raise PairNormError(problem, code="unknown-file-type", **more)
+            raise _unknown_type(problem, path.suffix, TABLES)
     kind = kind if kind in NETWORKX_READERS else path.suffix.lower()
     with explain_read_errors(path.name):
         if kind not in (*NETWORKX_READERS, *READERS):
             problem = f"files of type {quoted(kind)} are not known"
-            expected = "one of " + ", ".join((*TABLES, *NETWORKX_READERS, *READERS))
-            raise PairNormError(problem, code="unknown-file-type", value=kind, expected=expected)
+            raise _unknown_type(problem, kind, (*TABLES, *NETWORKX_READERS, *READERS))
         for option, value in asdict(options).items():
             if value and not (kind in NETWORKX_READERS and option in ATTRIBUTE_OPTIONS):
                 problem, more = f"{option} does not apply to {kind} files", {option: value}
@@ -361,6 +358,14 @@ def read_graph_file(
         return READERS[kind](path)
 
 
+def _unknown_type(problem: str, kind: str, known: Sequence[str]) -> PairNormError:
+    hint = "Convert it to one of these; or, if it is a text, pass {delimiter}."
+    expected = f"one of {', '.join(known)}"
+    return PairNormError(
+        problem, code="unknown-file-type", value=kind, expected=expected, hint=hint, delimiter=","
+    )
+
+
 def _read_gml(file: IO[bytes]) -> networkx.Graph:
     """Read GML: nodes without labels are called by their ids, and an edge may be listed several times."""
     text = file.read().decode()
@@ -370,9 +375,20 @@ def _read_gml(file: IO[bytes]) -> networkx.Graph:
     return load_library("networkx", "reading GML").parse_gml(text, label=label)
 
 
+def _read_gexf(file: IO[bytes]) -> networkx.Graph:
+    """Read GEXF: nodes are called by their labels where these differ; colors and positions are dropped."""
+    networkx = load_library("networkx", "reading GEXF")
+    graph = networkx.read_gexf(file)
+    labels = {node: cells.pop("label", node) for node, cells in graph.nodes(data=True)}
+    for *_, cells in (*graph.nodes(data=True), *graph.edges(data=True)):
+        cells.pop("viz", None)
+    return networkx.relabel_nodes(graph, labels) if len({*labels.values()}) == len(labels) else graph
+
+
 NETWORKX_READERS: dict[str, Callable[[IO[bytes]], networkx.Graph]] = {
     ".graphml": lambda file: load_library("networkx", "reading GraphML").read_graphml(file),
     ".gml": _read_gml,
+    ".gexf": _read_gexf,
 }
 
 

@@ -190,7 +190,7 @@ class ColumnProfile:
         lettered = sum(1 for text in texts if LETTER.search(text))
         return lettered >= NAME_SHARE * len(texts) and self.is_plain.sum() <= (1 - NAME_SHARE) * len(texts)
 
-    def number_format(self, decimal: str | None, reject: Reject) -> tuple[NumberFormat, list[str]]:
+    def number_format(self, decimal: str | None, name: str, reject: Reject) -> tuple[NumberFormat, list[str]]:
         """Return the format that most cells share, and the texts that are no numbers in it."""
         if self.others and all(text in BOOLEAN_WORDS for text in self.others) and not self.is_plain.any():
             return NumberFormat(is_boolean=True), []
@@ -201,13 +201,13 @@ class ColumnProfile:
         points = any("." in text for text in self.texts[self.is_plain])
         if not commas and not (decimal == "," and points):
             return NumberFormat(has_symbols=symbols), texts
-        comma = self._comma(commas, decimal, None if texts else reject)
+        comma = self._comma(commas, decimal, name, None if texts else reject)
         if comma is None:
             return NumberFormat(has_symbols=symbols), [*texts, *commas]
         return NumberFormat(comma, symbols), texts
 
     def _comma(
-        self, commas: Mapping[str, str], decimal: str | None, reject: Reject | None
+        self, commas: Mapping[str, str], decimal: str | None, name: str, reject: Reject | None
     ) -> Literal["", "decimal", "thousands"] | None:
         """Return what commas separate; None where cells contradict each other and ``reject`` is None."""
         plain, cores = list(self.texts[self.is_plain]), list(commas.values())
@@ -228,7 +228,7 @@ class ColumnProfile:
             if reject is None:
                 return None
             text = next(iter(commas))
-            problem = f"the commas may separate thousands, or be decimal: {quoted(text)}"
+            problem = f"the commas may separate thousands, or be decimal: {quoted(text)} in {quoted(name)}"
             hint = "Pass {decimal} if they are decimal, a point in its place if they separate thousands."
             reject(text, problem, code="ambiguous-number", hint=hint, decimal=",")
         return "thousands"
@@ -276,7 +276,7 @@ def decide(
     """
     column = quoted(name)
     if kind in (None, "number") and not (kind is None and profile.is_codes):
-        numbers, texts = profile.number_format(decimal, reject)
+        numbers, texts = profile.number_format(decimal, name, reject)
         if not texts:
             return Decision("number", numbers, notes=_number_notes(profile, numbers, decimal))
         # Words for true and false next to other texts are categories, next to numbers they are mistakes.
