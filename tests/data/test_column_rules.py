@@ -154,6 +154,7 @@ CLASSES = cycle("low", "high", "")
     [
         ([str(x) for x in NUMBERS], {}, "numeric-label"),
         ([str(x).replace(".", ",") for x in NUMBERS], {}, "numeric-label"),
+        ([f"1.{n:03},5" for n in range(len(NUMBERS))], {}, "numeric-label"),
         (each("{}"), {}, "numeric-label"),
         (each("name {}"), {}, "too-many-classes"),
         (cycle("a"), {}, "too-few-classes"),

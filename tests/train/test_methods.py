@@ -171,6 +171,8 @@ class TestSpec:
             Spec("cora", "GCN", 8, skip=1, method="BatchNorm")
         with raises("not-together", value="GAT"):
             Spec("cora", "GAT", 8, method="GCNII")
+        with raises("unknown-choice", value="PairNorm", expected="a mode of it: 'PN', 'PN-SI', 'PN-SCS'"):
+            Spec("cora", "GCN", 8, method="PairNorm")
         with raises("unknown-choice", value="Batchnorm"):
             Spec("cora", "GCN", 8, method="Batchnorm")
         with raises("not-a-whole-number", value=1.5):

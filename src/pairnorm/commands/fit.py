@@ -71,8 +71,8 @@ OPTIONS = {
         "--metric NAME": "Select models by loss, accuracy, balanced-accuracy, macro-f1, average-precision "
         "or auc. Default: loss; with --graph, accuracy.",
         "--time-column COLUMN": "Test on the latest nodes by this column. Default: at random.",
-        "--time-limit TIME": "Search this long (90s, 5m, 1h; 0: try everything), also GCN, GAT, GCNII and "
-        "APPNP. Default: 60s for 20,000 nodes, without these.",
+        "--time-limit TIME": "Search this long (90s, 5m, 1h; 0: try everything), and try GCN, GAT, GCNII "
+        "and APPNP too. Default: 60s up to 20,000 nodes, more for larger graphs, without these models.",
         "--directed KIND=auto": "Distinguish in- from out-neighbors: yes, no or auto.",
         "--class-weight KIND=auto": "Weight classes: balanced finds rare ones more often.",
         "--simple": "Use the single best model. Default: an ensemble of the best.",

@@ -44,8 +44,12 @@ OPTION_NAMES = {old[2:].replace("-", "_"): new[2:].replace("-", "_") for old, ne
 OUT_OF_SCOPE = {
     ("task", "regression", "regress"): "pairnorm predicts classes. To predict a number, cut it into classes "
     "with --classes 5, or use graph features from `pairnorm.impute` in a regression of your own.",
-    ("multilabel", "multi-label", "labels"): "A node has one label. With several labels per node, run fit "
-    "once per label, with a column of yes and no.",
+    (
+        "multilabel",
+        "multi-label",
+        "labels",
+    ): "--label takes one column. With several labels per node, run "
+    "fit once per label, with a column of yes and no.",
     ("link", "links", "link-prediction", "predict-edges"): "pairnorm labels nodes and does not predict "
     "edges. For link prediction, use torch_geometric; PairNorm works in its models.",
     ("node-type", "edge-type", "edge-types", "node-types", "hetero"): "Nodes and edges have one type. Pass "

@@ -210,8 +210,8 @@ def drop_zero_fractions(texts: Iterable[str]) -> dict[str, str]:
 
 def _check_classes(table: Table, name: str, classes: Sequence[str], labeled: int) -> None:
     """Raise an error for labels that are measurements, which ask for a regression, or names of nodes."""
-    try:
-        values = np.array([float(text.replace(",", ".")) for text in classes])
+    try:  # the last comma or point may be decimal; others separate thousands
+        values = np.array([float(re.sub("[.,](?=.*[.,])", "", text).replace(",", ".")) for text in classes])
     except ValueError:
         if len(classes) > MAX_TEXT_CLASSES and labeled < MIN_NODES_PER_TEXT * len(classes):
             problem = f"column {quoted(name)} holds {len(classes):,} different texts on {labeled:,} nodes: "

@@ -19,6 +19,7 @@ from pairnorm.nn import APPNP, G2, GAT, GCN, GCNII, SMPNN
 from pairnorm.nn.find_convolutions import graph_convolutions
 from pairnorm.nn.layers import Features
 from pairnorm.nn.norms import NORMS, make_norm
+from pairnorm.nn.pair_norm import MODES
 from pairnorm.nn.propagate import Normalization, normalized_adjacency
 from pairnorm.nn.sparse import SparseMatrix
 
@@ -383,6 +384,9 @@ def stored_name(what: str, name: Any) -> str:
             return key
         if ":" in name or name in entry_points(group=GROUP).names:
             raise _not_imported(name)
+        if name.lower() == "pairnorm":
+            expected = f"a mode of it: {', '.join(map(repr, MODES))}"
+            raise PairNormError(f"{what} is {name!r}", code="unknown-choice", value=name, expected=expected)
     return one_of(what, name, [*(key for key in METHODS if "@" not in key), *_registered()])
 
 
