@@ -121,11 +121,7 @@ class Shards:
         return self.mean(cross_entropy(logits.movedim(-1, 1), labels, reduction="none")).sum()
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean over the nodes of all ranks; the gradient is of this rank's part of it.
-
-        Args:
-            values: of local nodes, perhaps of none, ``[nodes, ...]``.
-        """
+        """Return the mean of ``[nodes, ...]`` over all ranks; the gradient is of this rank's part of it."""
         part = values.sum(0)
         with torch.no_grad():
             count = part.new_full((1,), len(values), dtype=torch.float64)

@@ -213,15 +213,8 @@ def train_job(
 ) -> Iterator[dict[Pair, Trial]]:
     """Yield the trials of a job as they finish: those of a depth of SGC, or all.
 
-    If CUDA memory is exhausted, the halves of the job train one after the other.
-
-    Args:
-        graph: with a split.
-        job: the pairs to train.
-        device: on which to train.
-        measures: see ``train``, as ``curves``.
-        curves: keep curves.
-        tick: called with the part of ``job.cost`` that was done since its last call.
+    If CUDA memory is exhausted, the halves of the job train one after the other. ``tick`` is called with the
+    part of ``job.cost`` that was done since its last call; other arguments as in ``train``.
     """
     check_measures(measures)
     pending = dict.fromkeys(job.pairs)

@@ -82,7 +82,7 @@ class PerTrial(nn.Module):
         return torch.stack([self.call(trial, x[:, trial]) for trial in range(self.num_models)], 1)
 
 
-class ModelPerTrial(nn.Module):
+class ModelPerTrial(PerTrial):
     """Copies of a user's model, which train like the models of ``pairnorm.nn``.
 
     On a CPU the random numbers of a copy (its dropout) depend on the keys of its own trial. On CUDA they come
@@ -98,22 +98,19 @@ class ModelPerTrial(nn.Module):
     num_keys, drop_edge = 1, 0.0
 
     def __init__(self, make: Callable[[], nn.Module], num_models: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.copies = PerTrial(make, num_models)
-        self.num_models, self.dropout = num_models, dropout
-
-    def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
-        """Initialize every copy again, from its seed if there are any."""
-        self.copies.reset_parameters(seeds)
+        super().__init__(make, num_models)
+        self.dropout = dropout
 
     def convolutions(self) -> list[nn.Module]:
         """Return the graph convolutions that all copies share, for hooks; none if none is recognized."""
         try:
-            return [*graph_convolutions(self.copies.module).values()]
+            return [*graph_convolutions(self.module).values()]
         except PairNormError:
             return []
 
-    def forward(self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Features, adjacency: Tensor | SparseMatrix, keys: Tensor | None = None
+    ) -> Tensor:
         """Return logits ``[nodes, models, classes]``, as ``GCN`` does, with ``keys`` ``[1, 2, models]``."""
         if not isinstance(adjacency, SparseMatrix):
             nodes = x.shape[0] if isinstance(x, Tensor) else x.num_rows
@@ -124,7 +121,7 @@ class ModelPerTrial(nn.Module):
             pattern.derived["edge_index"] = edges[:, edges[0] != edges[1]]
         for trial, features in enumerate(_dense_by_trial(x, self.num_models)):
             with _drawn_from(None if keys is None or not self.training else keys[0, 0, trial]):
-                logits.append(self.copies.call(trial, features, pattern.derived["edge_index"]))
+                logits.append(self.call(trial, features, pattern.derived["edge_index"]))
         return torch.stack(logits, 1)
 
     def hidden_and_logits(

@@ -42,17 +42,11 @@ suppress_csr_warning()  # a worker imports this module, then receives a graph th
 def train_all(
     tasks: Iterable[Task], device: torch.device, workers: int, options: dict[str, Any], on_event: OnEvent
 ) -> None:
-    """Train jobs on the CPU or CUDA device of this machine.
+    """Train jobs on a device of this machine, ``workers`` at once, with the options of ``work``.
 
     On CUDA, jobs run in threads with a stream each, so that small jobs share the device. On a CPU they run in
-    processes of one thread each, or with one worker here, one after the other.
-
-    Args:
-        tasks: the jobs, each with its graph.
-        device: on which they train.
-        workers: number of jobs that run at once.
-        options: see ``work``.
-        on_event: called in this thread with the events of all jobs, now and then with no work.
+    processes of one thread each, or with one worker here, one after the other. ``on_event`` is called in this
+    thread with the events of all jobs, now and then with no work.
     """
     if device.type == "cuda" or (device.type == "cpu" and workers > 1):
         _train_at_once(tasks, device, workers, options, on_event)
@@ -305,10 +299,7 @@ def _worker_died(task: Any) -> PairNormError:
 class RayPool(Cluster):
     """Trains jobs as Ray tasks, one at a time on each core of a cluster, or on each GPU.
 
-    A job whose worker died starts again with the pairs that are still to be trained.
-
-    Args:
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA if the cluster has GPUs.
+    A job whose worker died starts again with its pending pairs. ``"auto"`` is CUDA if the cluster has GPUs.
     """
 
     def __init__(self, device: str) -> None:

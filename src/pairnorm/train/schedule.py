@@ -38,10 +38,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Running:
-    """Options of a training run: device, files, workers and back end, as in ``run``, and a time limit.
-
-    Values that cannot be used raise an error at once.
-    """
+    """Options of a training run, as in ``run``, and a time limit. Invalid values raise an error at once."""
 
     device: str | torch.device = "auto"
     root: Path | None = None

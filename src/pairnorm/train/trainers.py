@@ -275,12 +275,7 @@ class _Regression:
     """
 
     def __init__(
-        self,
-        seeds: Sequence[int],
-        factors: Tensor,
-        features: int,
-        classes: int,
-        rate: float,
+        self, seeds: Sequence[int], factors: Tensor, features: int, classes: int, rate: float
     ) -> None:
         drawn = [glorot((features, classes), torch.Generator().manual_seed(seed)).t() for seed in seeds]
         self._factor = factors.view(*factors.shape, 1, 1)
@@ -308,12 +303,10 @@ class _Regression:
 
     @torch.no_grad()
     def set_gradients(self, rows: Tensor, labels: Tensor, keys: Tensor) -> Tensor:
-        """Set the gradients of the mean cross-entropy, and return it: ``[trials, variants]``.
+        """Set the gradients of the mean cross-entropy of rows ``[nodes, trials, features]`` with dropout.
 
-        Args:
-            rows: training nodes, ``[nodes, trials, features]``, on which dropout falls.
-            labels: of these.
-            keys: of the dropout.
+        Returns:
+            The loss of each model, ``[trials, variants]``.
         """
         if self._rate:
             rows = dropout(rows, self._rate, keys)
