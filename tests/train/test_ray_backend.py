@@ -17,7 +17,7 @@ from pairnorm.train.pools import RayPool
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pairnorm[ray]'")
 
 KILLS = int(os.environ.get("PAIRNORM_KILLS", 4))
-"""How many workers are killed; `make fuzz` has twenty, and so much more for them to do."""
+"""Number of workers to kill; `make fuzz` kills twenty, in longer trainings."""
 EPOCHS = 50 * KILLS
 SPECS = [
     Spec("csbm", "GCN", 2, norm="PN-SI", epochs=EPOCHS),
@@ -34,7 +34,7 @@ PAIRS = [(spec, seed) for spec in SPECS for seed in range(3)]
 
 @pytest.fixture(scope="module")
 def expected(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """What this process gives, as the pool of processes does: see ``test_schedule``."""
+    """Return the trials of a run in this process."""
     with Store(tmp_path_factory.mktemp("here") / "results.sqlite") as store:
         run(PAIRS, store, device="cpu", graphs={"csbm": graph}, workers=1)
         yield store
@@ -50,12 +50,12 @@ def test_cluster_equals_local_run(
         if progress.done > progress.total / 4 and len(store):
             raise KeyboardInterrupt
 
-    how = {"device": "cpu", "graphs": {"csbm": graph}, "on": "ray"}
+    options = {"device": "cpu", "graphs": {"csbm": graph}, "on": "ray"}
     with pytest.raises(KeyboardInterrupt):
-        run(PAIRS, store, progress=interrupt, **how)
+        run(PAIRS, store, progress=interrupt, **options)
     before = store.results()
     assert 0 < len(before) < len(PAIRS)
-    assert run(PAIRS, store, progress=reports.append, **how) == len(PAIRS) - len(before)
+    assert run(PAIRS, store, progress=reports.append, **options) == len(PAIRS) - len(before)
     assert reports[-1].done == reports[-1].total
     assert {result.origin.git_commit for result in store.results()} == {"the worker's"}
     assert [result for result in store.results() if result in before] == before
@@ -86,15 +86,15 @@ def test_job_of_dead_worker_restarts_until_limit(
 ) -> None:
     trained = pools._train_job
 
-    def greedy(version: str, graph: Graph, job: Job, *rest: Any) -> Iterator[Any]:
+    def run_out_of_memory(version: str, graph: Graph, job: Job, *rest: Any) -> Iterator[Any]:
         before = tmp_path / str(len(list(tmp_path.glob("death-*"))))
         if int(before.name) < deaths:
             before.with_name(f"death-{before.name}").touch()
-            raise ray.exceptions.OutOfMemoryError("as Ray's monitor of memory says it")
+            raise ray.exceptions.OutOfMemoryError("as Ray's memory monitor raises it")
         yield from trained(version, graph, job, *rest)
 
     monkeypatch.setattr(pools, "MAX_DEATHS", 2)
-    monkeypatch.setattr(pools, "_train_job", greedy)
+    monkeypatch.setattr(pools, "_train_job", run_out_of_memory)
     options = {"device": "cpu", "graphs": {"csbm": graph}, "on": "ray"}
     if deaths == 1:
         assert run([(SPECS[0], 0)], store, **options) == 1
@@ -114,7 +114,7 @@ def test_error_of_a_task_ends_the_run(raises: Any, cluster: Any, graph: Graph, s
 
 @pytest.mark.slow
 def test_failing_driver_reports_its_error(cluster: Any, tmp_path: Path) -> None:
-    """It leaves the cluster, which ends a process that still has something of it."""
+    """Ray ends a process that disconnects while it still refers to a stream."""
     script = (
         "import sys\nfrom pairnorm.data import csbm\nfrom pairnorm.train import Spec, Store, run\n"
         "pairs = [(Spec('csbm', 'GCN', 2, epochs=2000), seed) for seed in range(2)]\n"
@@ -135,7 +135,7 @@ def test_cluster_without_gpus_raises(raises: Any, cluster: Any) -> None:
 
 class TestWithoutCluster:
     @pytest.fixture(autouse=True)
-    def _apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _disconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
 
     @pytest.mark.parametrize("address", ["ray://somewhere:10001", "127.0.0.1:1"])

@@ -1,4 +1,4 @@
-"""Blocks that tasks of a real cluster compute are those that are computed here."""
+"""Blocks that tasks of a real cluster compute equal those of this process."""
 
 import os
 import signal
@@ -48,10 +48,10 @@ def test_cluster_computes_same_blocks(cluster: Any, packed: PackedGraph, tmp_pat
         for imputation, norm in (("zero", "PN"), ("fp", "PN"), ("mass", "none"), ("zero", "PN-SI"))
     ]
     RayBlocks().run(propagations, NEED)
-    apart = propagations[:3]
-    assert len(messages) == sum(propagation.steps for propagation in apart)
-    assert propagations[3].pending() == [0, 1, 2]  # which meet at every step
-    assert_same(apart, tmp_path / "here")
+    independent = propagations[:3]
+    assert len(messages) == sum(propagation.steps for propagation in independent)
+    assert propagations[3].pending() == [0, 1, 2]  # PN-SI, whose blocks depend on each other
+    assert_same(independent, tmp_path / "here")
 
 
 @pytest.mark.slow

@@ -219,7 +219,7 @@ def test_skip_longer_than_the_model_is_removed() -> None:
 
 
 def changed(spec: Spec, **fields: Any) -> Spec:
-    """Return a copy with other fields, also such as the constructor resets."""
+    """Return a copy with other fields, also those that the constructor resets."""
     spec = copy.copy(spec)
     vars(spec).update(fields)
     return spec
