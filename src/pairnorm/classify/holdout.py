@@ -246,7 +246,7 @@ def warn_label_predictors(graph: Graph, nodes: Tensor) -> None:
         if share >= MIN_LEAK:
             text = (
                 f"column {quoted(name)} alone predicts the label of {share:.1%} of the labeled "
-                "nodes. If it is made from the label, or known only afterwards, leave it out."
+                "nodes. If it is computed from the label, or known only later, leave it out."
             )
             warnings.warn(text, ClassifierWarning, stacklevel=3)
 

@@ -146,8 +146,8 @@ def structural_features(adjacency: Tensor) -> Tensor:
 def core_numbers(matrix: Any) -> NDArray[np.int64]:
     """Return the core number of each node: the largest k of a subgraph with it whose degrees are all >= k.
 
-    Nodes of the smallest degree are taken away together, again and again (Batagelj & Zaversnik, 2003), each
-    edge being looked at twice.
+    Nodes of the smallest degree are removed together and repeatedly (Batagelj & Zaversnik, 2003); each edge
+    is visited twice.
     """
     degrees = np.diff(matrix.indptr).astype(np.int64)
     cores = np.zeros(len(degrees), dtype=np.int64)

@@ -59,8 +59,8 @@ class Split(NamedTuple):
 
     Args:
         train: the nodes whose labels a model learns from.
-        validation: those that choose its settings, and when to stop.
-        test: those that say how good it is, and are looked at for nothing else.
+        validation: the nodes that select its settings and the epoch to stop at.
+        test: the nodes of the final evaluation, used for nothing else.
     """
 
     train: Tensor

@@ -84,7 +84,7 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
     labels = "Labels and confidences are those of predictions.csv"
     if findings.classifier.refit:
         labels += (
-            ", from the delivered model, which is refitted on all labels except your test labels. "
+            ", from the delivered model, which is refitted on all labels except test labels of your split. "
             "Accuracies are those of the evaluation model, which was not trained on the held-out nodes"
         )
     sets = findings.prediction_sets()

@@ -14,7 +14,7 @@ from pairnorm.train.engine import Pair
 from pairnorm.train.schedule import Running
 
 OnProgress = Callable[[str, Progress], None]
-"""Called now and then with the name of the stage and its progress."""
+"""Called regularly with the name of the stage and its progress."""
 
 
 @dataclass(frozen=True)

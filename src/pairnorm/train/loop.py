@@ -12,7 +12,7 @@ from torch.optim.adam import adam
 
 from pairnorm.base.memory import without_collection
 
-# Replays of a captured epoch are queued. Synchronizing now and then keeps the queue short and Ctrl-C prompt.
+# Replays of a captured epoch are queued. Synchronizing regularly keeps the queue short and Ctrl-C prompt.
 EPOCHS_PER_SYNC = 25
 # Jobs may run in several threads. Only one captures at a time, since a capture synchronizes the device.
 CAPTURE = threading.Lock()
@@ -93,7 +93,7 @@ class Loop:
             self.curves = []
 
     def train(self, epochs: int, tick: Callable[[int], None] = lambda epochs: None) -> None:
-        """Train; ``tick`` is called now and then with the number of epochs since its last call."""
+        """Train; ``tick`` is called regularly with the number of epochs since its last call."""
         warm = min(3, epochs) if self.cuda and self._captured is None else 0
         done = 0
         with self._on_stream() if self.cuda else _flush_denormals():

@@ -46,7 +46,7 @@ def train_all(
 
     On CUDA, jobs run in threads with a stream each, so that small jobs share the device. On a CPU they run in
     processes of one thread each, or with one worker here, one after the other. ``on_event`` is called in this
-    thread with the events of all jobs, now and then with no work.
+    thread with the events of all jobs, and regularly with no work.
     """
     if device.type == "cuda" or (device.type == "cpu" and workers > 1):
         _train_at_once(tasks, device, workers, options, on_event)

@@ -95,7 +95,7 @@ def run(
         curves: store learning curves of pending trials.
         workers: processes on a CPU. Default: one for each core.
         on: ``"here"``, or ``"ray"``: the cluster at ``$RAY_ADDRESS``, else the one that this machine is in.
-        progress: called now and then.
+        progress: called regularly.
         should_stop: called before every job. Once it returns true, no more jobs start; running ones finish.
     """
     Running(device, workers=workers, on=on)  # which validates them

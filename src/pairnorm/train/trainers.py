@@ -144,7 +144,7 @@ class GNNTrainer:
         """Train and load the best weights into the model.
 
         Args:
-            tick: called now and then with the number of epochs since its last call.
+            tick: called regularly with the number of epochs since its last call.
             checkpoint: file of the state, written as often, and loaded first if it exists. Of several ranks,
                 the first reads and writes it.
         """

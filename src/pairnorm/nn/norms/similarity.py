@@ -31,7 +31,7 @@ class DiffGroupNorm(RunningNorm):
     \mathbf{U} = \text{softmax}(\mathbf{X} \mathbf{W})
     $$
 
-    As in ``BatchNorm``, statistics are over all nodes at hand in training and the running ones in evaluation;
+    As in ``BatchNorm``, statistics are over all nodes of a call in training and running ones in evaluation;
     ``batch`` makes no difference. The products $\mathbf{u}_g \odot \mathbf{X}$ are never formed: with
     $\boldsymbol\delta = \mathbf{X} - \bar{\mathbf{x}}$ and
     $\boldsymbol\upsilon = \mathbf{U} - \bar{\mathbf{u}}$ their means and variances are matrix products of

@@ -95,7 +95,7 @@ class ParametricNorm(BaseNorm):
 
 
 class RunningNorm(ParametricNorm):
-    """A norm by statistics over all nodes at hand in training, and by the running ones in evaluation."""
+    """A norm by statistics over all nodes of a call in training, and by running ones in evaluation."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -187,8 +187,8 @@ class BatchNorm(RunningNorm):
         + \boldsymbol\beta
     $$
 
-    In training, mean and biased variance are those of the nodes at hand, of all graphs together: that is what
-    it is named for, so ``batch`` makes no difference. In evaluation they are the running ones, as in
+    In training, mean and biased variance are over all nodes of a call, of all graphs together, so that
+    ``batch`` makes no difference. In evaluation they are the running ones, as in
     ``torch.nn.BatchNorm1d``.
 
     Args:
