@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument("--out", type=Path, help="write the rows as JSON to this file too")
     parser.add_argument("--record", metavar="NAME", help="write results/NAME.json and the README's table")
-    parser.add_argument("--readme", action="store_true", help="only write the README's table anew")
+    parser.add_argument("--readme", action="store_true", help="only write the README's table again")
     options = parser.parse_args()
     unknown = set(options.parts) - set(PARTS)
     if unknown:
@@ -39,12 +39,12 @@ def main() -> None:
     rows: list[Row] = []
     for part, (module, function) in PARTS.items():
         if part in options.parts or not options.parts:
-            began = time.perf_counter()
+            start = time.perf_counter()
             measure: Callable[[], list[Row]] = getattr(import_module(module), function)
-            found = measure()
-            if found:
-                print(f"\n{part}, in {time.perf_counter() - began:.0f} s\n{text_table(found)}", flush=True)
-            rows += found
+            result = measure()
+            if result:
+                print(f"\n{part}, in {time.perf_counter() - start:.0f} s\n{text_table(result)}", flush=True)
+            rows += result
 
     where = machine("cuda" if torch.cuda.is_available() else "cpu")
     print(f"\n{where}")

@@ -32,7 +32,7 @@ def workloads() -> dict[str, Callable[[], object]]:
 
     torch.set_num_threads(1)
     cora = load("cora")
-    found: dict[str, Callable[[], object]] = {}
+    result: dict[str, Callable[[], object]] = {}
     for shape in ((2708, 32), (2708, 50, 32), (169343, 128)):
         x = torch.randn(shape, requires_grad=True)
         for mode in ("PN", "PN-SI"):
@@ -40,26 +40,26 @@ def workloads() -> dict[str, Callable[[], object]]:
             def layer(x: torch.Tensor = x, mode: Any = mode) -> None:
                 PairNorm(mode=mode)(x).sum().backward()
 
-            found[f"{mode} {list(shape)}, forward and backward"] = layer
+            result[f"{mode} {list(shape)}, forward and backward"] = layer
     for model, depth, seeds in (("GCN", 2, 1), ("GCN", 10, 5), ("GAT", 2, 1), ("GAT", 10, 5), ("SGC", 10, 5)):
         spec = Spec("cora", model, depth, norm="PN" if model == "SGC" else "PN-SI", epochs=20)
 
         def training(spec: Spec = spec, seeds: int = seeds) -> None:
             train(cora, spec, range(seeds), "cpu")
 
-        found[f"{model}, depth {depth}, {seeds} trials, 20 epochs"] = training
+        result[f"{model}, depth {depth}, {seeds} trials, 20 epochs"] = training
     small = load("csbm", nodes=2000, seed=1)
-    found["fit on a generated graph"] = lambda: NodeClassifier(depth=[2, 8]).fit(small)
+    result["fit on a generated graph"] = lambda: NodeClassifier(depth=[2, 8]).fit(small)
     folder = Path(tempfile.mkdtemp())
     rows = "".join(f"n{i},{i % 7},{i % 11 / 3},{'ab'[i % 2]},{'uv'[i % 2]}\n" for i in range(50_000))
     (folder / "nodes.csv").write_text("id,a,b,c,y\n" + rows)
     ends = "".join(f"n{i % 50_000},n{(7 * i + 1) % 50_000}\n" for i in range(200_000))
     (folder / "edges.csv").write_text("source,target\n" + ends)
-    found["50,000 nodes and 200,000 edges read from CSV"] = lambda: Graph.from_files(
+    result["50,000 nodes and 200,000 edges read from CSV"] = lambda: Graph.from_files(
         folder / "nodes.csv", folder / "edges.csv", label="y"
     )
     assert pairnorm.__version__
-    return found
+    return result
 
 
 def serve() -> None:

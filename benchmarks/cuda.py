@@ -1,4 +1,4 @@
-"""Training GCN and GAT on CUDA: microseconds per layer, epoch and trial, beside what the memory would allow.
+"""Training GCN and GAT on CUDA: microseconds per layer, epoch and trial, against the bound by bandwidth.
 
 An epoch is a training step and validation. The engine says when it has synchronized with the device and how
 much it has done since, in layers x epochs x trials; the median of these intervals is what is reported.
@@ -102,7 +102,7 @@ def _cost(graph: Graph, name: str, model: str, bandwidth: float, precision: Any)
 
 
 def _at_once(graph: Graph, model: str, precision: Any, jobs: int = 4) -> Row:
-    """Several architectures in one run, as in a sweep: small ones run beside one another."""
+    """Several architectures in one run, as in a sweep: small ones run concurrently."""
     spec = Spec("cora", model, DEPTH, norm="PN-SI", epochs=8 * EPOCHS, precision=precision)
     specs = [spec.replace(skip=skip) for skip in range(jobs)]
     pairs = [(spec, seed) for spec in specs for seed in range(TRIALS)]

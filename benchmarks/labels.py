@@ -32,7 +32,7 @@ CASES = (*product(GRAPHS, (50, 90, 100)), *product(TABLES, (50,)))
 TIME_LIMITS = {"fit, 10 s": 10, "fit": None, "fit, exhaustive": 0}
 PARTS = ("SGC", "boosted trees", "label propagation", "logistic regression", "residual GCN")
 PEERS = ("Correct & Smooth", "GCN")
-# Where the name of a method stands, in points from its marker, so that names do not overlap.
+# Offset of the name of a method from its marker in points, so that names do not overlap.
 ABOVE, BELOW = ((0, 5), "center", "bottom"), ((0, -5), "center", "top")
 LEFT, RIGHT = ((-5, 0), "right", "center"), ((5, 0), "left", "center")
 POSITIONS = dict.fromkeys(TIME_LIMITS, ABOVE) | {"SGC": BELOW, "residual GCN": BELOW}
@@ -49,9 +49,9 @@ def measure(method: str, dataset: str, percent: float, seed: int, device: str) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few labels are on purpose
         graph = protocol.mask(protocol.graph(dataset, seed=seed), percent, seed)
-        began, began_cpu = time.perf_counter(), time.process_time()
+        start, start_cpu = time.perf_counter(), time.process_time()
         probabilities, predicted = _predict(method, graph, seed, device)
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     test = graph.test.numpy()
     scores = Scores.of(graph.labels.numpy()[test], predicted[test], graph.num_classes, probabilities[test])
     return {
@@ -208,11 +208,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the measurements as a Markdown table: score and seconds, case by case."""
-    found = {(row["method"], row["dataset"], row["missing_percent"]): row for row in rows if row["seed"] == 0}
-    methods = [method for method in METHODS if any(key[0] == method for key in found)]
+    result = {
+        (row["method"], row["dataset"], row["missing_percent"]): row for row in rows if row["seed"] == 0
+    }
+    methods = [method for method in METHODS if any(key[0] == method for key in result)]
     lines = ["| graph | missing | " + " | ".join(methods) + " |", "|---|---:|" + "---:|" * len(methods)]
     for dataset, percent in CASES:
-        cells = [found.get((method, dataset, percent)) for method in methods]
+        cells = [result.get((method, dataset, percent)) for method in methods]
         text = " | ".join(f"{score(row):.3f} in {row['seconds']:.0f} s" if row else "" for row in cells)
         lines.append(f"| {dataset} | {percent}% | {text} |")
     return "\n".join(lines) + "\n"

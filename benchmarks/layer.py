@@ -73,18 +73,18 @@ def _on_cpu(mode: str) -> list[Row]:
 
 def _saved_bytes(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
     """Return the bytes of the distinct storages that the backward pass holds, other than the input's."""
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() != x.untyped_storage().data_ptr():
-            found[storage.data_ptr()] = storage.nbytes()
+            result[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         kept = layer(x)
     del kept
-    return sum(found.values())
+    return sum(result.values())
 
 
 def _on_cuda(mode: str, bandwidth: float) -> list[Row]:

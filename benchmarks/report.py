@@ -98,18 +98,18 @@ def markdown_table(rows: Sequence[Row]) -> str:
 def write(path: Path, rows: Sequence[Row], where: dict[str, Any]) -> None:
     """Write rows and machine as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = {"machine": where, "rows": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    result = {"machine": where, "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_readme(folder: Path = FOLDER) -> None:
     """Put the tables of all recorded results into the README, between its marks."""
     sections = []
     for path in sorted((folder / "results").glob("*.json")):
-        found = json.loads(path.read_text())
-        if "rows" not in found:  # the figures of ``benchmarks.large``, whose tables are in docs/large.md
+        result = json.loads(path.read_text())
+        if "rows" not in result:  # the figures of ``benchmarks.large``, whose tables are in docs/large.md
             continue
-        where, rows = found["machine"], [Row(**row) for row in found["rows"]]
+        where, rows = result["machine"], [Row(**row) for row in result["rows"]]
         sections.append(
             f"### {where['device']}\n\n{where['cores']} cores, {where['system']}, Python "
             f"{where['python_version']}, torch {where['torch_version']}, PyG {where['pyg_version']}, "

@@ -3,9 +3,9 @@
 Ranks are started by ``torchrun``, one and two in turns, each with one thread; a step is GCN's loss, gradients
 and Adam. The sweep is two minutes of one-core trainings on two workers, in turns too.
 
-Who has the machines may time a step of any size, beside what the model of docs/scale.md says is sent and read
-(there, ogbn-papers100M): ``torchrun --nproc-per-node 8 -m benchmarks.scale --nodes 111059956 --degree 29
---width 128 --depth 2``. It takes a GPU for each rank where there are as many.
+With enough machines, time a step of any size, to compare with the traffic and reads that docs/scale.md
+states (there, ogbn-papers100M): ``torchrun --nproc-per-node 8 -m benchmarks.scale --nodes 111059956
+--degree 29 --width 128 --depth 2``. It takes a GPU for each rank where there are as many.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def _ranks() -> Row:
 
 
 def _step_of(ranks: int) -> float:
-    """Return the seconds of the fastest step by so many ranks."""
+    """Return the seconds of the fastest step by a number of ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
     done = subprocess.run([*command, "-m", "benchmarks.scale"], check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout.split()[0])
@@ -90,13 +90,13 @@ def step() -> None:
     adam, taken = torch.optim.Adam(model.parameters()), []
     for _ in range(STEPS):
         dist.barrier()
-        began = time.perf_counter()
+        start = time.perf_counter()
         adam.zero_grad()
         shards.cross_entropy(model(x, adjacency), labels).backward()
         shards.sum_gradients(model)
         adam.step()
         dist.barrier()
-        taken.append(time.perf_counter() - began)
+        taken.append(time.perf_counter() - start)
     if dist.get_rank() == 0:
         columns = width * (depth - 1) + CLASSES  # of all layers
         sent = 2 * 2 * (size - 1) / size**2 * 4 * nodes * columns
@@ -138,9 +138,9 @@ def _ray(seeds: int = 40) -> list[Row]:
         for _ in range(2):
             for name, how in (("processes", {"workers": 2}), ("ray", {"on": "ray"})):
                 with tempfile.TemporaryDirectory() as folder:
-                    began = time.perf_counter()
+                    start = time.perf_counter()
                     run(pairs, Store(Path(folder) / "store.sqlite"), device="cpu", **how)
-                    times[name].append(time.perf_counter() - began)
+                    times[name].append(time.perf_counter() - start)
     finally:
         ray.shutdown()
         cluster.shutdown()

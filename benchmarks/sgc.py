@@ -96,10 +96,10 @@ def _sweep(graph: Graph, name: str, depths: Sequence[int], epochs: int) -> float
     ]
     pairs = [(spec, seed) for spec in specs for seed in SEEDS]
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "results.sqlite") as store:
-        began = time.perf_counter()
+        start = time.perf_counter()
         trained = run(pairs, store, device="cpu", graphs={name: graph}, workers=WORKERS)
         assert trained == len(pairs) == len(store)
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
 
 def _peer_seconds(graph: Graph) -> float:

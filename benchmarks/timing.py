@@ -1,4 +1,4 @@
-"""Timing things against one another: turn by turn, so that whatever slows the machine slows both."""
+"""Compare times of tasks, interleaved, so that other load slows all of them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,10 +27,10 @@ def interleave(
     seconds: dict[Name, list[float]] = {name: [] for name in tasks}
     for number in range(warm + rounds):
         for name, task in tasks.items():
-            began = clock()
+            start = clock()
             task()
             if number >= warm:
-                seconds[name].append(clock() - began)
+                seconds[name].append(clock() - start)
     return {name: Times(median(values), min(values)) for name, values in seconds.items()}
 
 

@@ -46,7 +46,7 @@ def _compare(graph: Graph, model: str, depth: int, goal: float) -> Row:
     peers = _peers(graph, spec)
     few = many = 10
     start = longer = _seconds(graph, spec, trials, few)
-    while longer < start + SECONDS / 4:  # until epochs can be told from what happens once
+    while longer < start + SECONDS / 4:  # until the time of epochs exceeds that of the setup
         many *= 4
         longer = _seconds(graph, spec, trials, many)
     ours, theirs = [], []
@@ -90,6 +90,6 @@ def _seconds(graph: Graph, spec: Spec, trials: int, epochs: int) -> float:
     """Time a whole run, from nothing to results in a store."""
     pairs = [(spec.replace(epochs=epochs), seed) for seed in range(trials)]
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "results.sqlite") as store:
-        began = time.perf_counter()
+        start = time.perf_counter()
         run(pairs, store, device="cpu", graphs={"cora": graph}, workers=WORKERS)
-        return time.perf_counter() - began
+        return time.perf_counter() - start

@@ -173,7 +173,7 @@ class _Graph:
         if len(self.weight) == self.nodes**2:
             return math.inf
         plain, repelled = self.hessian(0.0, torch.float64), self.hessian(1.0, torch.float64)
-        root = plain.degree.sqrt()  # in z = root * y, hubs and leaves weigh alike
+        root = plain.degree.sqrt()  # in z = root * y, hubs and leaves have equal weight
 
         def forms(z: Tensor) -> tuple[Tensor, Tensor]:
             attraction = plain(z / root) / root

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, a way to expect an error by its code, a browser, and PostgreSQL."""
+"""Shared by all tests: one thread, a context that expects an error code, a browser, and PostgreSQL."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from pairnorm.base import errors
 from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 
-suppress_csr_warning()  # tests make CSR tensors of their own
+suppress_csr_warning()  # tests create CSR tensors
 
 EXPENSIVE_FIXTURES = {"cluster", "check_ranks", "corpus", "postgresql", "wheel"}
 LONG_TESTS = {"test_kernels_in_the_interpreter"}
@@ -55,21 +55,21 @@ def raises() -> Raises:
             yield caught
         assert caught.value.code == code, caught.value
         assert caught.value.problem.startswith(where), caught.value
-        for name, wanted in fields.items():
-            assert getattr(caught.value, name) == wanted, caught.value
+        for name, expected in fields.items():
+            assert getattr(caught.value, name) == expected, caught.value
 
     return expect
 
 
 @pytest.fixture(autouse=True)
 def no_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the passwords of other tests, which are removed from all output of a process."""
+    """Forget the passwords registered by other tests, which would be masked in all output."""
     monkeypatch.setattr(errors, "_secrets", set())
 
 
 @pytest.fixture(scope="module")
 def brief_baselines() -> Iterator[None]:
-    """The GCN that ``fit`` compares with trains for moments, where no test looks at how good it is."""
+    """Train the GCN baseline of ``fit`` for a few epochs, for tests that do not check its accuracy."""
     from pairnorm.classify import search_space
 
     with pytest.MonkeyPatch.context() as patch:
@@ -79,9 +79,9 @@ def brief_baselines() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A real browser, driven; where there is none, its tests are skipped."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    """A browser driven by playwright; without one, its tests are skipped."""
+    result = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if result is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="there is no playwright to drive a browser"
@@ -90,14 +90,14 @@ def browser() -> Iterator[Any]:
         root = hasattr(os, "geteuid") and os.geteuid() == 0
         # Under root a sandbox cannot be had, and a container's /dev/shm is small.
         arguments = ["--no-sandbox"] * root + ["--disable-dev-shm-usage"]
-        running = driver.chromium.launch(executable_path=found, args=arguments)
+        running = driver.chromium.launch(executable_path=result, args=arguments)
         yield running
         running.close()
 
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Open a file in the browser; whatever it complains of, or asks a network for, fails the test."""
+    """Open a file in the browser; console errors and network requests fail the test."""
     contexts, complaints = [], []
 
     def opened(path: Path, width: int = 1280, **options: Any) -> Any:
@@ -120,7 +120,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def check_ranks() -> Iterator[Callable[[str, int], None]]:
-    """Have processes of one gloo group check something; see ``ranks.py``."""
+    """Run a check in the processes of one gloo group; see ``ranks.py``."""
     program = [sys.executable, "-W", "error", str(Path(__file__).with_name("ranks.py"))]
     server = subprocess.Popen(
         program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, start_new_session=True
@@ -153,9 +153,9 @@ def edge_index() -> "Any":
 def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a fresh PostgreSQL server with the table ``people``, run as an ordinary user."""
     psycopg = pytest.importorskip("psycopg")
-    places = [*map(Path, os.environ["PATH"].split(":")), *sorted(Path("/usr/lib/postgresql").glob("*/bin"))]
-    found = next((place for place in reversed(places) if (place / "initdb").is_file()), None)
-    if found is None:
+    folders = [*map(Path, os.environ["PATH"].split(":")), *sorted(Path("/usr/lib/postgresql").glob("*/bin"))]
+    result = next((path for path in reversed(folders) if (path / "initdb").is_file()), None)
+    if result is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     user = next((name for name in ("postgres", "nobody") if _exists(name)), None)
     as_user = ["runuser", "-u", user, "--"] if os.geteuid() == 0 and user else []
@@ -172,9 +172,9 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         if as_user:
             shutil.chown(folder, user)
-        call(found / "initdb", "--auth", "trust", "-U", "tester", "-D", folder / "data")
+        call(result / "initdb", "--auth", "trust", "-U", "tester", "-D", folder / "data")
         options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-        call(found / "pg_ctl", "-w", "-D", folder / "data", "-l", folder / "log", "-o", options, "start")
+        call(result / "pg_ctl", "-w", "-D", folder / "data", "-l", folder / "log", "-o", options, "start")
         try:
             address = f"127.0.0.1:{port}/postgres"
             with psycopg.connect(f"postgresql://tester@{address}") as connection:
@@ -185,7 +185,7 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 )
             yield f"postgresql://tester:secret@{address}"
         finally:
-            call(found / "pg_ctl", "-D", folder / "data", "-m", "immediate", "stop")
+            call(result / "pg_ctl", "-D", folder / "data", "-m", "immediate", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -159,7 +159,7 @@ def test_keyboard_interrupt_prints_one_line(added: Added, capsys: pytest.Capture
 
 @pytest.mark.parametrize("module", ["pairnorm.cli", "argparse", "torch", "pandas"])
 def test_keyboard_interrupt_during_imports_prints_one_line(tmp_path: Path, module: str) -> None:
-    """Nothing of weight is imported before somebody can catch it."""
+    """Large libraries are imported after the handler of interrupts is installed."""
     program = f"""
 import sys
 class Interrupt:

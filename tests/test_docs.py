@@ -44,8 +44,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MUL
 def blocks(page):
     """Yield the line, the code and the expected output (None for any) of each Python block of a page."""
     text = page.read_text(encoding="utf-8")
-    for found in BLOCK.finditer(text):
-        yield text.count("\n", 0, found.start()) + 1, found[1], found[2]
+    for result in BLOCK.finditer(text):
+        yield text.count("\n", 0, result.start()) + 1, result[1], result[2]
 
 
 def public_names():
@@ -118,24 +118,24 @@ def reported(section):
     """Return [(accuracy, layers, the paper's accuracy)] by graph and method, of a section of our report."""
     report = (ROOT / "results/report.md").read_text(encoding="utf-8")
     [table] = re.findall(rf"^## {section}.*?(?=^## )", report, re.MULTILINE | re.DOTALL)
-    found, graph, key = {}, "", ("", "")
+    result, graph, key = {}, "", ("", "")
     for cells in re.findall(r"^\| (.*) \|$", table, re.MULTILINE):
-        first, method, *places = cells.split(" | ")
+        first, method, *entries = cells.split(" | ")
         graph = first.strip() or graph
-        numbers = [re.match(r"\**([\d.]+)(?: ± .*?)? @ (\d+)", place) for place in places]
+        numbers = [re.match(r"\**([\d.]+)(?: ± .*?)? @ (\d+)", cell) for cell in entries]
         if method == "paper" and all(numbers):  # below the row of ours
-            ours = found[key]
-            found[key] = [(*one[:2], number[1]) for one, number in zip(ours, numbers, strict=True)]
+            ours = result[key]
+            result[key] = [(*one[:2], number[1]) for one, number in zip(ours, numbers, strict=True)]
         elif all(numbers):
             key = graph, method
-            found.setdefault(key, [(*number.groups(), None) for number in numbers])
-    return found
+            result.setdefault(key, [(*number.groups(), None) for number in numbers])
+    return result
 
 
 @pytest.mark.parametrize("method", ["SGC", "SGC-PN"])
 def test_missing_vectors_page_agrees_with_the_report(method):
-    places = reported("Table 1")["Cora", method]
-    accuracies, layers, _ = (" | ".join(row) for row in zip(*places, strict=True))
+    cells = reported("Table 1")["Cora", method]
+    accuracies, layers, _ = (" | ".join(row) for row in zip(*cells, strict=True))
     page = (ROOT / "docs/missing-vectors.md").read_text(encoding="utf-8")
     assert f"| {method} | {accuracies} |\n| at layers | {layers} |\n" in page
 
@@ -188,9 +188,9 @@ def test_pages_state_results_of_fit(page, protocol, missing, graphs):
 def test_methods_page_agrees_with_depth_comparison(features, model):
     graphs, shown = ("Cora", "Citeseer", "Pubmed", "Coauthor CS"), rows("docs/methods.md")
     stands = {tuple(row[:3]): row[3:] for row in rows("results/depth.md")}
-    places = [stands[f"{graph}, {model}", features, "any"] for graph in graphs]
+    cells = [stands[f"{graph}, {model}", features, "any"] for graph in graphs]
     for column in (1, 3, 4):  # what validation chose, no hint, PairNorm
-        accuracies = [place[column].split()[0] for place in places]
+        accuracies = [entry[column].split()[0] for entry in cells]
         assert accuracies in [[cell.split()[0] for cell in row[1:]] for row in shown if all(row)], accuracies
 
 
@@ -199,17 +199,17 @@ def test_methods_page_states_ranks_of_depth_comparison():
     page = (ROOT / "docs/methods.md").read_text(encoding="utf-8").replace("\n", " ")
     with (ROOT / "results/depth.csv").open(newline="") as file:
         table = [row for row in csv.DictReader(file) if row["model"] == "GCN"]
-    places, counts = {"GCNII": [], "APPNP": []}, []
+    cells, counts = {"GCNII": [], "APPNP": []}, []
     for graph in ("cora", "citeseer", "pubmed", "coauthor-cs"):
         own = [row for row in table if row["dataset"] == graph]
         assert f"GCN with {len({row['remedy'] for row in own}) - 1} methods on four graphs" in page
         for depth in ("8", "16", "32"):
-            some = [row for row in own if (row["depth"], row["missing_percent"]) == (depth, "100")]
-            order = [row["remedy"] for row in sorted(some, key=lambda row: -float(row["accuracy"]))]
+            rows_of_depth = [row for row in own if (row["depth"], row["missing_percent"]) == (depth, "100")]
+            order = [row["remedy"] for row in sorted(rows_of_depth, key=lambda row: -float(row["accuracy"]))]
             counts.append(len(order))
-            for method, places_ in places.items():
-                places_.append(order.index(method) + 1)
-    (first, last), (best, worst) = ((min(of), max(of)) for of in places.values())
+            for method, method_ranks in cells.items():
+                method_ranks.append(order.index(method) + 1)
+    (first, last), (best, worst) = ((min(of), max(of)) for of in cells.values())
     text = f"GCNII ranks {first}th to {last}th of {max(counts)} and APPNP {best}th to {worst}th"
     assert text in page
 

@@ -77,7 +77,7 @@ def test_csv_files_are_labeled(run: Run, tmp_path: Path) -> None:
 def test_ranks_resume_from_checkpoint_of_one_process(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint is of one process: it has what all ranks have alike, so any number of them goes on."""
+    """The checkpoint of one process has only shared state, so that any number of ranks can resume."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     checkpoint = str(tmp_path / "checkpoint.pt")
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

@@ -1,4 +1,4 @@
-"""The wheel, tried in clean environments: with its core alone, and with everything.
+"""Test the wheel in clean environments: with its core requirements, and with all extras.
 
 An environment is filled by links to what is installed here, following the requirements that the wheel itself
 declares: nothing is downloaded, and what is not declared is not there.
@@ -26,8 +26,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     build = "from hatchling.build import build_wheel; import sys; print(build_wheel(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, check=True, capture_output=True)
-    (found,) = folder.glob("*.whl")
-    return found
+    (result,) = folder.glob("*.whl")
+    return result
 
 
 def required(
@@ -41,15 +41,15 @@ def required(
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
         extras = requirement.extras or {""}
         if name == "pairnorm":
-            for wanted in extras:
-                required(distribution, wanted, seen)
+            for expected in extras:
+                required(distribution, expected, seen)
         elif name not in seen:
             try:
                 seen[name] = Distribution.from_name(requirement.name)
-            except PackageNotFoundError:  # such as CUDA's libraries beside a torch that was built for CPUs
+            except PackageNotFoundError:  # such as CUDA libraries for a CPU build of torch
                 continue
-            for wanted in extras:
-                required(seen[name], wanted, seen)
+            for expected in extras:
+                required(seen[name], expected, seen)
     return seen
 
 
@@ -65,9 +65,9 @@ def install(wheel: Path, extra: str, folder: Path) -> Path:
             file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")
         }
         for top in tops:
-            place = packages / top
-            if not place.exists():
-                place.symlink_to(Path(str(distribution.locate_file(top))))
+            path = packages / top
+            if not path.exists():
+                path.symlink_to(Path(str(distribution.locate_file(top))))
     return folder / "bin" / "python"
 
 

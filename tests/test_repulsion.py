@@ -69,10 +69,10 @@ def minimize(x, dense, lam, strength=1.0):
         return value.item(), torch.autograd.grad(value, y)[0].flatten().numpy()
 
     start = numpy.zeros(x.numel())
-    found = scipy.optimize.minimize(
+    result = scipy.optimize.minimize(
         value_and_gradient, start, jac=True, method="BFGS", options={"gtol": 1e-9}
     )
-    return torch.tensor(found.x).view(x.shape)
+    return torch.tensor(result.x).view(x.shape)
 
 
 def exact_bound(dense):

@@ -108,10 +108,10 @@ def complaints_about(text: str) -> list[str]:
     return [f"{match[0]!r}: write {use}" for word, use in TEXT.items() for match in re.finditer(word, text)]
 
 
-@pytest.mark.parametrize("place", CLEAN_CODE)
-def test_code_vocabulary(place: str) -> None:
+@pytest.mark.parametrize("target", CLEAN_CODE)
+def test_code_vocabulary(target: str) -> None:
     complaints = []
-    path = ROOT / place
+    path = ROOT / target
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         tree, where = ast.parse(file.read_text(encoding="utf-8")), file.relative_to(ROOT)
         complaints += [
@@ -133,9 +133,9 @@ def test_code_vocabulary(place: str) -> None:
     assert not complaints, "\n".join(complaints)
 
 
-@pytest.mark.parametrize("place", CLEAN_PAGES)
-def test_page_vocabulary(place: str) -> None:
-    assert not complaints_about((ROOT / place).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("path", CLEAN_PAGES)
+def test_page_vocabulary(path: str) -> None:
+    assert not complaints_about((ROOT / path).read_text(encoding="utf-8"))
 
 
 def test_check_finds_words_in_names_and_sentences() -> None:

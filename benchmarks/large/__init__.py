@@ -1,1 +1,1 @@
-"""Graphs of a million to a hundred million nodes: walks, training, ``fit`` and packing, by size."""
+"""Graphs of a million to a hundred million nodes: propagation, training, ``fit`` and packing, by size."""

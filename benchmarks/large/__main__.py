@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.large import commands, gnn, walk
+from benchmarks.large import commands, gnn, propagation
 from benchmarks.large.generate import FORMATS, Ring
 from pairnorm.train.result import Origin
 
@@ -20,9 +20,9 @@ from pairnorm.train.result import Origin
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.large", description=__doc__)
     added = parser.add_subparsers(dest="command", required=True)
-    for device, (sizes, degree, width) in walk.DEFAULTS.items():
-        command = added.add_parser(device, help=f"walks of SGC-PN of {width} columns on this device")
-        command.set_defaults(measure=walks)
+    for device, (sizes, degree, width) in propagation.DEFAULTS.items():
+        command = added.add_parser(device, help=f"propagation of SGC-PN of {width} columns on this device")
+        command.set_defaults(measure=measure_propagation)
         command.add_argument("nodes", nargs="*", type=int, default=list(sizes), help="default: %(default)s")
         command.add_argument("--degree", type=int, default=degree, help="entries a node has, on average")
         command.add_argument("--width", type=int, default=width, help="columns of the state")
@@ -57,14 +57,14 @@ Figures = Iterator[tuple[str, str, dict[str, Any]]]
 """The name of a file, what is printed, and what is written."""
 
 
-def walks(options: argparse.Namespace) -> Figures:
+def measure_propagation(options: argparse.Namespace) -> Figures:
     """Walk over every size, then on CUDA train a GCN and a GAT."""
-    device, found = options.command, []
+    device, result = options.command, []
     for nodes in options.nodes:
-        found.append(walk.measure(device, nodes, options.degree, options.width))
-        yield f"walk-{device}-{nodes}", walk.describe(found[-1]), asdict(found[-1])
-    for one, other in pairwise(found):
-        yield "", walk.exponents(one, other), {}
+        result.append(propagation.measure(device, nodes, options.degree, options.width))
+        yield f"walk-{device}-{nodes}", propagation.describe(result[-1]), asdict(result[-1])
+    for one, other in pairwise(result):
+        yield "", propagation.exponents(one, other), {}
     if device == "cuda" and options.training_nodes:
         adjacency = gnn.adjacency(options.training_nodes, device)
         for model in gnn.MODELS:
@@ -87,20 +87,20 @@ def fit(options: argparse.Namespace) -> Figures:
 
 
 def pack(options: argparse.Namespace) -> Figures:
-    """Pack tables; walk to the end; then again, killed in the middle, and to the end."""
+    """Pack tables; propagate to the end; then again, killed in the middle, and to the end."""
     packed = commands.pack(options.nodes, options.folder, options.format)
     yield f"pack-{options.nodes}", commands.describe(packed), asdict(packed)
-    for folder in ("walked", ".walked.walk"):
+    for folder in ("fitted", ".fitted.work"):
         shutil.rmtree(options.folder / folder, ignore_errors=True)
-    whole = commands.walk(options.nodes, options.folder)
+    whole = commands.fit_packed(options.nodes, options.folder)
     yield f"packed-fit-{options.nodes}", commands.describe(whole), asdict(whole)
-    predictions = (options.folder / "walked" / "predictions.csv").read_bytes()
-    shutil.rmtree(options.folder / "walked")
-    killed = commands.walk(options.nodes, options.folder, whole.seconds / 2)
+    predictions = (options.folder / "fitted" / "predictions.csv").read_bytes()
+    shutil.rmtree(options.folder / "fitted")
+    killed = commands.fit_packed(options.nodes, options.folder, whole.seconds / 2)
     yield f"killed-fit-{options.nodes}", commands.describe(killed), asdict(killed)
-    again = commands.walk(options.nodes, options.folder)
+    again = commands.fit_packed(options.nodes, options.folder)
     yield f"resumed-fit-{options.nodes}", commands.describe(again), asdict(again)
-    same = predictions == (options.folder / "walked" / "predictions.csv").read_bytes()
+    same = predictions == (options.folder / "fitted" / "predictions.csv").read_bytes()
     yield "", f"The predictions are {'' if same else 'not '}those of the run that was not killed.", {}
 
 

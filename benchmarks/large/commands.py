@@ -92,16 +92,16 @@ def packed_ring(nodes: int) -> Ring:
     return Ring(nodes, 10 * nodes, 128, labeled=0.01)
 
 
-def walk(nodes: int, folder: Path, killed_after: float | None = None) -> Run:
+def fit_packed(nodes: int, folder: Path, killed_after: float | None = None) -> Run:
     """Choose and learn an SGC-PN of depth 16 on the packed graph within 8 GB, and predict every node.
 
     Args:
         nodes: of the graph.
         folder: that holds it.
-        killed_after: seconds after which the command is killed; the next call goes on.
+        killed_after: seconds after which the command is killed; the next call resumes.
     """
     chosen = ("--norm=PN", "--depth=16", "--impute=zero", "--memory=8GB")
-    graph, out = folder / "graph", folder / "walked"
+    graph, out = folder / "graph", folder / "fitted"
     return _call(
         packed_ring(nodes), "fit", f"--graph={graph}", f"--out={out}", *chosen, killed_after=killed_after
     )
@@ -120,17 +120,17 @@ def describe(one: Run) -> str:
 
 def _call(ring: Ring, command: str, *options: str, killed_after: float | None = None) -> Run:
     """Run a command and look at its memory until it ends."""
-    began, peak = time.perf_counter(), [0, 0]
+    start, peak = time.perf_counter(), [0, 0]
     process = subprocess.Popen(
         [sys.executable, "-m", "pairnorm", command, *options], stdout=subprocess.PIPE, text=True
     )
-    said: list[str] = []
+    message: list[str] = []
     assert process.stdout is not None
-    reader = threading.Thread(target=lambda: said.extend(process.stdout), daemon=True)  # type: ignore[arg-type]
+    reader = threading.Thread(target=lambda: message.extend(process.stdout), daemon=True)  # type: ignore[arg-type]
     reader.start()
     killed, seconds = False, 0.0
     while True:
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         if killed_after is not None and seconds > killed_after and not killed:
             process.send_signal(signal.SIGKILL)
             killed = True
@@ -140,10 +140,10 @@ def _call(ring: Ring, command: str, *options: str, killed_after: float | None = 
             break
         time.sleep(INTERVAL)
     reader.join()
-    print("".join(said), end="")
+    print("".join(message), end="")
     if status and not killed:
         raise RuntimeError(f"pairnorm {command} ended with {status}")
-    right = re.findall(r"(\d+\.\d+)%", "".join(line for line in said if "held-out nodes" in line))
+    right = re.findall(r"(\d+\.\d+)%", "".join(line for line in message if "held-out nodes" in line))
     return Run(
         command=command, nodes=ring.nodes, edges=ring.edges, columns=ring.columns, seconds=seconds,
         processor=usage.ru_utime + usage.ru_stime, anonymous=peak[0], resident=peak[1],
@@ -156,6 +156,6 @@ def _memory(pid: int) -> tuple[int, int]:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0, 0
-    found = (re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE) for name in ("RssAnon", "VmHWM"))
-    anonymous, resident = (int(one[1]) * 1024 if one else 0 for one in found)
+    result = (re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE) for name in ("RssAnon", "VmHWM"))
+    anonymous, resident = (int(one[1]) * 1024 if one else 0 for one in result)
     return anonymous, resident

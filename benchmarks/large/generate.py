@@ -2,7 +2,7 @@
 
 Nodes lie on a ring that is cut into blocks, each of one class; their numbers say nothing about where. Edges
 join neighbors on the ring, and a few any two nodes. Features are the class's center under much noise, so one
-node's tell little and those of a block a lot; of many nodes they are missing. All is drawn by chunks.
+node are weakly informative, those of a block strongly; many nodes have none. All is drawn by chunks.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Ring:
         labeled: share of nodes with a class.
         classes: how many.
         block: nodes that lie together and have one class.
-        reach: how far on the ring an edge goes, at most.
+        reach: maximum distance of an edge on the ring.
         far: share of edges that join any two nodes.
         signal: distance of a class's center from zero, where noise has one in every column.
         seed: for everything that is drawn.
@@ -51,7 +51,7 @@ class Ring:
         """Write ``nodes`` and ``edges``, or one ``.npz``, unless they exist; return their paths."""
         if format == "npz":
             return [self._write_npz(folder / "graph.npz")]
-        found = []
+        result = []
         for name, chunks in (("nodes", self._nodes()), ("edges", self._edges())):
             path = folder / f"{name}.{format}"
             if not path.exists():
@@ -59,8 +59,8 @@ class Ring:
                 draft = path.with_suffix(".draft")
                 _write(draft, chunks, format)
                 draft.replace(path)
-            found.append(path)
-        return found
+            result.append(path)
+        return result
 
     def _write_npz(self, path: Path) -> Path:
         if not path.exists():
@@ -91,10 +91,10 @@ class Ring:
             labels = (node * self._step % self.nodes) // self.block % self.classes
             x = generator.standard_normal((len(node), self.columns), np.float32)
             x += centers[labels].astype(np.float32)
-            gone = generator.random(len(node)) < self.missing
+            is_missing = generator.random(len(node)) < self.missing
             unlabeled = generator.random(len(node)) >= self.labeled
             yield {"id": node, "label": (labels, unlabeled)} | {
-                f"x{place}": (column, gone) for place, column in enumerate(x.T)
+                f"x{column_number}": (column, is_missing) for column_number, column in enumerate(x.T)
             }
 
     def _edges(self) -> Iterator[dict[str, Any]]:
@@ -128,5 +128,5 @@ def _write(path: Path, chunks: Iterator[dict[str, Any]], format: str) -> None:
 def _column(values: NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]) -> Any:
     import pyarrow as pa
 
-    numbers, gone = values if isinstance(values, tuple) else (values, None)
-    return pa.array(np.ascontiguousarray(numbers), mask=gone)
+    numbers, is_missing = values if isinstance(values, tuple) else (values, None)
+    return pa.array(np.ascontiguousarray(numbers), mask=is_missing)

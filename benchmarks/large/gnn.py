@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.large.walk import best
+from benchmarks.large.propagation import best
 from pairnorm.nn import GAT, GCN, normalized_adjacency
 from pairnorm.nn.sparse import SparseMatrix
 

@@ -1,4 +1,4 @@
-"""Whatever a name is, it is shown as it is and does nothing: held against the parsers of each medium."""
+"""Names are shown literally without effects: compared with the parsers of each medium."""
 
 from html.parser import HTMLParser
 

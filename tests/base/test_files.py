@@ -98,8 +98,8 @@ def test_atomic_folder_replaces_own_files_only(tmp_path: Path) -> None:
 def test_interrupted_change_is_completed(tmp_path: Path, done: int) -> None:
     write_run(tmp_path, "old")
     (tmp_path / CHANGE).mkdir()
-    for place, name in enumerate(NAMES[:-1]):
-        (tmp_path / name if place < done else tmp_path / CHANGE / name).write_text("new")
+    for number, name in enumerate(NAMES[:-1]):
+        (tmp_path / name if number < done else tmp_path / CHANGE / name).write_text("new")
     (tmp_path / CHANGE / f"{NAMES[-1]}.gone").touch()
     if done % 2:
         with locked_folder(tmp_path):
@@ -118,7 +118,7 @@ def _keep_writing(folder: Path, text: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12, of threads
 @pytest.mark.parametrize("there", [False, True])
 def test_killed_processes_never_mix_their_files(tmp_path: Path, there: bool) -> None:
-    """Two at a time write into one folder; whoever comes after a kill finds one whole run, and no remains."""
+    """Two processes write into one folder; after a kill it has one complete run and no drafts."""
     out, draw = tmp_path / "run", random.Random(0)
     if there:
         out.mkdir()
@@ -154,9 +154,9 @@ def test_reader_never_sees_two_runs(tmp_path: Path) -> None:
         end = time.monotonic() + 2
         while time.monotonic() < end:
             with locked_folder(tmp_path):
-                found = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
-            assert len(set(found.values())) == 1
-            assert set(found) in (set(NAMES[:3]), set(NAMES))
+                result = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
+            assert len(set(result.values())) == 1
+            assert set(result) in (set(NAMES[:3]), set(NAMES))
     finally:
         for writer in writers:
             writer.kill()

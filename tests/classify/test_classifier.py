@@ -39,7 +39,7 @@ def test_cora_without_features_reaches_the_papers_accuracy(blanked_cora: Graph) 
     )
     assert classifier.held_out_ is not None
     assert classifier.held_out_.count == 2068
-    # 126 nodes, half of them of the most frequent class, are reached by neither a feature nor a label.
+    # 126 nodes, half of them of the most frequent class, are reachable from neither a feature nor a label.
     assert classifier.held_out_.accuracy >= 0.755
     assert classifier.score(blanked_cora) == classifier.held_out_.accuracy
     assert classifier.best_.depth >= 20
@@ -55,7 +55,7 @@ def test_citeseer_without_features_needs_depth_or_imputation() -> None:
     deep, flat = (NodeClassifier(depth=depth, **plain).fit(graph).score(graph) for depth in (20, 2))
     assert deep > flat + 0.1
     filled = NodeClassifier(depth=2, norm="PN", impute="fp", refit=False).fit(graph).score(graph)
-    assert filled > flat + 0.1, "what stands in for a missing vector matters as much as depth"
+    assert filled > flat + 0.1, "imputation matters as much as depth"
 
 
 def test_test_labels_do_not_affect_fit(small: Graph) -> None:
@@ -93,9 +93,9 @@ def test_fit_is_repeatable_and_keeps_parameters(small: Graph) -> None:
 def test_predict_is_the_most_probable_class(small: Graph, model: str) -> None:
     graph = small.replace(class_names=("low", "high"))
     classifier = NodeClassifier(model, 2, seeds=2, epochs=20).fit(graph)
-    found = classifier.predict_proba(graph)
-    np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
-    assert np.array_equal(classifier.predict(graph), np.array(["low", "high"])[found.argmax(1)])
+    result = classifier.predict_proba(graph)
+    np.testing.assert_allclose(result.sum(1), 1, atol=1e-5)
+    assert np.array_equal(classifier.predict(graph), np.array(["low", "high"])[result.argmax(1)])
     right = classifier.predict(graph)[graph.test] == np.array(["low", "high"])[graph.labels[graph.test]]
     assert classifier.score(graph) == pytest.approx(right.mean())
 
@@ -136,8 +136,8 @@ def test_unreachable_cora_nodes_get_the_largest_class(blanked_cora: Graph) -> No
 
 
 def without_split(graph: Graph) -> Graph:
-    nobody = torch.zeros_like(graph.train)
-    return graph.replace(train=nobody, validation=nobody, test=nobody)
+    no_nodes = torch.zeros_like(graph.train)
+    return graph.replace(train=no_nodes, validation=no_nodes, test=no_nodes)
 
 
 def test_graph_without_split_is_split_and_scored_on_held_out_nodes(small: Graph) -> None:
@@ -163,10 +163,10 @@ def test_classes_keep_their_type(tmp_path: Path, small: Graph, given: str) -> No
     nodes = pandas.DataFrame({"id": np.arange(300), "x": small.features.to_dense()[:, 0], "y": labels})
     edges = pandas.DataFrame(small.edge_index.T.numpy(), columns=["source", "target"])
     if given in ("csv", "parquet"):
-        places = [tmp_path / f"{name}.{given}" for name in ("nodes", "edges")]
-        for frame, place in zip((nodes, edges), places, strict=True):
-            (frame.to_csv if given == "csv" else frame.to_parquet)(place, index=False)
-        graph = Graph.from_files(*places, label="y")
+        paths = [tmp_path / f"{name}.{given}" for name in ("nodes", "edges")]
+        for frame, path in zip((nodes, edges), paths, strict=True):
+            (frame.to_csv if given == "csv" else frame.to_parquet)(path, index=False)
+        graph = Graph.from_files(*paths, label="y")
     else:
         graph = Graph.from_frames(nodes, edges, label="y")
     classifier = NodeClassifier("label propagation").fit(graph)
@@ -196,17 +196,17 @@ def test_boolean_labels_stay_boolean(tmp_path: Path, small: Graph, given: str, u
     if given == "frame":
         graph = Graph.from_frames(nodes, edges, label="y")
     elif given in ("array", "list", "tensor"):
-        form = {"array": np.array, "list": list, "tensor": lambda some: torch.tensor(values)}[given]
+        form = {"array": np.array, "list": list, "tensor": lambda labeled: torch.tensor(values)}[given]
         graph = Graph.from_edges(small.edge_index, nodes[["x"]], form(labels))
     else:
         *packed, kind = given.split()
-        places = [tmp_path / f"{name}.{kind}" for name in ("nodes", "edges")]
-        for frame, place in zip((nodes, edges), places, strict=True):
-            (frame.to_csv if kind == "csv" else frame.to_parquet)(place, index=False)
-        graph = Graph.from_files(*places, label="y")
+        paths = [tmp_path / f"{name}.{kind}" for name in ("nodes", "edges")]
+        for frame, path in zip((nodes, edges), paths, strict=True):
+            (frame.to_csv if kind == "csv" else frame.to_parquet)(path, index=False)
+        graph = Graph.from_files(*paths, label="y")
         if packed:
             pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
-            graph = Graph.from_packed(pack(*places, tmp_path / "packed", label="y", memory="256MB"))
+            graph = Graph.from_packed(pack(*paths, tmp_path / "packed", label="y", memory="256MB"))
     classifier = NodeClassifier("label propagation").fit(graph)
     assert classifier.predict(graph).dtype == bool
     assert classifier.classes_.tolist() == [False, True]
@@ -226,19 +226,19 @@ def test_renamed_classes_are_text(small: Graph) -> None:
 
 
 def test_score_excludes_fitted_nodes(small: Graph) -> None:
-    """Not where only the test part is lacking, nor where labels or nodes have changed since."""
+    """Also if only the test part is missing, or labels or nodes have changed since."""
     small = small.replace(node_names=np.arange(300))
-    nobody = torch.zeros_like(small.test)
-    classifier = NodeClassifier(depth=(1, 4), refit=False).fit(small.replace(test=nobody))
+    no_nodes = torch.zeros_like(small.test)
+    classifier = NodeClassifier(depth=(1, 4), refit=False).fit(small.replace(test=no_nodes))
     assert classifier.held_out_ is not None
     assert classifier.held_out_.count == 174
     right = classifier.predict(small) == small.labels.numpy()
     held_out = small.test.numpy()
-    assert classifier.score(small.replace(test=nobody)) == pytest.approx(right[held_out].mean())
-    some = held_out & (np.arange(300) % 2 == 0)
-    labels = torch.where(torch.from_numpy(held_out & ~some), -1, small.labels)
+    assert classifier.score(small.replace(test=no_nodes)) == pytest.approx(right[held_out].mean())
+    labeled = held_out & (np.arange(300) % 2 == 0)
+    labels = torch.where(torch.from_numpy(held_out & ~labeled), -1, small.labels)
     fewer = without_split(small).replace(labels=labels, class_names=small.class_names)
-    assert classifier.score(fewer) == pytest.approx(right[some].mean())
+    assert classifier.score(fewer) == pytest.approx(right[labeled].mean())
     as_text = without_split(small).replace(node_names=small.node_names.astype(str))
     assert classifier.score(as_text) == pytest.approx(right[held_out].mean())
 
@@ -249,7 +249,7 @@ def test_refit_uses_all_labels_except_a_given_test_part(small: Graph) -> None:
     assert before.held_out_ is not None
     assert after.held_out_ is not None
     assert np.array_equal(before.held_out_.confusion, after.held_out_.confusion), (
-        "reported is what was held out"
+        "the held-out accuracy is reported"
     )
     assert np.array_equal(before.evaluation_probabilities_, after.evaluation_probabilities_)
     assert not np.array_equal(before.probabilities_, after.probabilities_)
@@ -260,7 +260,7 @@ def test_refit_uses_all_labels_except_a_given_test_part(small: Graph) -> None:
 
 
 def rare(small: Graph) -> Graph:
-    """One node in seven is of class 1, and the features tell little."""
+    """One node in seven is of class 1, and the features are weakly informative."""
     keep = (small.labels == 0) | (torch.arange(300) % 6 == 0)
     labels = torch.where(keep, small.labels, -1)
     noise = torch.rand(small.features.shape, generator=torch.Generator().manual_seed(0))
@@ -268,7 +268,7 @@ def rare(small: Graph) -> Graph:
 
 
 def test_metric_and_class_weight_raise_recall_of_rare_class(small: Graph) -> None:
-    graph, found = rare(small), {}
+    graph, result = rare(small), {}
     for name, options in {
         "plain": {},
         "metric": {"metric": "balanced-accuracy"},
@@ -276,14 +276,14 @@ def test_metric_and_class_weight_raise_recall_of_rare_class(small: Graph) -> Non
     }.items():
         classifier = NodeClassifier("SGC", depth=1, norm="PN", scale=10.0, **options).fit(graph)
         assert classifier.held_out_ is not None
-        found[name] = classifier.held_out_
+        result[name] = classifier.held_out_
         predicted = classifier.probabilities_ / classifier.prior_**classifier.tilt_
         assert np.array_equal(classifier.predict(graph), classifier.classes_[predicted.argmax(1)])
         if name == "weight":
             share = classifier.prior_[1] / classifier.prior_.sum()
             assert classifier.threshold(1) == pytest.approx(share)
-    assert found["weight"].recall[1] > found["plain"].recall[1]
-    assert found["metric"].recall[1] >= found["plain"].recall[1]
+    assert result["weight"].recall[1] > result["plain"].recall[1]
+    assert result["metric"].recall[1] >= result["plain"].recall[1]
 
 
 def test_average_has_no_larger_validation_loss_than_its_parts(small: Graph) -> None:
@@ -321,12 +321,12 @@ def test_separate_labels_raise(small: Graph, raises) -> None:
 
 
 def test_model_names_accept_hyphens(small: Graph) -> None:
-    found = [NodeClassifier(name).fit(small) for name in ("label propagation", "label-propagation")]
-    assert found[0].best_ == found[1].best_
+    result = [NodeClassifier(name).fit(small) for name in ("label propagation", "label-propagation")]
+    assert result[0].best_ == result[1].best_
 
 
 def test_ring_without_features_is_fitted() -> None:
-    """In a ring all structure is the same, so no column of features is left; labels tell what can be told."""
+    """In a ring all nodes have the same structure, so that only labels are informative."""
     ring = torch.arange(60)
     labels = torch.arange(60) // 30
     graph = Graph.from_edges(torch.stack([ring, ring.roll(1)]), labels=labels)
@@ -403,8 +403,10 @@ def test_invalid_or_unlabeled_graph_raises(small: Graph, raises) -> None:
     for use in (classifier.predict, classifier.score):
         with raises("wrong-type", value="list"):
             use([1, 2])
-    nobody = torch.zeros_like(small.train)
-    bare = small.with_split(Split(nobody, nobody, nobody)).replace(labels=torch.full_like(small.labels, -1))
+    no_nodes = torch.zeros_like(small.train)
+    bare = small.with_split(Split(no_nodes, no_nodes, no_nodes)).replace(
+        labels=torch.full_like(small.labels, -1)
+    )
     with raises("no-labels"):
         classifier.score(bare)
 
@@ -441,10 +443,12 @@ def test_rows_of_unrelated_graphs_share_no_labels(small: Graph) -> None:
     order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
     ends = torch.argsort(order)[small.edge_index]
     other = Graph.from_edges(ends, small.features.to_dense()[order], small.labels[order])
-    found = classifier.predict_proba(other)
+    result = classifier.predict_proba(other)
     assert np.array_equal(again, classifier.probabilities_)
-    assert (found == found[0]).all(), "no label is known there"
-    assert classifier.score(other) == pytest.approx((small.labels[order].numpy() == found[0].argmax()).mean())
+    assert (result == result[0]).all(), "no label is known there"
+    assert classifier.score(other) == pytest.approx(
+        (small.labels[order].numpy() == result[0].argmax()).mean()
+    )
 
 
 def test_time_column_is_not_a_feature() -> None:

@@ -48,23 +48,23 @@ def test_threshold_is_the_defined_order_statistic(held_out: int, rate: float, ra
     """The true class is the second one and scores 0.51, 0.52, ...; the threshold is one of these."""
     scores = 0.5 + np.arange(1, held_out + 1) / 100
     evaluated = np.stack([scores, 1 - scores], 1).astype(np.float32)
-    asked = 0.505 + np.arange(40) / 100
-    delivered = np.stack([asked, 1 - asked], 1).astype(np.float32)
+    calls = 0.505 + np.arange(40) / 100
+    delivered = np.stack([calls, 1 - calls], 1).astype(np.float32)
     labels, complete = np.ones(held_out, dtype=np.int64), np.zeros(40, dtype=bool)
-    [found] = Calibration.of(evaluated, labels, complete[:held_out]).prediction_sets(
+    [result] = Calibration.of(evaluated, labels, complete[:held_out]).prediction_sets(
         delivered, complete, [rate]
     )
-    assert np.count_nonzero(found.sizes == 2) == rank
-    assert np.count_nonzero(found.sizes == 1) == 40 - rank
-    [found] = Calibration.of(evaluated, labels, complete[:held_out]).prediction_sets(
+    assert np.count_nonzero(result.sizes == 2) == rank
+    assert np.count_nonzero(result.sizes == 1) == 40 - rank
+    [result] = Calibration.of(evaluated, labels, complete[:held_out]).prediction_sets(
         evaluated, complete[:held_out], [rate]
     )
-    assert np.count_nonzero(found.sizes == 2) == rank, "a score equal to the threshold is in the set"
+    assert np.count_nonzero(result.sizes == 2) == rank, "a score equal to the threshold is in the set"
     labels[:] = 0
-    [found] = Calibration.of(evaluated, labels, complete[:held_out]).prediction_sets(
+    [result] = Calibration.of(evaluated, labels, complete[:held_out]).prediction_sets(
         delivered, complete, [rate]
     )
-    assert (found.sizes == 1).all(), "where the first class is always right, one is enough"
+    assert (result.sizes == 1).all(), "where the first class is always right, one is enough"
 
 
 def test_threshold_rank_is_exact_in_float64() -> None:
@@ -76,8 +76,8 @@ def test_threshold_rank_is_exact_in_float64() -> None:
 
 def test_few_held_out_nodes_give_full_sets() -> None:
     drawn = simulate(30, 0)
-    [found] = sets_of(drawn, np.arange(30) < 9, 0.05)
-    assert (found.sizes == 4).all(), "nine nodes cannot promise 95%"
+    [result] = sets_of(drawn, np.arange(30) < 9, 0.05)
+    assert (result.sizes == 4).all(), "nine nodes cannot promise 95%"
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.15])
@@ -86,8 +86,8 @@ def test_coverage_is_nominal_in_both_groups(rate: float) -> None:
     for seed in range(20):
         drawn = simulate(4000, seed)
         held_out = np.arange(4000) < 1000
-        [found] = sets_of(drawn, held_out, rate)
-        inside = covers(*drawn[:2], found.sizes)
+        [result] = sets_of(drawn, held_out, rate)
+        inside = covers(*drawn[:2], result.sizes)
         for kind in covered:
             covered[kind].append(inside[~held_out & (drawn[2] == kind)].mean())
     for shares in covered.values():
@@ -96,12 +96,12 @@ def test_coverage_is_nominal_in_both_groups(rate: float) -> None:
 
 def test_measured_coverage_equals_coverage_of_new_nodes() -> None:
     drawn, held_out = simulate(20_000, 0), np.arange(20_000) < 2000
-    for found in sets_of(drawn, held_out, *ERROR_RATES, 0.6):
-        measured = found.coverage["all held-out nodes"]
-        inside = covers(*drawn[:2], found.sizes)[~held_out].mean()
+    for result in sets_of(drawn, held_out, *ERROR_RATES, 0.6):
+        measured = result.coverage["all held-out nodes"]
+        inside = covers(*drawn[:2], result.sizes)[~held_out].mean()
         assert measured.mean == pytest.approx(inside, abs=0.02)
         assert measured.low <= measured.mean <= measured.high
-        assert found.coverage["without features"].nodes == (held_out & drawn[2]).sum()
+        assert result.coverage["without features"].nodes == (held_out & drawn[2]).sum()
 
 
 def test_coverage_is_measured_on_separate_nodes() -> None:
@@ -110,15 +110,15 @@ def test_coverage_is_measured_on_separate_nodes() -> None:
     for seed in range(60):
         probabilities, labels, _ = simulate(40, seed)
         complete = np.zeros(40, dtype=bool)
-        [found] = Calibration.of(probabilities, labels, complete).prediction_sets(
+        [result] = Calibration.of(probabilities, labels, complete).prediction_sets(
             probabilities, complete, [0.1]
         )
-        measured.append(found.coverage["all held-out nodes"].mean)
+        measured.append(result.coverage["all held-out nodes"].mean)
     assert np.mean(measured) == pytest.approx(19 / 21, abs=0.02)
 
 
 def test_larger_error_rate_gives_smaller_nonempty_sets() -> None:
-    sizes = [found.sizes for found in sets_of(simulate(2000, 0), np.arange(2000) < 500, *ERROR_RATES, 0.9)]
+    sizes = [result.sizes for result in sets_of(simulate(2000, 0), np.arange(2000) < 500, *ERROR_RATES, 0.9)]
     assert all((one >= other).all() for one, other in pairwise(sizes))
     assert (sizes[-1] == 1).all()
 
@@ -127,8 +127,8 @@ def test_larger_error_rate_gives_smaller_nonempty_sets() -> None:
 def test_small_group_has_no_separate_guarantee(few: int, guaranteed: bool) -> None:
     probabilities, labels, incomplete = simulate(1000, 0)
     incomplete[:] = np.arange(1000) < few
-    [found] = sets_of((probabilities, labels, incomplete), np.arange(1000) < 500, 0.1)
-    assert [one.guaranteed for one in found.coverage.values()] == [True, guaranteed, guaranteed]
+    [result] = sets_of((probabilities, labels, incomplete), np.arange(1000) < 500, 0.1)
+    assert [one.guaranteed for one in result.coverage.values()] == [True, guaranteed, guaranteed]
 
 
 CLASSES, COLUMNS, NODES, LABELED, HELD_OUT = 3, 6, 900, 400, 200
@@ -166,10 +166,10 @@ def simulate_coverage(
     )
     evaluated, delivered = posterior(evaluation, neighbors)[held_out], posterior(graph, neighbors)
     incomplete = incomplete_nodes(evaluation)[held_out], incomplete_nodes(graph)
-    [found] = Calibration.of(evaluated, classes[held_out], incomplete[0]).prediction_sets(
+    [result] = Calibration.of(evaluated, classes[held_out], incomplete[0]).prediction_sets(
         delivered, incomplete[1], [0.1]
     )
-    inside = covers(delivered, classes, found.sizes)
+    inside = covers(delivered, classes, result.sizes)
     groups = {
         "all": ~labeled,
         "with": ~labeled & ~incomplete_nodes(graph),
@@ -187,13 +187,13 @@ def test_coverage_is_nominal_for_nodes_without_features(
     monkeypatch.setattr(predictions, "MAX_SPLITS", 2)
     runs = [simulate_coverage(seed, rate, columns) for seed in range(200)]
     for name in ("all", "with", "without"):
-        found = np.array([run[name] for run in runs if name in run])
-        held_out = HELD_OUT * found[:, 1].mean() if len(found) else 0
+        result = np.array([run[name] for run in runs if name in run])
+        held_out = HELD_OUT * result[:, 1].mean() if len(result) else 0
         if held_out < MIN_GROUP:  # the guarantee is for all nodes together
             continue
-        error = found[:, 0].std(ddof=1) / np.sqrt(len(found))
+        error = result[:, 0].std(ddof=1) / np.sqrt(len(result))
         # Coverage is at least nominal, and at most 1 / (held-out nodes of the group + 1) more.
-        assert 0.9 - 2 * error <= found[:, 0].mean() <= 0.9 + 2 * error + 1 / (held_out + 1), name
+        assert 0.9 - 2 * error <= result[:, 0].mean() <= 0.9 + 2 * error + 1 / (held_out + 1), name
 
 
 def test_unmasked_held_out_nodes_give_too_low_coverage() -> None:

@@ -1,4 +1,4 @@
-"""``fit`` on a GPU gives what it gives on a CPU; without a GPU, its kernels run in Triton's interpreter."""
+"""``fit`` on a GPU equals that on a CPU; without a GPU, the kernels run in Triton's interpreter."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ CONVEX = [
     {"model": "SGC", "norm": norm, "impute": impute}
     for norm, impute in (("PN", "zero"), ("PN-SI", "fp"), ("PN-SCS", "known_neighbor_mean"), ("none", "zero"))
 ] + [{"model": "logistic regression"}, {"model": "label propagation"}]
-# The CPU is said to have the kernels of GPUs.
+# Select the GPU kernels on the CPU.
 IN_THE_INTERPRETER = """
 from pairnorm.nn.ops import kernels, pair_norm
 from pairnorm.classify import NodeClassifier

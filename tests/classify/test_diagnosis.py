@@ -19,7 +19,7 @@ def test_smoothing_equals_measures_of_dense_iterates(small: Graph, nodes_kept: i
     columns = torch.arange(300)
     features = small.features.to_dense()[:, columns] * (torch.arange(300) < nodes_kept)[:, None]
     graph = small.replace(features=features, feature_names=None)
-    found = {(row.norm, row.depth): row for row in smoothing(graph, features)}
+    result = {(row.norm, row.depth): row for row in smoothing(graph, features)}
     matrix = normalized_adjacency(graph.adjacency)
     plain, normed = features.double(), pair_norm(features.double())
     dense = matrix.to_dense().double()
@@ -28,7 +28,7 @@ def test_smoothing_equals_measures_of_dense_iterates(small: Graph, nodes_kept: i
             plain, normed = dense @ plain, pair_norm(dense @ normed)
         if depth in DEPTHS:
             for norm, state in (("none", plain), ("PN", normed)):
-                row = found[norm, depth]
+                row = result[norm, depth]
                 assert row.row_diff == pytest.approx(float(row_diff(state)), rel=2e-3)
                 assert row.col_diff == pytest.approx(float(col_diff(state)), rel=2e-3)
                 assert row.effective_rank == pytest.approx(float(effective_rank(state)), rel=2e-3)
@@ -51,17 +51,17 @@ def exact_sources(graph: Graph, depth: int) -> float:
     power = torch.linalg.matrix_power(normalized_adjacency(graph.adjacency).to_dense().double(), depth)
     weights = power[:, ~graph.missing_vectors]
     total, square = weights.sum(1).square(), weights.square().sum(1)
-    heard = (total / square.clamp(min=1e-300))[graph.missing_vectors & (total > 0)]
-    return float(heard.median())
+    sources = (total / square.clamp(min=1e-300))[graph.missing_vectors & (total > 0)]
+    return float(sources.median())
 
 
 def test_suggested_depth_is_first_with_enough_sources(half_missing: Graph) -> None:
-    found = suggest_depth(half_missing)
-    assert found.sources >= MIN_SOURCES
-    assert found.sources == pytest.approx(exact_sources(half_missing, found.depth), rel=0.3)
-    assert exact_sources(half_missing, found.depth - 1) < 1.3 * MIN_SOURCES
-    assert (found.missing, found.unreachable) == (150, 0)
-    assert f"At depth {found.depth} half of the nodes without features" in found.reason
+    result = suggest_depth(half_missing)
+    assert result.sources >= MIN_SOURCES
+    assert result.sources == pytest.approx(exact_sources(half_missing, result.depth), rel=0.3)
+    assert exact_sources(half_missing, result.depth - 1) < 1.3 * MIN_SOURCES
+    assert (result.missing, result.unreachable) == (150, 0)
+    assert f"At depth {result.depth} half of the nodes without features" in result.reason
 
 
 def test_fewer_known_features_increase_suggested_depth(small: Graph) -> None:
@@ -76,10 +76,10 @@ def test_fewer_known_features_increase_suggested_depth(small: Graph) -> None:
 def test_unreachable_nodes_are_counted_and_excluded() -> None:
     missing = torch.tensor([False, True, True, True, True])
     graph = Graph.from_edges([[0, 3], [1, 4]], torch.ones(5, 1), num_nodes=5, missing=missing)
-    found = suggest_depth(graph, deepest=7)
-    assert (found.missing, found.unreachable) == (4, 3)
-    assert (found.depth, found.sources, found.deepest) == (1, 1.0, 7)
-    assert found.reason == (
+    result = suggest_depth(graph, deepest=7)
+    assert (result.missing, result.unreachable) == (4, 3)
+    assert (result.depth, result.sources, result.deepest) == (1, 1.0, 7)
+    assert result.reason == (
         "At depth 1 half of the nodes without features average over at least 1 node with features, fewer "
         "than the recommended 20; a larger depth adds hardly any."
     )
@@ -88,16 +88,16 @@ def test_unreachable_nodes_are_counted_and_excluded() -> None:
 def test_small_components_need_depth_one() -> None:
     """Bug: the largest depth was suggested, and a node counted among its others."""
     pairs = [(4 * clique + i, 4 * clique + j) for clique in range(10) for i in range(4) for j in range(i)]
-    found = suggest_depth(Graph.from_edges(torch.tensor(pairs).t(), torch.randn(40, 3)))
-    assert (found.depth, round(found.sources)) == (1, 4)
-    assert "average over at least 4 nodes including themselves, fewer" in found.reason
+    result = suggest_depth(Graph.from_edges(torch.tensor(pairs).t(), torch.randn(40, 3)))
+    assert (result.depth, round(result.sources)) == (1, 4)
+    assert "average over at least 4 nodes including themselves, fewer" in result.reason
 
 
 def test_path_graph_gets_largest_measured_depth() -> None:
     line = torch.stack([torch.arange(59), torch.arange(1, 60)])
-    found = suggest_depth(Graph.from_edges(line, torch.ones(60, 1)), deepest=5)
-    assert (found.depth, found.deepest) == (5, 5)
-    assert "a larger depth was not measured" in found.reason
+    result = suggest_depth(Graph.from_edges(line, torch.ones(60, 1)), deepest=5)
+    assert (result.depth, result.deepest) == (5, 5)
+    assert "a larger depth was not measured" in result.reason
 
 
 def test_graph_without_known_features_gets_depth_one() -> None:

@@ -134,7 +134,7 @@ def test_paired_interval_of_equal_predictions_has_width() -> None:
 
 
 def draw(nodes: int, positives: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of two classes, the second rare, and probabilities that tell them apart moderately well."""
+    """Labels of two classes, the second rare, and probabilities that separate them moderately well."""
     random = np.random.default_rng(seed)
     labels = (random.random(nodes) < positives).astype(np.int64)
     scores = 1 / (1 + np.exp(-(random.normal(size=nodes) + 1.5 * labels)))

@@ -36,23 +36,23 @@ from pairnorm.report.fit_report import fit_page, write_document
 def findings(small: Graph) -> Findings:
     missing = torch.arange(small.num_nodes) % 3 == 0
     graph = small.replace(features=small.features.to_dense() * ~missing[:, None], missing=missing)
-    told: list[str] = []
-    found = Findings.of(NodeClassifier(depth=(1, 4), time_limit=0).fit(graph), graph, told.append)
-    assert len(told) == STEPS
-    return found
+    messages: list[str] = []
+    result = Findings.of(NodeClassifier(depth=(1, 4), time_limit=0).fit(graph), graph, messages.append)
+    assert len(messages) == STEPS
+    return result
 
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that do not look at baselines, or not at how good they are."""
+    """For tests that do not check the accuracy of baselines."""
     monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 5)
 
 
 def test_groups_partition_the_held_out_nodes(findings: Findings) -> None:
     groups = findings.groups()
     assert list(groups) == ["all held-out nodes", "with features", "without features", LATER]
-    everyone, *parts, _ = (scores.confusion for scores in groups.values())
-    assert np.array_equal(sum(parts), everyone)
+    all_nodes, *parts, _ = (scores.confusion for scores in groups.values())
+    assert np.array_equal(sum(parts), all_nodes)
     assert groups["all held-out nodes"].count == 174
     test = findings.test & findings.graph.missing_vectors.numpy()
     assert groups["without features"].count == test.sum()
@@ -88,12 +88,12 @@ def test_weighted_accuracy_names_the_share_of_nodes_that_it_describes(findings: 
 @pytest.mark.filterwarnings("ignore:column .* alone predicts")
 @pytest.mark.usefixtures("brief")
 def test_masked_and_unmasked_accuracies_are_stated(small: Graph) -> None:
-    """Labels and features are known of the same nodes, and the features say all: what is left without."""
+    """The same nodes have labels and features, and the features determine the class."""
     known = torch.arange(300) % 3 > 0
-    nobody = torch.zeros_like(known)
+    no_nodes = torch.zeros_like(known)
     features = 5.0 * torch.nn.functional.one_hot(small.labels, 2) * known[:, None]
     parts = {"labels": small.labels.where(known, -1), "missing": ~known, "features": features.float()}
-    graph = small.replace(**parts, train=nobody, validation=nobody, test=nobody)
+    graph = small.replace(**parts, train=no_nodes, validation=no_nodes, test=no_nodes)
     classifier = NodeClassifier("logistic regression", scale=10.0, refit=False).fit(graph)
     assert classifier.held_out_ is not None
     assert classifier.held_out_.accuracy < 0.7
@@ -101,12 +101,12 @@ def test_masked_and_unmasked_accuracies_are_stated(small: Graph) -> None:
     assert classifier.calibration_.incomplete.all()
     masked = classifier.scaling_.fitted_to(classifier.task_.graph)
     assert torch.equal(classifier.scaling_.mean, masked.mean)
-    found = Findings.of(classifier, graph)
-    scores = found.checks[UNMASKED]
+    result = Findings.of(classifier, graph)
+    scores = result.checks[UNMASKED]
     assert scores.count == classifier.held_out_.count
     assert scores.accuracy > 0.99
     assert "100% of whose features are missing; with all features they have, 100.0% are right" in (
-        verdict(found)
+        verdict(result)
     )
     wrong = classifier.predict(graph)[~known.numpy()] == small.labels[~known].numpy()
     low, high = classifier.held_out_.interval
@@ -115,7 +115,7 @@ def test_masked_and_unmasked_accuracies_are_stated(small: Graph) -> None:
 
 @pytest.mark.usefixtures("brief")
 def test_later_nodes_are_predicted_without_retraining(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither features nor labels nor edges of those that come later change what was learned."""
+    """Features, labels and edges of later nodes do not change the fitted model."""
     classifier = NodeClassifier("SGC", depth=4, norm="PN", scale=10.0, refit=False).fit(small)
     fit, fitted = Choice.fit, []
     monkeypatch.setattr(Choice, "fit", lambda *given: fitted.append(given[1].graph.num_nodes) or fit(*given))
@@ -181,15 +181,15 @@ def test_remove_nodes_keeps_directions(flow: Graph) -> None:
     kept = (~flow.test).nonzero().squeeze(1)
     along = torch.zeros(600, 600, dtype=torch.bool)
     along[tuple(flow.edge_index[:, flow.directed])] = True
-    found = torch.zeros(len(kept), len(kept), dtype=torch.bool)
-    found[tuple(before.edge_index[:, before.directed])] = True
-    assert torch.equal(found, along[kept][:, kept])
+    result = torch.zeros(len(kept), len(kept), dtype=torch.bool)
+    result[tuple(before.edge_index[:, before.directed])] = True
+    assert torch.equal(result, along[kept][:, kept])
 
 
 @pytest.mark.filterwarnings("ignore:column .* alone predicts")
 @pytest.mark.usefixtures("brief")
 def test_time_column_determines_held_out_nodes(raises, tmp_path: Path) -> None:
-    """Classes drift: what tells them early is reversed late."""
+    """Classes drift: the sign of the informative feature is reversed late."""
     generator = torch.Generator().manual_seed(0)
     labels, day = torch.arange(400) % 2, torch.arange(400.0)
     sign = (2.0 * labels - 1) * torch.where(day < 320, 1, -1)
@@ -201,8 +201,8 @@ def test_time_column_determines_held_out_nodes(raises, tmp_path: Path) -> None:
     assert [int(mask.sum()) for mask in split] == [240, 80, 80]
     assert day[split.train].max() < day[split.validation].min()
     assert day[split.validation].max() < day[split.test].min()
-    found = Findings.of(classifier, graph)
-    write_document(fit_page(found), tmp_path)
+    result = Findings.of(classifier, graph)
+    write_document(fit_page(result), tmp_path)
     assert "| tested on | the latest nodes by day |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     with raises("unknown-choice", value="week"):
         NodeClassifier(time="week").fit(graph)
@@ -230,8 +230,8 @@ def guess(findings: Findings, name: str, predicted: np.ndarray) -> Baseline:
 def baseline(findings: Findings, wrong: float) -> Findings:
     """The findings with one baseline, which is wrong on a share of the test nodes."""
     labels = findings.graph.labels.numpy().copy()
-    places = np.flatnonzero(findings.test)
-    labels[places[: round(wrong * len(places))]] ^= 1
+    test_nodes = np.flatnonzero(findings.test)
+    labels[test_nodes[: round(wrong * len(test_nodes))]] ^= 1
     return replace(findings, baselines=[guess(findings, "a guess", labels)])
 
 
@@ -248,13 +248,13 @@ def test_verdict_follows_the_interval(findings: Findings, wrong: float, opening:
 def test_verdict_of_equal_models_is_a_draw(findings: Findings) -> None:
     same = replace(findings, baselines=[guess(findings, "a twin", findings.predicted)])
     assert verdict(same).startswith("**A twin does as well.** Its predictions are the same.")
-    twin, places = findings.predicted.copy(), np.flatnonzero(findings.test)
-    right = (findings.predicted == findings.graph.labels.numpy())[places]
-    twin[[places[right][0], places[~right][0]]] ^= 1
+    twin, test_nodes = findings.predicted.copy(), np.flatnonzero(findings.test)
+    right = (findings.predicted == findings.graph.labels.numpy())[test_nodes]
+    twin[[test_nodes[right][0], test_nodes[~right][0]]] ^= 1
     other = replace(findings, baselines=[guess(findings, "a twin", twin)])
     assert verdict(other).startswith("**No significant difference from a baseline.**")
     assert "The difference is +0.0 points" in verdict(other)
-    twin[places[right][1]] ^= 1
+    twin[test_nodes[right][1]] ^= 1
     ahead = verdict(replace(findings, baselines=[guess(findings, "a twin", twin)]))
     assert ahead.startswith("**No significant difference from a baseline.**")
     assert "The difference is +0.6 points" in ahead
@@ -310,13 +310,13 @@ def test_cross_fitted_scores_replace_few_test_nodes(findings: Findings) -> None:
     classifier = copy(findings.classifier)
     classifier.cross_fitted_ = Scores(np.array([[180, 0], [10, 10]]), auc=0.7, average_precision=0.4)
     classifier.metric = "average-precision"
-    found = replace(findings, classifier=classifier)
-    text = verdict(found)
+    result = replace(findings, classifier=classifier)
+    text = verdict(result)
     assert "reaches an average precision of 40.0% on 200 labeled nodes, cross-fitted (95% interval" in text
     assert "an AUC of 70.0% on 200 labeled nodes, cross-fitted" in text
     held_out = 100 * findings.classifier.held_out_.average_precision
     assert f"On the 174 held-out nodes it reaches {held_out:.1f}%" in text
-    assert found.groups()[CROSS_FITTED] is found.best_scores
+    assert result.groups()[CROSS_FITTED] is result.best_scores
 
 
 @pytest.mark.parametrize(
@@ -325,19 +325,19 @@ def test_cross_fitted_scores_replace_few_test_nodes(findings: Findings) -> None:
 def test_gain_is_over_best_baseline_by_metric(findings: Findings, metric: str) -> None:
     classifier = copy(findings.classifier)
     classifier.metric = metric
-    found = replace(findings, classifier=classifier)
+    result = replace(findings, classifier=classifier)
     metric = "accuracy" if metric == "loss" else metric
-    values = {name: scores.value(metric) for name, scores in found.comparison().items()}
+    values = {name: scores.value(metric) for name, scores in result.comparison().items()}
     ours = values.pop(classifier.best_.name)
-    assert (found.gain.ours, found.gain.theirs) == (ours, max(values.values()))
-    assert values[found.gain.baseline.name] == max(values.values())
-    difference, low, high = found.gain.difference
+    assert (result.gain.ours, result.gain.theirs) == (ours, max(values.values()))
+    assert values[result.gain.baseline.name] == max(values.values())
+    difference, low, high = result.gain.difference
     assert difference == pytest.approx(100 * (ours - max(values.values())))
     assert low < difference < high
-    page = fit_page(found)
+    page = fit_page(result)
     [(_, gain, meaning)] = [card for card in page.cards if card[0].startswith("Gain")]
     assert gain == f"{difference:+.1f} points"
-    assert f"over {found.gain.baseline.name} ({100 * max(values.values()):.1f}%)" in meaning
+    assert f"over {result.gain.baseline.name} ({100 * max(values.values()):.1f}%)" in meaning
     assert (page.cards[0][1] == f"{100 * ours:.1f}%") == (
         metric in page.cards[0][0].lower().replace(" ", "-")
     )
@@ -348,19 +348,19 @@ def test_one_held_out_class_compares_accuracy(findings: Findings) -> None:
     classifier = copy(findings.classifier)
     classifier.metric = "auc"
     only = findings.graph.replace(test=findings.graph.test & (findings.graph.labels == 0))
-    found = replace(findings, classifier=classifier, graph=only)
-    assert found.metric == "accuracy"
-    assert "is right on" in verdict(found)
-    assert "nan" not in render_markdown(fit_page(found))
+    result = replace(findings, classifier=classifier, graph=only)
+    assert result.metric == "accuracy"
+    assert "is right on" in verdict(result)
+    assert "nan" not in render_markdown(fit_page(result))
 
 
 def test_too_few_held_out_nodes_are_reported(findings: Findings) -> None:
     few = torch.zeros_like(findings.graph.test)
     few[findings.graph.test.nonzero()[:5].squeeze(1)] = True
-    assert "is right on " in (found := verdict(replace(findings, graph=findings.graph.replace(test=few))))
-    assert found.startswith("**Too few nodes are held out for a verdict.**")
-    nobody = findings.graph.replace(test=torch.zeros_like(few))
-    assert "they selected the model: expect less" in verdict(replace(findings, graph=nobody))
+    assert "is right on " in (result := verdict(replace(findings, graph=findings.graph.replace(test=few))))
+    assert result.startswith("**Too few nodes are held out for a verdict.**")
+    no_nodes = findings.graph.replace(test=torch.zeros_like(few))
+    assert "they selected the model: expect less" in verdict(replace(findings, graph=no_nodes))
 
 
 def test_baselines_learn_an_easy_graph(findings: Findings) -> None:
@@ -369,8 +369,8 @@ def test_baselines_learn_an_easy_graph(findings: Findings) -> None:
     }
     assert accuracy.pop("most frequent class") < 0.6
     assert min(accuracy.values()) > 0.6, accuracy
-    tried = {baseline.name: baseline.num_candidates for baseline in findings.baselines}
-    assert tried == {
+    candidates = {baseline.name: baseline.num_candidates for baseline in findings.baselines}
+    assert candidates == {
         "most frequent class": 1,
         "label propagation": 3,
         "logistic regression": 8,
@@ -379,16 +379,16 @@ def test_baselines_learn_an_easy_graph(findings: Findings) -> None:
 
 
 def test_gcn_without_features_uses_one_hot_ids() -> None:
-    """Two communities: degrees tell nothing about them, and who is near whom tells all."""
+    """Two communities: degrees are uninformative, neighborhoods determine the class."""
     graph = csbm(300, classes=2, seed=3).with_split("per-class-20")
     bare = Graph.from_edges(
         graph.edge_index, labels=graph.labels.where(graph.train | graph.validation | graph.test, -1),
         num_nodes=300, **graph.split._asdict(),
     )  # fmt: skip
     classifier = NodeClassifier("most frequent class", refit=False).fit(bare)
-    found = Findings.of(classifier, bare)
-    gcn = {one.name: one for one in found.baselines}["GCN, 2 layers, one-hot ids"]
-    assert found.comparison()[gcn.name].accuracy > 0.75
+    result = Findings.of(classifier, bare)
+    gcn = {one.name: one for one in result.baselines}["GCN, 2 layers, one-hot ids"]
+    assert result.comparison()[gcn.name].accuracy > 0.75
 
 
 @pytest.mark.usefixtures("brief")
@@ -419,16 +419,16 @@ def test_gcn_baseline_stops_at_its_time_limit(small: Graph, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("brief")
 def test_model_predicts_the_graph_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, logits = [], FittedSGC.logits
+    calls, logits = [], FittedSGC.logits
 
     def count(self: FittedSGC, *arguments: object) -> torch.Tensor:
-        asked.append(self.depth > 0)  # a logistic regression has none
+        calls.append(self.depth > 0)  # a logistic regression has none
         return logits(self, *arguments)
 
     monkeypatch.setattr(FittedSGC, "logits", count)
     classifier = NodeClassifier(depth=(1, 4), simple=True, refit=False).fit(small)
     findings = Findings.of(classifier, small)
-    assert asked.count(True) == 2  # and the one that was learned without those who come later
+    assert calls.count(True) == 2  # and the model fitted without later nodes
     assert np.array_equal(findings.probabilities, classifier.predict_proba(small))
 
 
@@ -450,9 +450,9 @@ def test_baselines_evaluated_by_fit_are_not_refitted(small: Graph, monkeypatch) 
 
     original = search_functions.search
     monkeypatch.setattr(search_functions, "search", search)
-    found = {baseline.name: baseline for baseline in Findings.of(classifier, small).baselines}
+    result = {baseline.name: baseline for baseline in Findings.of(classifier, small).baselines}
     assert searched == ["most frequent class", "GCN, 2 layers"]
     (alone,) = [one for one in baselines(small) if one.name == "label propagation"]
     expected = original(classifier.task_, [alone])
-    assert found["label propagation"].best == expected.best
-    assert found["label propagation"].num_candidates == len(expected.results)
+    assert result["label propagation"].best == expected.best
+    assert result["label propagation"].num_candidates == len(expected.results)

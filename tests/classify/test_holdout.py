@@ -27,7 +27,7 @@ def graph(labels: list[int], **parts: list[int]) -> Graph:
 
 
 def sizes(graph: Graph, seed: int = 0) -> list[list[int]]:
-    """How many nodes of each class are in train, validation and test; nobody is in two of them."""
+    """Count the nodes of each class in train, validation and test, which must be disjoint."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClassifierWarning)
         split = complete_split(graph, seed)
@@ -72,10 +72,10 @@ def test_few_test_nodes_require_cross_fitting(
     counts: tuple[int, ...], metric: str, given: bool, expected: bool
 ) -> None:
     labels = [number for number, count in enumerate(counts) for _ in range(count)]
-    mine = graph(labels)
-    split = complete_split(mine)
-    parts = split if given else mine.split
-    assert needs_cross_fitting(mine.with_split(split), parts, metric) is expected
+    whole = graph(labels)
+    split = complete_split(whole)
+    parts = split if given else whole.split
+    assert needs_cross_fitting(whole.with_split(split), parts, metric) is expected
 
 
 def test_given_parts_stay_and_missing_parts_are_drawn() -> None:
@@ -148,12 +148,12 @@ def test_folds_hold_out_each_label_once_and_keep_all_classes() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClassifierWarning)
         split = complete_split(whole)
-    found = draw_folds(whole, split)
+    result = draw_folds(whole, split)
     learnable = split.train | split.validation
-    often = torch.stack(found).sum(0)
-    assert len(found) == NUM_FOLDS
+    often = torch.stack(result).sum(0)
+    assert len(result) == NUM_FOLDS
     assert torch.equal(often, (learnable & (whole.labels < 2)).long())
-    for held in found:
+    for held in result:
         counts = torch.bincount(whole.labels[held], minlength=3)
         assert ((counts - torch.bincount(whole.labels[learnable], minlength=3) / NUM_FOLDS).abs() <= 1).all()
         assert len(torch.unique(whole.labels[learnable & ~held])) == 3
@@ -169,14 +169,14 @@ def test_too_many_classes_for_memory_raise(raises, monkeypatch: pytest.MonkeyPat
 
 def test_unreachable_nodes_of_a_fold_get_its_class_shares() -> None:
     """Of six nodes of class 0 and four of class 1, the folds hold out 2 + 1, 4 + 0 and 0 + 3."""
-    mine = graph([0] * 6 + [1] * 4)
+    whole = graph([0] * 6 + [1] * 4)
     masks = [
         torch.tensor([number in held for number in range(10)])
         for held in ({0, 1, 6}, {2, 3, 4, 5}, {7, 8, 9})
     ]
     train = torch.ones(10, dtype=torch.bool)
-    mine = mine.replace(train=train, validation=~train, missing=train)
-    task = Task(mine, mine.features, "rw", torch.device("cpu"), fold_masks=masks)
+    whole = whole.replace(train=train, validation=~train, missing=train)
+    task = Task(whole, whole.features, "rw", torch.device("cpu"), fold_masks=masks)
     # One node of each class is added to the counts 4 + 3, 2 + 4 and 6 + 1 that are left.
     expected = [[5 / 9, 4 / 9]] * 3 + [[3 / 8, 5 / 8]] * 4 + [[7 / 9, 2 / 9]] * 3
     assert torch.allclose(task.held_out_fallback, torch.tensor(expected))
@@ -217,16 +217,16 @@ def test_columns_that_predict_the_label_warn() -> None:
     columns = (*kinds, Column("status", "category", ("open", "paid", "late")))
     edges = random.integers(0, 400, (2, 400))
     leaky = Graph.from_edges(edges, features, labels, encoder=Encoder(columns))
-    everyone = torch.ones(400, dtype=torch.bool)
+    all_nodes = torch.ones(400, dtype=torch.bool)
     gaps = torch.zeros(400, 7, dtype=torch.bool)
     gaps[:, 0] = torch.arange(400) % 2 == 0
     rare = leaky.replace(labels=np.where(np.arange(400) < 20, 1, 0))
     for graph_, nodes, expected in (
-        (leaky, everyone, ["code", "nearly", "status"]),
+        (leaky, all_nodes, ["code", "nearly", "status"]),
         (leaky, torch.arange(400) < 60, ["code", "nearly", "status"]),
         (leaky, torch.arange(400) < 40, []),  # too few nodes
-        (rare, everyone, []),
-        (leaky.replace(missing=gaps), everyone, ["code", "nearly", "status"]),
+        (rare, all_nodes, []),
+        (leaky.replace(missing=gaps), all_nodes, ["code", "nearly", "status"]),
     ):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -264,16 +264,16 @@ def test_column_missing_for_one_class_warns() -> None:
         encoder=Encoder(columns),
         missing=missing,
     )
-    everyone = torch.ones(300, dtype=torch.bool)
+    all_nodes = torch.ones(300, dtype=torch.bool)
     with pytest.warns(
         ClassifierWarning, match="column 'outcome' alone predicts the label of 100.0%"
     ) as caught:
-        warn_label_predictors(graph_, everyone)
+        warn_label_predictors(graph_, all_nodes)
     assert len(caught) == 1
     missing[labels == 1] = True
     with warnings.catch_warnings():
         warnings.simplefilter("error", ClassifierWarning)
-        warn_label_predictors(graph_.replace(missing=torch.tensor(missing)), everyone)
+        warn_label_predictors(graph_.replace(missing=torch.tensor(missing)), all_nodes)
 
 
 def test_numeric_label_with_many_values_warns() -> None:

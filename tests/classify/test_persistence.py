@@ -40,8 +40,8 @@ def test_loaded_model_predicts_the_same(small: Graph, tmp_path: Path, settings: 
     assert loaded.get_params() == fitted.get_params()
     assert loaded.best_ == fitted.best_
     assert loaded.classes_.tolist() == fitted.classes_.tolist()
-    nobody = torch.zeros_like(small.test)
-    assert loaded.score(small.replace(test=nobody)) == fitted.score(small)
+    no_nodes = torch.zeros_like(small.test)
+    assert loaded.score(small.replace(test=no_nodes)) == fitted.score(small)
     assert np.array_equal(loaded.held_out_.confusion, fitted.held_out_.confusion)
     assert (loaded.held_out_.auc, loaded.parts_) == (fitted.held_out_.auc, fitted.parts_)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model.json", "model.safetensors"]
@@ -51,10 +51,10 @@ def test_loaded_model_keeps_edge_directions(flow: Graph, tmp_path: Path) -> None
     fitted = NodeClassifier("boosted trees", simple=True).fit(flow)
     fitted.save(tmp_path)
     loaded = NodeClassifier.load(tmp_path)
-    found = loaded.predict_proba(flow)
-    assert np.array_equal(found, fitted.predict_proba(flow))
+    result = loaded.predict_proba(flow)
+    assert np.array_equal(result, fitted.predict_proba(flow))
     with pytest.warns(ClassifierWarning, match="graph 'graph' has no directions"):
-        assert not np.array_equal(loaded.predict_proba(flow.replace(directed=None)), found)
+        assert not np.array_equal(loaded.predict_proba(flow.replace(directed=None)), result)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_numpy_parameters_are_saved(
     small: Graph, tmp_path: Path, given: dict[str, object], kept: dict[str, object]
 ) -> None:
     NodeClassifier(**given, norm="PN").fit(small).save(tmp_path)
-    found = NodeClassifier.load(tmp_path).get_params()
-    assert {name: found[name] for name in kept} == kept
+    result = NodeClassifier.load(tmp_path).get_params()
+    assert {name: result[name] for name in kept} == kept
 
 
 def test_failed_save_leaves_no_folder(small: Graph, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_invalid_json_raises(tmp_path: Path, saved, raises, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("field", "value"),
     [
         ("encoder", [1]),
         ("encoder", {"columns": None}),
@@ -175,9 +175,9 @@ def test_invalid_json_raises(tmp_path: Path, saved, raises, text: str) -> None:
         ("parts.0.candidate.scale", 0),
     ],
 )
-def test_invalid_field_raises(tmp_path: Path, saved, raises, place: str, value: object) -> None:
+def test_invalid_field_raises(tmp_path: Path, saved, raises, field: str, value: object) -> None:
     facts = json.loads(json.dumps(saved[0]))
-    *parents, last = place.split(".")
+    *parents, last = field.split(".")
     within = facts
     for parent in parents:
         within = within[int(parent) if parent.isdigit() else parent]

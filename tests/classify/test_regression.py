@@ -29,9 +29,9 @@ def gradient(rows: Tensor, labels: Tensor, scale: float, weight: Tensor, bias: T
 @pytest.mark.parametrize("unit", [1.0, 0.01])
 def test_gradient_vanishes_at_each_scale(rows: int, columns: int, unit: float) -> None:
     features, labels = problem(rows, columns, unit)
-    found = list(regressions(features, labels, 3, (10.0, 0.5, 2.0), EXACT))
-    assert [scale for scale, _, _ in found] == [0.5, 2.0, 10.0]
-    for scale, weight, bias in found:
+    result = list(regressions(features, labels, 3, (10.0, 0.5, 2.0), EXACT))
+    assert [scale for scale, _, _ in result] == [0.5, 2.0, 10.0]
+    for scale, weight, bias in result:
         assert gradient(features, labels, scale, weight, bias).abs().max() < 1e-5
 
 
@@ -59,9 +59,9 @@ def test_weighted_soft_labels_equal_repeated_labels() -> None:
     target = 0.7 * one_hot(labels, 3) + 0.3 * one_hot((labels + 1) % 3, 3)
     counts = 10.0 * (1 + torch.arange(30) % 2)
     ((_, weight, bias),) = fold_regressions(features, target, (3.0,), counts.unsqueeze(0), EXACT)
-    twice = torch.arange(30).repeat_interleave(1 + torch.arange(30) % 2)
-    rows, some = features[twice].repeat(10, 1), labels[twice]
-    known = torch.cat([some.repeat(7), ((some + 1) % 3).repeat(3)])
+    repeated = torch.arange(30).repeat_interleave(1 + torch.arange(30) % 2)
+    rows, repeated_labels = features[repeated].repeat(10, 1), labels[repeated]
+    known = torch.cat([repeated_labels.repeat(7), ((repeated_labels + 1) % 3).repeat(3)])
     assert gradient(rows, known, 3.0, weight[0], bias[0]).abs().max() < 1e-5
 
 
@@ -91,8 +91,8 @@ def test_objective_is_as_low_as_scikit_learn(propagated: tuple[Tensor, Tensor]) 
         theirs = LogisticRegression(C=scale**2 / len(rows), solver="newton-cholesky", tol=1e-8, max_iter=500)
         theirs.fit(rows.double(), labels)
         coefficients, intercept = torch.from_numpy(theirs.coef_.T), torch.from_numpy(theirs.intercept_)
-        wanted = objective(rows, labels, scale, coefficients / scale, intercept)
-        assert objective(rows, labels, scale, weight, bias) < wanted + 1e-5
+        expected = objective(rows, labels, scale, coefficients / scale, intercept)
+        assert objective(rows, labels, scale, weight, bias) < expected + 1e-5
 
 
 def test_loose_solution_has_nearly_optimal_objective(propagated: tuple[Tensor, Tensor]) -> None:
@@ -101,8 +101,8 @@ def test_loose_solution_has_nearly_optimal_objective(propagated: tuple[Tensor, T
     exact, loose = (
         list(regressions(rows, labels, 7, scales, limit)) for limit in (TOLERANCE, LOOSE_TOLERANCE)
     )
-    for (scale, *best), (_, *found) in zip(exact, loose, strict=True):
-        gap = objective(rows, labels, scale, *found) - objective(rows, labels, scale, *best)
+    for (scale, *best), (_, *result) in zip(exact, loose, strict=True):
+        gap = objective(rows, labels, scale, *result) - objective(rows, labels, scale, *best)
         assert -1e-6 < gap < 1e-3
 
 
@@ -111,7 +111,7 @@ def test_large_scale_alone_equals_warm_start(propagated: tuple[Tensor, Tensor]) 
     *_, (_, weight, bias) = regressions(rows, labels, 7, (1.0, 30.0, 300.0))
     ((_, alone, alone_bias),) = regressions(rows, labels, 7, (300.0,))
     together, apart = (
-        objective(rows, labels, 300.0, *found) for found in ((weight, bias), (alone, alone_bias))
+        objective(rows, labels, 300.0, *result) for result in ((weight, bias), (alone, alone_bias))
     )
     assert together == pytest.approx(apart, abs=1e-6)
 
@@ -124,8 +124,8 @@ def test_failed_eigh_gives_the_same_solution(monkeypatch) -> None:
         raise torch.linalg.LinAlgError("the algorithm failed to converge")
 
     monkeypatch.setattr(torch.linalg, "eigh", fail)
-    (found,) = regressions(features, labels, 3, (10.0,))
-    for one, other in zip(found[1:], expected[1:], strict=True):
+    (result,) = regressions(features, labels, 3, (10.0,))
+    for one, other in zip(result[1:], expected[1:], strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -34,17 +34,17 @@ def test_negative_columns_are_not_counts() -> None:
 def test_counts_and_numbers_in_one_table_are_scaled_separately(sparse: bool) -> None:
     words = csbm(200)
     dense = words.features.to_dense()
-    dense[:, :9] = 0  # words that nobody uses
+    dense[:, :9] = 0  # words without occurrences
     aged = torch.cat([dense, torch.arange(20.0, 220.0)[:, None]], 1)
     graph = words.replace(features=aged.to_sparse_csr() if sparse else aged)
     scaling = Scaling.of(graph)
     assert scaling.words is not None
     assert scaling.words.tolist() == [True] * dense.shape[1] + [False]
-    found = scaling(graph)
-    torch.testing.assert_close(found[:, -1].std(correction=0), torch.tensor(1.0))
+    result = scaling(graph)
+    torch.testing.assert_close(result[:, -1].std(correction=0), torch.tensor(1.0))
     shares = row_normalize(dense)
-    torch.testing.assert_close(found[:, :-1] / found[:, :-1].sum(1, keepdim=True), shares)
-    torch.testing.assert_close(found[:, :-1].var(0, correction=0).mean(), torch.tensor(1.0))
+    torch.testing.assert_close(result[:, :-1] / result[:, :-1].sum(1, keepdim=True), shares)
+    torch.testing.assert_close(result[:, :-1].var(0, correction=0).mean(), torch.tensor(1.0))
     assert "columns of counts are divided" in scaling.sentence
 
 

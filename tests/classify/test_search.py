@@ -58,15 +58,15 @@ def test_missing_features_add_imputations_to_the_plan(blanked_cora: Graph) -> No
     assert sgc.imputations == ("mass", "zero")
 
 
-@pytest.mark.parametrize(("told", "mixed", "once"), [("auto", 2, 1), ("yes", 2, 2), ("no", 1, 1)])
+@pytest.mark.parametrize(("directed", "mixed", "once"), [("auto", 2, 1), ("yes", 2, 2), ("no", 1, 1)])
 def test_directed_option_decides_number_of_tree_candidates(
-    flow: Graph, told: str, mixed: int, once: int
+    flow: Graph, directed: str, mixed: int, once: int
 ) -> None:
     """A list that has every edge once may be that of an undirected graph."""
     source, target = flow.edge_index
     graphs = {flow: mixed, flow.replace(directed=source < target): once, flow.replace(directed=None): 1}
     for graph, expected in graphs.items():
-        (family,) = plan(NodeClassifier("boosted trees", directed=told), graph)
+        (family,) = plan(NodeClassifier("boosted trees", directed=directed), graph)
         assert family.steps == 4 * expected + len(family.extras)
 
 
@@ -102,10 +102,10 @@ def test_self_training_is_used_if_it_lowers_the_loss(small: Graph, monkeypatch) 
     torch.testing.assert_close(known, pseudo_labels.counts.sum() / 2)
     assert torch.equal(pseudo_labels.target[: int(graph.train.sum())].argmax(1), graph.labels[graph.train])
     assert len({len(part) for part in pseudo_labels}) == 1
-    everyone = graph.replace(
+    all_nodes = graph.replace(
         train=torch.ones_like(graph.train), validation=graph.train & False, test=graph.train & False
     )
-    assert PseudoLabels.of(replace(task, graph=everyone), probabilities) is None
+    assert PseudoLabels.of(replace(task, graph=all_nodes), probabilities) is None
 
 
 def test_pseudo_labels_of_a_fold_come_from_the_ensemble_of_that_fold(small: Graph, monkeypatch) -> None:
@@ -119,19 +119,19 @@ def test_pseudo_labels_of_a_fold_come_from_the_ensemble_of_that_fold(small: Grap
         "rw",
         fold_masks=fold_masks,
     )
-    original, asked = Choice.self_train, []
+    original, calls = Choice.self_train, []
 
     def self_train(self: Choice, task: Task, ensemble: Any) -> Any:
-        asked.append(torch.equal(ensemble.known.names, KnownLabels.of(task).names))
+        calls.append(torch.equal(ensemble.known.names, KnownLabels.of(task).names))
         return original(self, task, ensemble)
 
     monkeypatch.setattr(Choice, "self_train", self_train)
     search(task, [SGCFamily(["PN"], (2, 4), (10.0,)), LabelPropagation()], simple=False)
-    assert asked == [True] * 3
+    assert calls == [True] * 3
 
 
 def test_random_labels_average_the_best_of_each_model(small: Graph) -> None:
-    """Else the most frequent class would be chosen, which ranks nobody."""
+    """Otherwise the most frequent class would be selected, which cannot rank nodes."""
     order = torch.randperm(small.num_nodes, generator=torch.Generator().manual_seed(1))
     without_meaning = small.replace(labels=small.labels[order].where(small.labels >= 0, -1))
     classifier = NodeClassifier(device="cpu").fit(without_meaning)
@@ -155,8 +155,8 @@ def test_time_limit_adds_networks_ordered_by_depth(small: Graph) -> None:
 
 
 def test_requested_settings_are_planned(small: Graph) -> None:
-    wanted = NodeClassifier("GCN", [4, 2], "PN", 3.0, hidden=8, dropout=0.1, epochs=11, adjacency="sym")
-    (gnn,) = plan(wanted, small)
+    expected = NodeClassifier("GCN", [4, 2], "PN", 3.0, hidden=8, dropout=0.1, epochs=11, adjacency="sym")
+    (gnn,) = plan(expected, small)
     assert gnn.required
     shown = [(spec.model, spec.depth, spec.norm, spec.scale) for spec in gnn.specs]
     assert shown == [("GCN", 2, "PN", 3.0), ("GCN", 4, "PN", 3.0)]
@@ -250,12 +250,12 @@ def test_invalid_time_limit_raises(raises, text: str) -> None:
 
 def test_search_returns_best_candidate_and_reports_each_step(task: Task) -> None:
     families = plan(NodeClassifier(["SGC", "GCN"], [2, 3], scale=[1, 10], epochs=5, seeds=2), task.graph)
-    told: list[str] = []
-    choice = search(task, families, told.append)
-    tried, best = choice.results, choice.best
-    assert len(told) == sum(family.steps for family in families)
-    assert len(tried) == 2 * 2 * 2 + 2 * (1 + 2)
-    assert best.validation_loss == min(one.candidate.validation_loss for one in tried)
+    directed: list[str] = []
+    choice = search(task, families, directed.append)
+    candidates, best = choice.results, choice.best
+    assert len(directed) == sum(family.steps for family in families)
+    assert len(candidates) == 2 * 2 * 2 + 2 * (1 + 2)
+    assert best.validation_loss == min(one.candidate.validation_loss for one in candidates)
     ((_, _, fitted),) = choice.fit(task).parts
     assert isinstance(fitted, KINDS[best.model])
     for number, family in enumerate(families):
@@ -270,10 +270,10 @@ def test_search_returns_best_candidate_and_reports_each_step(task: Task) -> None
 @pytest.mark.filterwarnings("ignore:the time limit of")
 def test_expired_time_limit_still_gives_one_candidate(task: Task) -> None:
     """With SGC, no GCN is begun; without, the first is trained to its end."""
-    wanted, late = {"depth": [2, 3], "epochs": 5, "seeds": 1}, replace(task, time_limit=1e-6)
-    for model, found in ((["SGC", "GCN"], {("SGC", 2)}), ("GCN", {("GCN", 2)})):
-        tried, *_ = search(late, plan(NodeClassifier(model, **wanted), task.graph))
-        assert {(one.candidate.model, one.candidate.depth) for one in tried} == found
+    expected, late = {"depth": [2, 3], "epochs": 5, "seeds": 1}, replace(task, time_limit=1e-6)
+    for model, result in ((["SGC", "GCN"], {("SGC", 2)}), ("GCN", {("GCN", 2)})):
+        candidates, *_ = search(late, plan(NodeClassifier(model, **expected), task.graph))
+        assert {(one.candidate.model, one.candidate.depth) for one in candidates} == result
 
 
 def test_baselines_are_tuned_on_validation_nodes(task: Task) -> None:
@@ -377,9 +377,9 @@ class Interrupted:
 @pytest.mark.parametrize("family", [LogisticRegression(), SGCFamily(["PN"], [2])], ids=lambda one: one.name)
 def test_expired_search_returns_best_scale_of_each_family(task: Task, family: Family) -> None:
     late = replace(task, started=time.perf_counter() - 100, time_limit=1.0)
-    (only,), every = search(late, [family]).results, search(task, [family]).results
-    assert only.validation_loss == pytest.approx(min(one.validation_loss for one in every), rel=1e-3)
-    assert only.validation_loss < max(one.validation_loss for one in every)
+    (only,), all_results = search(late, [family]).results, search(task, [family]).results
+    assert only.validation_loss == pytest.approx(min(one.validation_loss for one in all_results), rel=1e-3)
+    assert only.validation_loss < max(one.validation_loss for one in all_results)
 
 
 @pytest.mark.parametrize(("ratio", "count"), [(0.0, 1), (100.0, 2)])

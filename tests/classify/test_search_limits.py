@@ -21,8 +21,8 @@ def of(losses: Iterator[float]) -> Iterator[Candidate]:
 )
 def test_expensive_scales_that_overfit_are_skipped(numbers: int, metric: str, last: float) -> None:
     losses = iter([1.0, 0.5, 0.9, 1.1, 3.0])
-    *_, found = SearchLimits(True, numbers, metric).scales(of(losses))
-    assert found.validation_loss == last
+    *_, result = SearchLimits(True, numbers, metric).scales(of(losses))
+    assert result.validation_loss == last
     assert next(losses, None) == (3.0 if last == 1.1 else None)  # what is left out is not even solved
 
 
@@ -35,7 +35,7 @@ def test_depths_end_after_patience_without_gain(many_nodes: bool, numbers: int, 
     by_depth = list(SearchLimits(many_nodes, numbers).depths(range(1, 10), results, ticks.append, "SGC"))
     evaluated = losses[: 5 + PATIENCE] if ends else losses
     assert [depth for depth, _ in by_depth] == [*range(1, len(evaluated) + 1)]
-    assert [[one.validation_loss for one in some] for _, some in by_depth] == [
+    assert [[one.validation_loss for one in sample] for _, sample in by_depth] == [
         [9.0, loss] for loss in evaluated
     ]
     assert ticks[-1] == ("SGC, depth 9: left out" if ends else "SGC, depth 9")
@@ -44,10 +44,10 @@ def test_depths_end_after_patience_without_gain(many_nodes: bool, numbers: int, 
 
 def test_subsample_keeps_every_class() -> None:
     labels = torch.tensor([1, 2] + [0] * 5000 + [1] * 4)
-    some = subsample(labels, 100)
-    assert len(some) <= 100 + 3
-    assert labels[some].unique().tolist() == [0, 1, 2]
-    assert torch.equal(some, some.sort().values)
-    others = some[labels[some] == 0]
+    sample = subsample(labels, 100)
+    assert len(sample) <= 100 + 3
+    assert labels[sample].unique().tolist() == [0, 1, 2]
+    assert torch.equal(sample, sample.sort().values)
+    others = sample[labels[sample] == 0]
     assert int(others.diff().max()) <= 52  # evenly, not the first hundred
     assert torch.equal(subsample(labels, 10_000), torch.arange(len(labels)))

@@ -1,4 +1,4 @@
-"""Graphs whose nodes to predict lack what labeled nodes have: stated figures must hold for the former."""
+"""Nodes to predict have fewer features than labeled nodes: stated figures must hold for the former."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def situation(
         seed: of the draw.
         single_columns: unlabeled nodes lack five of six columns, and one is never empty. Otherwise 80% of
             them lack all features.
-        strong: features tell classes apart better than edges do.
+        strong: features separate the classes better than edges do.
     """
     random = np.random.default_rng(seed)
     classes = random.integers(0, CLASSES, NODES)
@@ -117,14 +117,14 @@ def test_unreachable_nodes_are_predicted_from_training_labels_only() -> None:
         "validation": validation,
         "test": test,
     }
-    lost = Graph.from_edges(edges, graph.features * ~lonely[:, None], labels, **parts)
-    found = NodeClassifier(**CHEAP, refit=False).fit(lost)
-    model, task = found.model_, found.task_
+    graph_with_unreachable = Graph.from_edges(edges, graph.features * ~lonely[:, None], labels, **parts)
+    result = NodeClassifier(**CHEAP, refit=False).fit(graph_with_unreachable)
+    model, task = result.model_, result.task_
     known = task.graph.labels.where(task.graph.train, -1)
     sources, predicted = ~task.graph.missing_vectors | (known >= 0), model.logits(task.prepared)[:, 0].exp()
     shares = fallback_shares(task.graph.adjacency, sources, predicted, known, torch.ones(CLASSES))
     torch.testing.assert_close(model.fallback_probabilities, shares, rtol=1e-4, atol=1e-5)
-    nodes = found.evaluation_probabilities_[-50:]
+    nodes = result.evaluation_probabilities_[-50:]
     assert (nodes == nodes[0]).all()
 
 

@@ -1,4 +1,4 @@
-"""The candidates that stream are those of ``SGCFamily`` over the same graph in memory."""
+"""Streamed candidates equal those of ``SGCFamily`` on the same graph in memory."""
 
 import sys
 from dataclasses import replace
@@ -31,8 +31,8 @@ def test_streaming_equals_sgc_in_memory(tmp_path):
     norms = ("none", "PN", "PN-SI")
     search = Streaming(packed, tmp_path / "work", 10**9, depths=(1, 3), norms=norms, scales=(1.0, 30.0))
     outcome = search.run()
-    tried = [one.candidate for one in outcome.results]
-    assert {(one.setting, one.norm) for one in tried if one.model == "SGC"} == {
+    candidates = [one.candidate for one in outcome.results]
+    assert {(one.setting, one.norm) for one in candidates if one.model == "SGC"} == {
         *(("", norm) for norm in norms),
         ("imputed by mass", "none"),
         ("imputed by fp", "PN"),
@@ -46,10 +46,10 @@ def test_streaming_equals_sgc_in_memory(tmp_path):
     task = Task(graph, PreparedGraph(graph, Scaling.of(graph, "columns")(graph), torch.device("cpu")), "rw")
     family = SGCFamily(norms, (1, 3), (1.0, 30.0))
     expected = [one for one, *_ in family.fit(task, lambda done: None)]
-    found = {(one.norm, one.depth, one.scale): one for one in tried if not one.setting}
+    result = {(one.norm, one.depth, one.scale): one for one in candidates if not one.setting}
     assert len(expected) == 12
     for one in expected:
-        same = found[one.norm, one.depth, one.scale]
+        same = result[one.norm, one.depth, one.scale]
         assert same.validation_loss == pytest.approx(one.validation_loss, rel=1e-3)
         assert same.validation_accuracy == pytest.approx(one.validation_accuracy, abs=0.011)
     assert outcome.best == max(outcome.results, key=lambda one: one.rank).candidate
@@ -65,17 +65,18 @@ def test_norms_and_propagations_equal_search_in_memory(tmp_path, monkeypatch, ma
         packed, tmp_path / "work", 10**9, depths=range(1, 30), scales=[10.0], on_progress=steps.append
     )
     over = [("zero", "PN"), ("zero", "PN-SI"), ("mass", "none"), ("fp", "PN"), ("fp", "PN-SI")]
-    assert [(walk.imputation, walk.norm) for walk in search.propagations] == [
+    assert [(propagation.imputation, propagation.norm) for propagation in search.propagations] == [
         one for one in over if not many or one[1] != "PN-SI"
     ]
     assert any("PN-SI" in what for what in search.left_out) == many
-    tried = [one.candidate for one in search.run().results]
+    candidates = [one.candidate for one in search.run().results]
     assert sum("SGC" in what for what in steps) == 29 * len(search.propagations)
-    for walk in search.propagations:
+    for propagation in search.propagations:
         losses = {
             one.depth: one.validation_loss
-            for one in tried
-            if one.model == "SGC" and (one.norm, one.setting == "") == (walk.norm, walk.imputation == "zero")
+            for one in candidates
+            if one.model == "SGC"
+            and (one.norm, one.setting == "") == (propagation.norm, propagation.imputation == "zero")
         }
         best = min(losses, key=lambda depth: losses[depth])
         assert (max(losses) == 29) or (many and max(losses) == best + PATIENCE)
@@ -85,17 +86,20 @@ def test_norms_and_propagations_equal_search_in_memory(tmp_path, monkeypatch, ma
 def test_impossible_requested_imputation_raises(raises, tmp_path):
     partly = packed_graph(tmp_path / "single", nodes=600, entries=True)
     vectors = packed_graph(tmp_path / "vectors", nodes=600)
-    for fill in ("fp", "mass"):
-        with raises("not-together", f"imputation '{fill}'", value=fill):
-            Streaming(partly, tmp_path / "work", 10**9, imputations=["zero", fill])
-        with raises("not-together", f"imputation '{fill}'", value=fill):
-            norms = ["PN"] if fill == "mass" else ["none"]
-            Streaming(vectors, tmp_path / "work", 10**9, imputations=[fill], norms=norms)
+    for imputation in ("fp", "mass"):
+        with raises("not-together", f"imputation '{imputation}'", value=imputation):
+            Streaming(partly, tmp_path / "work", 10**9, imputations=["zero", imputation])
+        with raises("not-together", f"imputation '{imputation}'", value=imputation):
+            norms = ["PN"] if imputation == "mass" else ["none"]
+            Streaming(vectors, tmp_path / "work", 10**9, imputations=[imputation], norms=norms)
     by_itself = Streaming(partly, tmp_path / "work", 10**9)
-    assert {walk.imputation for walk in by_itself.propagations} == {"zero"}
+    assert {propagation.imputation for propagation in by_itself.propagations} == {"zero"}
     assert any("single features" in what for what in by_itself.left_out)
     named = Streaming(vectors, tmp_path / "work", 10**9, imputations=["fp", "mass"], norms=["none", "PN"])
-    assert [(walk.imputation, walk.norm) for walk in named.propagations] == [("mass", "none"), ("fp", "PN")]
+    assert [(propagation.imputation, propagation.norm) for propagation in named.propagations] == [
+        ("mass", "none"),
+        ("fp", "PN"),
+    ]
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -124,8 +128,8 @@ def test_metric_selects_and_predicts_as_in_memory(tmp_path, metric):
     assert outcome.results[0].score == max(one.score for one in outcome.results)
     test = torch.from_numpy(outcome.logits[rows.test]) / outcome.temperature
     weighted = test.softmax(1).numpy() / rows.prior**tilt
-    said = np.bincount(weighted.argmax(1), minlength=len(shares))
-    assert np.array_equal(outcome.scores.confusion.sum(0), said)
+    message = np.bincount(weighted.argmax(1), minlength=len(shares))
+    assert np.array_equal(outcome.scores.confusion.sum(0), message)
     assert f"by its {metric.replace('-', ' ')} on" in page
     assert f"{100 * outcome.scores.accuracy:.1f}%" in page
 

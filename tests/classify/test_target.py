@@ -33,26 +33,26 @@ def test_held_out_vectors_are_masked_at_target_rate(labeled: float, target: floa
     rate = torch.where(LABELED, labeled, target)
     whole = graph(torch.rand(NODES, generator=torch.Generator().manual_seed(0)) < rate)
     held_out = LABELED & (torch.arange(NODES) % 2 == 0)
-    hidden = Target.estimate(whole).mask(whole, held_out)
-    assert not (hidden & (~held_out | whole.missing)).any()
-    wanted = shares(whole.missing, ~LABELED)
-    assert shares(mask_features(whole, hidden).missing, held_out) == pytest.approx(float(wanted), abs=1e-3)
-    assert torch.equal(hidden, Target.estimate(whole).mask(whole, held_out))
-    assert not torch.equal(hidden, Target.estimate(whole).mask(whole, held_out, seed=1)) or target == 1
+    mask = Target.estimate(whole).mask(whole, held_out)
+    assert not (mask & (~held_out | whole.missing)).any()
+    expected = shares(whole.missing, ~LABELED)
+    assert shares(mask_features(whole, mask).missing, held_out) == pytest.approx(float(expected), abs=1e-3)
+    assert torch.equal(mask, Target.estimate(whole).mask(whole, held_out))
+    assert not torch.equal(mask, Target.estimate(whole).mask(whole, held_out, seed=1)) or target == 1
 
 
 def test_held_out_columns_are_masked_at_target_rate_jointly() -> None:
-    """Columns 0 and 1 go together in the target; column 2 lacks less there; column 3 is never empty."""
+    """Columns 0 and 1 go together in the target; column 2 less often; column 3 is always known."""
     own, target = drawn(torch.tensor([0.2, 0.2, 0.6, 0.0]), 0), drawn(torch.tensor([0.7, 0, 0.3, 0.0]), 1)
     target[:, 1] = target[:, 0]
     whole = graph(torch.where(LABELED[:, None], own, target))
-    hidden = Target.estimate(whole).mask(whole, LABELED)
-    after = mask_features(whole, hidden).missing
+    mask = Target.estimate(whole).mask(whole, LABELED)
+    after = mask_features(whole, mask).missing
     torch.testing.assert_close(shares(after, LABELED)[:2], torch.tensor([0.7, 0.7]), atol=0.03, rtol=0)
     assert torch.equal(after[:, 2:], whole.missing[:, 2:]), "what the target does not lack stays"
-    assert not (hidden & whole.missing).any()
+    assert not (mask & whole.missing).any()
     free = LABELED & ~whole.missing[:, :2].any(1)
-    assert (hidden[free][:, 0] == hidden[free][:, 1]).float().mean() > 0.97
+    assert (mask[free][:, 0] == mask[free][:, 1]).float().mean() > 0.97
 
 
 def test_small_difference_of_missing_rates_is_masked() -> None:
@@ -81,11 +81,11 @@ def test_column_masks_do_not_depend_on_masked_vectors() -> None:
     target[torch.arange(NODES) % 2 == 0] = True
     whole = graph(target & ~LABELED[:, None])
     population = Target.estimate(whole)
-    hidden = population.mask(whole, LABELED)
-    rest = LABELED & ~hidden.all(1)
+    mask = population.mask(whole, LABELED)
+    rest = LABELED & ~mask.all(1)
     assert 900 < int(rest.sum()) < 1100
     partly = replace(population, missing=population.missing[~population.missing_vectors])
-    assert torch.equal(partly.mask(whole, rest)[rest], hidden[rest])
+    assert torch.equal(partly.mask(whole, rest)[rest], mask[rest])
 
 
 def test_nothing_is_masked_if_target_is_as_complete() -> None:
@@ -102,8 +102,8 @@ def test_target_is_unlabeled_nodes_then_test_nodes(raises) -> None:
     known = whole.replace(labels=torch.arange(NODES) % 2)
     assert Target.estimate(known) is None
     assert torch.equal(Target.estimate(known.replace(test=~LABELED)).nodes, ~LABELED)
-    hidden = Target.estimate(known, 0.25).mask(known, LABELED)
-    assert int(hidden.sum()) == 500
+    mask = Target.estimate(known, 0.25).mask(known, LABELED)
+    assert int(mask.sum()) == 500
     for wrong in ("test", 1.5, True):
         with raises("unknown-choice", value=wrong):
             Target.estimate(whole, wrong)
@@ -112,19 +112,19 @@ def test_target_is_unlabeled_nodes_then_test_nodes(raises) -> None:
 @pytest.mark.parametrize("entries", [False, True])
 def test_masked_features_are_zero_in_dense_and_sparse(entries: bool) -> None:
     features = torch.arange(1.0, 13).view(4, 3)
-    hidden = torch.tensor([True, False, True, False])
+    mask = torch.tensor([True, False, True, False])
     if entries:
-        hidden = hidden[:, None] & torch.tensor([True, False, True])
-    dense = zero_masked(features, hidden)
-    assert torch.equal(dense, features * ~(hidden if entries else hidden[:, None]))
-    assert torch.equal(zero_masked(features.to_sparse_csr(), hidden).to_dense(), dense)
+        mask = mask[:, None] & torch.tensor([True, False, True])
+    dense = zero_masked(features, mask)
+    assert torch.equal(dense, features * ~(mask if entries else mask[:, None]))
+    assert torch.equal(zero_masked(features.to_sparse_csr(), mask).to_dense(), dense)
 
 
 def test_strata_encode_distance_to_labels_and_features() -> None:
     whole = graph(torch.arange(NODES) > 3)
-    found = strata(whole, torch.arange(NODES) == 0)
-    assert found[:7].tolist() == [0, 5, 10, 15, 21, 22, 23]
-    assert (found[7:] == 24).all(), "beyond three hops nothing is told apart"
+    result = strata(whole, torch.arange(NODES) == 0)
+    assert result[:7].tolist() == [0, 5, 10, 15, 21, 22, 23]
+    assert (result[7:] == 24).all(), "distances beyond three hops are one stratum"
     assert not strata(whole, torch.arange(NODES) >= 0)[:4].any()
     pair = Graph.from_edges([[0], [1]], torch.ones(4, 1), missing=torch.arange(4) == 3, num_nodes=4)
     assert strata(pair, torch.arange(4) == 0).tolist() == [0, 5, 20, 24], "unreachable counts as far"
@@ -139,10 +139,10 @@ def test_node_is_incomplete_if_half_its_features_are_missing() -> None:
 def test_standardize_weights_accuracy_by_target_strata() -> None:
     right = np.array([True] * 80 + [False] * 20 + [True] * 5 + [False] * 5)
     held_out = np.array([0] * 100 + [1] * 10)
-    found = standardize(right, held_out, np.array([0] * 10 + [1] * 30))
-    assert found.accuracy == pytest.approx(0.25 * 0.8 + 0.75 * 0.5)
-    assert found.interval[0] < found.accuracy < found.interval[1]
-    assert found.unmatched == 0
+    result = standardize(right, held_out, np.array([0] * 10 + [1] * 30))
+    assert result.accuracy == pytest.approx(0.25 * 0.8 + 0.75 * 0.5)
+    assert result.interval[0] < result.accuracy < result.interval[1]
+    assert result.unmatched == 0
     far = standardize(right, held_out, np.array([0] * 10 + [2] * 30))
     assert (far.accuracy, far.unmatched) == (pytest.approx(0.8), 0.75)
     assert np.isnan(standardize(right, held_out, np.array([2])).accuracy)
@@ -152,7 +152,7 @@ def test_standardized_interval_has_nominal_coverage() -> None:
     random, truth, covered = np.random.default_rng(0), np.array([0.9, 0.6]), 0
     for _ in range(2000):
         held_out = np.repeat([0, 1], [150, 40])
-        found = standardize(random.random(190) < truth[held_out], held_out, np.repeat([0, 1], [10, 30]))
-        low, high = found.interval
+        result = standardize(random.random(190) < truth[held_out], held_out, np.repeat([0, 1], [10, 30]))
+        low, high = result.interval
         covered += low <= truth @ [0.25, 0.75] <= high
     assert 0.94 <= covered / 2000 <= 0.97

@@ -23,7 +23,7 @@ class Files(NamedTuple):
 
 
 def write_customers(folder: Path, nodes: int = 400, labeled: int = 200, seed: int = 0) -> Files:
-    """Write age, income, job and a flag, which tell the class a little; 4 in 10 customers have no history."""
+    """Write age, income, job and a flag, which are weakly informative; 4 in 10 customers have no features."""
     graph, random = csbm(nodes, classes=2, seed=seed), np.random.default_rng(seed)
     classes = graph.labels.numpy()
     path = Files(folder / "customers.csv", folder / "payments.csv")
@@ -55,7 +55,7 @@ def write_papers(graph: Graph, folder: Path) -> Files:
     path = Files(folder / "papers.csv", folder / "citations.csv")
     with open(path.nodes, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(["paper", "subject", "part", *(f"word {place}" for place in range(words.shape[1]))])
+        table.writerow(["paper", "subject", "part", *(f"word {number}" for number in range(words.shape[1]))])
         for node, label in enumerate(graph.labels.tolist()):
             cells = [""] * words.shape[1] if missing[node] else [f"{word:g}" for word in words[node]]
             table.writerow([names[node], graph.class_names[label], parts[node], *cells])

@@ -1,4 +1,4 @@
-"""A user's files are written by a module of another folder."""
+"""Fixtures of commands; user files are written by a module of another folder."""
 
 import sys
 from collections.abc import Callable

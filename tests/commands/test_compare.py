@@ -53,7 +53,7 @@ def test_compare_files_writes_table_figure_and_advice(
     assert (out / "figures" / "compare.png").read_bytes().startswith(b"\x89PNG")
     text = (out / "compare.md").read_text(encoding="utf-8")
     assert "Written by `pairnorm compare`" in text
-    assert "Minesweeper" not in text  # that is about the graphs of the package
+    assert "Minesweeper" not in text  # only for the graphs of the package
     assert "reproduce depth" not in text
     assert "## customers, GCN" in text
     assert len((out / "compare.csv").read_text().splitlines()) == 1 + 3 * 2
@@ -62,7 +62,7 @@ def test_compare_files_writes_table_figure_and_advice(
     assert cli.main(again) == 0
     assert (
         "Time limit reached: 30 trials remain" in capsys.readouterr().out
-    )  # other features are another graph
+    )  # other features make another graph
 
 
 def test_custom_method_and_model_are_compared(
@@ -78,8 +78,8 @@ def test_custom_method_and_model_are_compared(
     assert [*METHODS, "Halved@4", "Perceptron@1"] == named
     assert (tmp_path / "comparison" / "figures" / "compare.png").is_file()
     with Store(tmp_path / "comparison" / "compare.sqlite") as store:
-        tried = {result.spec.strength for result in store.results(remedy="halved_for_a_test:Halved@4")}
-    assert tried == {0.5, 0.25}
+        candidates = {result.spec.strength for result in store.results(remedy="halved_for_a_test:Halved@4")}
+    assert candidates == {0.5, 0.25}
 
 
 @pytest.mark.parametrize(

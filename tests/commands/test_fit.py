@@ -51,24 +51,24 @@ def test_fit_writes_all_outputs(run: tuple[Files, Path]) -> None:
 
 
 def test_predictions_have_one_row_per_node(run: tuple[Files, Path]) -> None:
-    found = pandas.read_csv(run[1] / "predictions.csv")
+    result = pandas.read_csv(run[1] / "predictions.csv")
     nodes = pandas.read_csv(run[0].nodes)
-    assert list(found) == ["id", "predicted", "p_high", "p_low", "features_missing", "labeled"]
-    assert found["id"].tolist() == nodes["customer"].tolist()
-    np.testing.assert_allclose(found["p_high"] + found["p_low"], 1, atol=1e-5)
-    assert found["labeled"].tolist() == nodes["risk"].notna().tolist()
-    lacking = nodes[["age", "income", "job", "abroad"]].isna().all(axis=1)
-    assert found["features_missing"].tolist() == lacking.tolist()
+    assert list(result) == ["id", "predicted", "p_high", "p_low", "features_missing", "labeled"]
+    assert result["id"].tolist() == nodes["customer"].tolist()
+    np.testing.assert_allclose(result["p_high"] + result["p_low"], 1, atol=1e-5)
+    assert result["labeled"].tolist() == nodes["risk"].notna().tolist()
+    is_missing = nodes[["age", "income", "job", "abroad"]].isna().all(axis=1)
+    assert result["features_missing"].tolist() == is_missing.tolist()
     pandas.testing.assert_frame_equal(
-        pandas.read_parquet(run[1] / "predictions.parquet"), found, check_dtype=False, rtol=1e-4
+        pandas.read_parquet(run[1] / "predictions.parquet"), result, check_dtype=False, rtol=1e-4
     )
 
 
 def test_nodes_without_features_are_predicted_well(run: tuple[Files, Path]) -> None:
-    found = pandas.read_csv(run[1] / "predictions.csv")
+    result = pandas.read_csv(run[1] / "predictions.csv")
     truth = np.array(["low", "high"])[csbm(400, classes=2, seed=0).labels]
-    unlabeled = ~found["labeled"] & found["features_missing"]
-    assert (found["predicted"] == truth)[unlabeled].mean() > 0.75
+    unlabeled = ~result["labeled"] & result["features_missing"]
+    assert (result["predicted"] == truth)[unlabeled].mean() > 0.75
 
 
 def test_report_has_all_sections_and_figures(run: tuple[Files, Path]) -> None:
@@ -180,30 +180,30 @@ def test_one_label_per_class_gives_no_accuracy(tmp_path: Path, pairnorm) -> None
 def test_cora_without_features_is_fitted_from_files(tmp_path: Path) -> None:
     cora = load("cora")
     missing = missing_vectors(cora, 1.0)
-    blanked: Graph = cora.replace(features=features_after(cora, missing).trial(0), missing=missing.mask[:, 0])
-    files = write_papers(blanked, tmp_path)
+    graph: Graph = cora.replace(features=features_after(cora, missing).trial(0), missing=missing.mask[:, 0])
+    files = write_papers(graph, tmp_path)
     options = ["--id", "paper", "--label", "subject", "--split", "part", "--norm", "PN"]
     narrowed = ["--depth", "20,40", "--scale", "100,300", "--out", str(tmp_path / "run")]
     assert cli.main(["fit", *files.options, *options, *narrowed]) == 0
-    found = pandas.read_csv(tmp_path / "run" / "predictions.csv")
-    assert found["id"].str.startswith("paper-").all()
-    right = found["predicted"].to_numpy() == np.array(cora.class_names)[cora.labels]
+    result = pandas.read_csv(tmp_path / "run" / "predictions.csv")
+    assert result["id"].str.startswith("paper-").all()
+    right = result["predicted"].to_numpy() == np.array(cora.class_names)[cora.labels]
     assert right[cora.test.numpy()].mean() >= 0.775
-    assert found["features_missing"].sum() == 2568
+    assert result["features_missing"].sum() == 2568
 
 
-@pytest.mark.parametrize("told", ["auto", "yes"])
-def test_directed_option_is_saved_for_predict(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("directed", ["auto", "yes"])
+def test_directed_option_is_saved_for_predict(tmp_path: Path, directed: str) -> None:
     files, out = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "run"
-    quick = ["--label", "risk", "--model", "boosted-trees", "--directed", told]
+    quick = ["--label", "risk", "--model", "boosted-trees", "--directed", directed]
     assert cli.main(["fit", *files.options, *quick, "--out", str(out)]) == 0
     assert ("distinguish in- from out-neighbors were" in (out / "report.md").read_text(encoding="utf-8")) == (
-        told == "yes"
+        directed == "yes"
     )
     predictions = tmp_path / "predictions.csv"
     assert cli.main(["predict", "--run", str(out), *files.options, "--out", str(predictions)]) == 0
-    found, before = (pandas.read_csv(one)["p_high"] for one in (predictions, out / "predictions.csv"))
-    np.testing.assert_allclose(found, before, atol=1e-6)
+    result, before = (pandas.read_csv(one)["p_high"] for one in (predictions, out / "predictions.csv"))
+    np.testing.assert_allclose(result, before, atol=1e-6)
 
 
 def replace(path: Path, old: str, new: str) -> None:
@@ -237,9 +237,9 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
 def test_invalid_input_is_reported_and_keeps_the_folder(
     tmp_path: Path, pairnorm, case: str, before: bool
 ) -> None:
-    spoil, changes, message = BAD[case]
+    damage, changes, message = BAD[case]
     files = write_customers(tmp_path, nodes=100, labeled=60)
-    spoil(files)
+    damage(files)
     out = tmp_path / "run"
     old = '{"format": 1, "pairnorm": "0.1"}'
     if before:
@@ -335,7 +335,7 @@ def test_killed_rank_resumes_from_last_checkpoint(packed: Path, tmp_path: Path) 
         error = launcher.stderr.read()
     assert launcher.returncode == 0, error
     assert at_kill
-    assert "process_group" not in error  # it has been seen to
+    assert "process_group" not in error  # no warning about the process group
     # One process that was not killed trains the same networks, but in other numbers at a time.
     alone, again = (pandas.read_csv(tmp_path / name / "predictions.csv") for name in ("alone", "again"))
     np.testing.assert_allclose(again["p_high"], alone["p_high"], atol=1e-5)

@@ -52,10 +52,10 @@ def test_help_has_docstring_options_and_example(parser: CommandParser) -> None:
 
 def test_options_and_arguments_are_accepted_in_any_order() -> None:
     parser = parser_of(WHAT | DEPTH)
-    found = parser.parse(["a", "--depth=2", "b", "--ignore", "x", "--ignore", "y", "--id", "z", "c"])
-    assert found.what == ["a", "b", "c"]
-    assert columns_of(found) == {"ignore": ["x", "y"], "id": "z"}
-    assert found.depth == 2
+    result = parser.parse(["a", "--depth=2", "b", "--ignore", "x", "--ignore", "y", "--id", "z", "c"])
+    assert result.what == ["a", "b", "c"]
+    assert columns_of(result) == {"ignore": ["x", "y"], "id": "z"}
+    assert result.depth == 2
     assert parser.parse(["a"]).depth == 3
 
 
@@ -119,19 +119,19 @@ def test_hinted_option_works_in_a_shell(tmp_path: Path, delimiter: str) -> None:
 
 def test_table_options_accept_several_values() -> None:
     parser = parser_of(shared("nodes edges id"), required=("nodes",))
-    found = parser.parse(["--nodes", "a", "--edges", "b", "c", "--id", "x", "--edges", "d"])
-    assert (found.nodes, found.edges) == (["a"], ["b", "c", "d"])
+    result = parser.parse(["--nodes", "a", "--edges", "b", "c", "--id", "x", "--edges", "d"])
+    assert (result.nodes, result.edges) == (["a"], ["b", "c", "d"])
     assert parser.parse(["--nodes", "-", "--edges=e"]).nodes == ["-"]
     parsed = parser_of(shared("edge-columns")).parse(["--edge-columns", "amount", "day"])
     assert parsed.edge_columns == ["amount", "day"]
 
 
 def test_comma_separated_options_can_be_repeated() -> None:
-    """``--dataset cora --dataset citeseer`` are both: the last one alone would go unnoticed."""
+    """``--dataset cora --dataset citeseer`` selects both; dropping the first would go unnoticed."""
     parser = parser_of({**shared("dataset device"), "--missing NUMBERS=0": "Percent."})
     words = "--missing 0 --dataset cora,pubmed --device cpu --missing=50 --dataset=citeseer"
-    found = parser.parse(words.split())
-    assert (found.dataset, found.missing, found.device) == ("cora,pubmed,citeseer", "0,50", "cpu")
+    result = parser.parse(words.split())
+    assert (result.dataset, result.missing, result.device) == ("cora,pubmed,citeseer", "0,50", "cpu")
     assert parser.parse(["--missing", "90"]).missing == "90"
 
 
@@ -142,8 +142,8 @@ def test_several_edge_files_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
         path.write_text(f"source,target\n{pair}\n")
     graph = read_graph(argparse.Namespace(nodes=[tmp_path / "n.csv"], edges=edges))
     assert graph.num_edges == 2
-    said = re.sub(r"\s+", "", capsys.readouterr().out)
-    assert all(str(path) in said for path in edges)
+    message = re.sub(r"\s+", "", capsys.readouterr().out)
+    assert all(str(path) in message for path in edges)
 
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("each", "each")])

@@ -32,7 +32,7 @@ def predict(run: tuple[Files, Path], nodes: Path, out: Path, *more: str) -> int:
 
 
 def changed(run: tuple[Files, Path], folder: Path, **columns: object) -> Path:
-    """Write the table of nodes anew, some columns changed; None drops one."""
+    """Write the table of nodes with changed columns; None drops one."""
     frame = pandas.read_csv(run[0].nodes, dtype=str, keep_default_na=False)
     for name, value in columns.items():
         frame = frame.drop(columns=name) if value is None else frame.assign(**{name: value})
@@ -53,7 +53,7 @@ def test_new_columns_can_be_ignored(run: tuple[Files, Path], tmp_path: Path) -> 
 def test_changed_graph_prints_a_note(
     run: tuple[Files, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: labels of one class only, after a change of the graph, were written without a word."""
+    """Bug: labels of one class only, after a change of the graph, were written without a note."""
     risk = pandas.read_csv(run[0].nodes, dtype=str, keep_default_na=False)["risk"]
     swapped = changed(run, tmp_path, risk=risk.map({"high": "low", "low": "high"}).fillna(""))
     assert predict(run, swapped, tmp_path / "p.csv", "--json") == 0
@@ -73,7 +73,7 @@ def test_ignoring_an_unknown_column_raises(
 
 
 def test_categorical_columns_can_be_empty(tmp_path: Path) -> None:
-    """New customers have no history; what was text, or numbers declared to be categories, is then nothing."""
+    """New customers have no history; columns of text or declared categories are then empty."""
     files = write_customers(tmp_path)
     frame = pandas.read_csv(files.nodes, dtype=str, keep_default_na=False)
     frame["zip"] = [("", "10115", "20095")[row % 3] for row in range(len(frame))]
@@ -83,19 +83,19 @@ def test_categorical_columns_can_be_empty(tmp_path: Path) -> None:
     assert cli.main(["fit", *files.options, *options, "--out", str(run[1])]) == 0
     assert predict(run, changed(run, tmp_path, job="", zip=""), tmp_path / "p.csv") == 0
     assert predict(run, changed(run, tmp_path, job="", zip=["10115", "20095"] * 200), tmp_path / "q.csv") == 0
-    found, other = (pandas.read_csv(tmp_path / name) for name in ("p.csv", "q.csv"))
+    result, other = (pandas.read_csv(tmp_path / name) for name in ("p.csv", "q.csv"))
     before = pandas.read_csv(run[1] / "predictions.csv")
-    assert (found["predicted"] == before["predicted"]).mean() > 0.8
-    assert (found["p_high"] != other["p_high"]).any()
+    assert (result["predicted"] == before["predicted"]).mean() > 0.8
+    assert (result["p_high"] != other["p_high"]).any()
 
 
 @pytest.mark.parametrize("risk", [None, "", "low"])
 def test_labels_are_optional(run: tuple[Files, Path], tmp_path: Path, risk: str | None) -> None:
     out = tmp_path / "p.parquet"
     assert predict(run, changed(run, tmp_path, risk=risk), out) == 0
-    found, before = pandas.read_parquet(out), pandas.read_csv(run[1] / "predictions.csv")
-    assert found["predicted"].tolist() == before["predicted"].tolist()
-    assert set(found["labeled"]) == {risk == "low"}
+    result, before = pandas.read_parquet(out), pandas.read_csv(run[1] / "predictions.csv")
+    assert result["predicted"].tolist() == before["predicted"].tolist()
+    assert set(result["labeled"]) == {risk == "low"}
 
 
 def test_column_order_and_absent_categories_do_not_matter(
@@ -105,8 +105,8 @@ def test_column_order_and_absent_categories_do_not_matter(
     frame["job"] = frame["job"].replace("pilot", "")
     frame[["customer", "risk", "job", "income", "age"]].to_csv(tmp_path / "new.csv", index=False)
     assert predict(run, tmp_path / "new.csv", tmp_path / "p.csv") == 0
-    found, before = (pandas.read_csv(path) for path in (tmp_path / "p.csv", run[1] / "predictions.csv"))
-    assert (found["predicted"] == before["predicted"]).mean() > 0.9
+    result, before = (pandas.read_csv(path) for path in (tmp_path / "p.csv", run[1] / "predictions.csv"))
+    assert (result["predicted"] == before["predicted"]).mean() > 0.9
     assert f"Wrote {tmp_path / 'p.csv'}: 400 rows, one per node." in capsys.readouterr().out
 
 
@@ -396,7 +396,7 @@ def test_folder_without_model_raises(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_predict_reads_input_formats_like_fit(tmp_path: Path) -> None:
-    """Zipped text, a long table, several files of edges, names and dates; nothing is said twice."""
+    """Zipped text, a long table, several files of edges, names and dates."""
     files = write_customers(tmp_path, nodes=120, labeled=80)
     frame = pandas.read_csv(files.nodes, dtype=str, keep_default_na=False)
     frame["name"] = [f"Customer {row}" for row in range(120)]

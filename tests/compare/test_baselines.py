@@ -60,25 +60,27 @@ def dense_diffusion(
 @pytest.mark.parametrize("gamma", [1.0, 1.2, 2.0])
 def test_fractional_adjacency_equals_dense_reference(graph: Graph, gamma: float) -> None:
     inside = torch.arange(100) % 3 > 0
-    found = fractional(normalized_adjacency(graph.adjacency).pattern, inside, gamma, torch.float64).to_dense()
-    torch.testing.assert_close(found, dense_fractional(looped(graph), inside, gamma))
+    result = fractional(
+        normalized_adjacency(graph.adjacency).pattern, inside, gamma, torch.float64
+    ).to_dense()
+    torch.testing.assert_close(result, dense_fractional(looped(graph), inside, gamma))
 
 
 @pytest.mark.parametrize("known", [5, 60], ids=["few", "more than columns"])
 def test_subgraph_diffusion_equals_dense_reference(graph: Graph, known: int) -> None:
     mask = torch.randperm(100, generator=torch.Generator().manual_seed(2)) < known
     wrong = torch.where(mask[:, None], graph.features, torch.nan)  # unknown vectors are not looked at
-    found = subgraph_diffusion(graph.adjacency, wrong, mask, gamma=1.2, memory=0.2, steps=30)
+    result = subgraph_diffusion(graph.adjacency, wrong, mask, gamma=1.2, memory=0.2, steps=30)
     expected = dense_diffusion(looped(graph), graph.features, mask, 1.2, 0.2, 30)
-    torch.testing.assert_close(found, expected)
-    assert torch.equal(found[mask], graph.features[mask])
+    torch.testing.assert_close(result, expected)
+    assert torch.equal(result[mask], graph.features[mask])
 
 
 def test_unreachable_vectors_stay_zero() -> None:
     graph = Graph.from_edges(torch.tensor([[0, 1, 3], [1, 2, 4]]), torch.ones(5, 2))
-    found = subgraph_diffusion(graph.adjacency, graph.features, torch.arange(5) == 0)
-    assert (found[:3] > 0).all()
-    assert not found[3:].any()
+    result = subgraph_diffusion(graph.adjacency, graph.features, torch.arange(5) == 0)
+    assert (result[:3] > 0).all()
+    assert not result[3:].any()
 
 
 def test_class_aware_weighs_nodes_by_neighborhood_entropy(graph: Graph) -> None:
@@ -102,8 +104,8 @@ def test_class_aware_weighs_nodes_by_neighborhood_entropy(graph: Graph) -> None:
             for node in range(100)
         ]
     )
-    found = class_aware(graph.adjacency, graph.features, classes, confidence)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # shares have single precision
+    result = class_aware(graph.adjacency, graph.features, classes, confidence)
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6)  # shares have single precision
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.99], ids=["dense", "sparse"])
@@ -132,24 +134,24 @@ def test_correct_and_smooth_equals_pyg(correct: float, smooth: float) -> None:
     matrix = normalized_adjacency(graph.adjacency, "sym")
     generator = torch.Generator().manual_seed(1)
     probabilities = torch.randn(graph.num_nodes, 3, generator=generator).softmax(1)
-    found = correct_and_smooth(matrix, probabilities, graph.labels, graph.train, correct, smooth)
+    result = correct_and_smooth(matrix, probabilities, graph.labels, graph.train, correct, smooth)
 
     peer = CorrectAndSmooth(50, correct, 50, smooth, autoscale=True)
     edges = torch.stack([matrix.pattern.column.long(), matrix.pattern.row.long()])
     truth = graph.labels[graph.train]
     expected = peer.correct(probabilities, truth, graph.train, edges, matrix.values)
     expected = peer.smooth(expected, truth, graph.train, edges, matrix.values)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_correct_and_smooth_uses_training_labels_only() -> None:
     graph = csbm(100, classes=2, seed=3).with_split("per-class-10")
     matrix, probabilities = normalized_adjacency(graph.adjacency, "sym"), torch.full((100, 2), 0.5)
     others = torch.where(graph.train, graph.labels, 1 - graph.labels)
-    found, same = (
+    result, same = (
         correct_and_smooth(matrix, probabilities, labels, graph.train, 0.8, 0.8)
         for labels in (graph.labels, others)
     )
-    assert torch.equal(found, same)
-    right = (found.argmax(1) == graph.labels)[graph.test].float().mean()
+    assert torch.equal(result, same)
+    right = (result.argmax(1) == graph.labels)[graph.test].float().mean()
     assert right > 0.6

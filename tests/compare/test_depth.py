@@ -65,8 +65,8 @@ def test_default_depths_are_limited_by_cost() -> None:
     assert [deepest["cora", model] for model in ("GCN", "SGC", "GAT")] == [64, 64, 32]
     assert [deepest["pubmed", model] for model in ("GCN", "SGC", "GAT")] == [32, 64, 16]
     assert {depth for (dataset, _), depth in deepest.items() if dataset in LONG_RANGE} == {32}
-    asked = DepthComparison(["pubmed"], ["GCN"], ["PN"], depths=[64]).cells()
-    assert {cell.depth for cell in asked} == {64}
+    calls = DepthComparison(["pubmed"], ["GCN"], ["PN"], depths=[64]).cells()
+    assert {cell.depth for cell in calls} == {64}
 
 
 def test_long_range_graphs_have_their_own_settings() -> None:

@@ -93,10 +93,10 @@ def test_other_graphs_have_no_unreachable_nodes(name: str) -> None:
 def test_choose_protocols_selects_a_subset() -> None:
     whole = {cell for protocol in PROTOCOLS.values() for cell in protocol.cells()}
     chosen = choose_protocols(["ssnc-mv", "fp-vectors"], ["cora"], ["GCN", FIT], [99.5, 100], runs=2)
-    some = {cell for protocol in chosen for cell in protocol.cells()}
-    assert some < whole
-    assert {cell.model for cell in some} == {"GCN"}
-    assert {cell.missing_percent for cell in some} == {99.5, 100}
+    selected = {cell for protocol in chosen for cell in protocol.cells()}
+    assert selected < whole
+    assert {cell.model for cell in selected} == {"GCN"}
+    assert {cell.missing_percent for cell in selected} == {99.5, 100}
     assert all(protocol.runs == 2 for protocol in chosen)
     assert choose_protocols() == list(PROTOCOLS.values())
     assert [one.name for one in choose_protocols(["tables", "ssnc-mv"])] == [
@@ -130,16 +130,16 @@ def test_mask_features_combines_drawn_and_missing_features() -> None:
     graph = graph.replace(missing=torch.arange(100) % 7 == 0)
     whole = graph.features.to_dense()
     drawn = missing_vectors(graph, 0.5, seed=3)
-    found = mask_features(graph, drawn)
-    assert torch.equal(found.missing, drawn.mask[:, 0] | graph.missing)
-    assert torch.equal(found.features.to_dense(), whole * ~drawn.mask)
+    result = mask_features(graph, drawn)
+    assert torch.equal(result.missing, drawn.mask[:, 0] | graph.missing)
+    assert torch.equal(result.features.to_dense(), whole * ~drawn.mask)
 
     dense = graph.replace(features=whole)
     drawn = missing_entries(dense, 0.5, seed=3)
-    found = mask_features(dense, drawn)
+    result = mask_features(dense, drawn)
     mask = drawn.mask[:, 0].view(100, 6)
-    assert torch.equal(found.missing, mask | graph.missing[:, None])
-    assert torch.equal(found.features, whole * ~mask)
+    assert torch.equal(result.missing, mask | graph.missing[:, None])
+    assert torch.equal(result.features, whole * ~mask)
 
 
 @pytest.mark.parametrize("share", [0.8, 0.95])

@@ -72,25 +72,25 @@ def test_sweep_trains_evaluates_and_resumes(tmp_path: Path) -> None:
         assert not path.exists()
         assert MissingSweep([SMALL]).reproduce(store, Running("cpu", workers=1)) == Outcome(11, 0)
         assert len(store) == 4 + 2
-        found = MissingResults.read(store)
+        result = MissingResults.read(store)
     before = path.read_bytes()
-    chosen = found.index.chosen(SMALL, CELL)
+    chosen = result.index.chosen(SMALL, CELL)
     assert chosen is not None
     spec = chosen.best.spec
-    assert found.index.runs(SMALL, CELL) == train(load("cora"), spec, [0, 1], "cpu")
+    assert result.index.runs(SMALL, CELL) == train(load("cora"), spec, [0, 1], "cpu")
     methods = [("", "label propagation", [0]), *((one, "SGC", [0, 1]) for one in SMALL.imputations)]
-    assert found.evaluated.keys() == {
+    assert result.evaluated.keys() == {
         (MissingCell("ssnc-mv", name, *method, 100), seed)
         for name in ("cora", "cora-reached")
         for *method, seeds in methods
         for seed in seeds
     }
     # The reached nodes have the labels of the trial: only the fallback differs.
-    graph, trials = load("cora"), found.index.runs(SMALL, CELL)
+    graph, trials = load("cora"), result.index.runs(SMALL, CELL)
     unreached = graph.test & ~reached(graph)
     for trial in trials:
         whole, part = (
-            found.evaluated[CELL._replace(dataset=name), trial.seed].accuracy
+            result.evaluated[CELL._replace(dataset=name), trial.seed].accuracy
             for name in ("cora", "cora-reached")
         )
         own, count = int(unreached.sum()), int(graph.test.sum())
@@ -146,11 +146,11 @@ def test_first_run_selects_and_fingerprints_are_ignored() -> None:
 
     def index(**trials: list[Trial]) -> ResultIndex:
         specs = {"first": first, "second": second, "own": own}
-        return MissingResults({specs[name]: some for name, some in trials.items()}).index
+        return MissingResults({specs[name]: stored for name, stored in trials.items()}).index
 
-    found = index(first=[a_trial(0, 0.7), a_trial(1, 0.9)], own=[a_trial(0, 0.8, 0.6)])
-    assert [trial.test_accuracy for trial in found.runs(SMALL, CELL)] == [0.6]
-    assert found.pending(SMALL, [CELL]) == [(second, 1)]
+    result = index(first=[a_trial(0, 0.7), a_trial(1, 0.9)], own=[a_trial(0, 0.8, 0.6)])
+    assert [trial.test_accuracy for trial in result.runs(SMALL, CELL)] == [0.6]
+    assert result.pending(SMALL, [CELL]) == [(second, 1)]
     assert index(first=[a_trial(0, 0.7)], second=[a_trial(0, nan)]).finalists(SMALL, CELL) == [0]
     assert index(first=[a_trial(0, 0.7)], second=[a_trial(0, 0.7)]).finalists(SMALL, CELL) == [0]
     assert index(first=[a_trial(0, 0.7)]).finalists(SMALL, CELL) is None
@@ -202,16 +202,16 @@ def test_released_fsd_cap_uses_validation_labels(model: str, monkeypatch: pytest
     monkeypatch.setattr(Protocol, "graph", lambda *_: graph)
     [cell] = protocol.evaluated_cells()
     [row] = evaluate(protocol, cell, 1)
-    hidden = mask_features(graph, missing_nodes(graph, 0.9, seed=1))
+    masked = mask_features(graph, missing_nodes(graph, 0.9, seed=1))
     spec = Spec(graph.name, **missing.FSD_CAP_GCN)
-    probabilities = fsd_cap(hidden, spec, 1, validation_labels=model == FSD_CAP_RELEASED)
+    probabilities = fsd_cap(masked, spec, 1, validation_labels=model == FSD_CAP_RELEASED)
     right = (probabilities.argmax(1) == graph.labels)[graph.test].float().mean()
     assert row.cell == cell == MissingCell("ssnc-mv", "cora-small", "fsd-cap", model, 90)
     assert row.accuracy == pytest.approx(float(right), abs=1e-6)
 
 
-TRIED = ("SGC alone", "label propagation", "boosted trees")
-OF_FIT = replace(SMALL, datasets=("small",), missing=(90,), evaluated=(*TRIED, FIT), runs=1)
+CANDIDATES = ("SGC alone", "label propagation", "boosted trees")
+FIT_PROTOCOL = replace(SMALL, datasets=("small",), missing=(90,), evaluated=(*CANDIDATES, FIT), runs=1)
 
 
 @pytest.fixture(scope="module")
@@ -226,31 +226,31 @@ def small() -> Iterator[Graph]:
 @pytest.fixture(scope="module")
 def rows(small: Graph) -> dict[MissingCell, Evaluation]:
     """What comes of `fit`, and of all that it tries."""
-    *_, cell = OF_FIT.evaluated_cells()
-    return {row.cell: row for row in evaluate(OF_FIT, cell, 0)}
+    *_, cell = FIT_PROTOCOL.evaluated_cells()
+    return {row.cell: row for row in evaluate(FIT_PROTOCOL, cell, 0)}
 
 
 def test_candidates_of_fit_equal_separate_evaluations(
     rows: dict[MissingCell, Evaluation],
 ) -> None:
-    *others, cell = OF_FIT.evaluated_cells()
-    assert pending_evaluations([OF_FIT], MissingResults({})) == [(OF_FIT, cell, 0)]
-    assert pending_evaluations([OF_FIT], MissingResults({}, [rows[cell]])) == [
-        (OF_FIT, other, 0) for other in others
+    *others, cell = FIT_PROTOCOL.evaluated_cells()
+    assert pending_evaluations([FIT_PROTOCOL], MissingResults({})) == [(FIT_PROTOCOL, cell, 0)]
+    assert pending_evaluations([FIT_PROTOCOL], MissingResults({}, [rows[cell]])) == [
+        (FIT_PROTOCOL, other, 0) for other in others
     ]
     for other in others:
-        [alone] = evaluate(OF_FIT, other, 0)
+        [alone] = evaluate(FIT_PROTOCOL, other, 0)
         assert rows[other][6:9] == pytest.approx(alone[6:9], abs=2e-6)
 
 
 def test_refitted_fit_is_a_separate_row(small: Graph, rows: dict[MissingCell, Evaluation]) -> None:
-    found = {row.model: row.accuracy for row in rows.values()}
-    assert found.keys() == {FIT, REFITTED, *TRIED}
+    result = {row.model: row.accuracy for row in rows.values()}
+    assert result.keys() == {FIT, REFITTED, *CANDIDATES}
     classifier = NodeClassifier(device="cpu").fit(mask_features(small, missing_vectors(small, 0.9, seed=0)))
-    assert found[FIT] == pytest.approx(classifier.held_out_.accuracy, abs=1e-6)
+    assert result[FIT] == pytest.approx(classifier.held_out_.accuracy, abs=1e-6)
     test = small.test.numpy()
     predicted = classifier.probabilities_.argmax(1)[test]
-    assert found[REFITTED] == pytest.approx((predicted == small.labels.numpy()[test]).mean(), abs=1e-6)
+    assert result[REFITTED] == pytest.approx((predicted == small.labels.numpy()[test]).mean(), abs=1e-6)
 
 
 def test_sweep_needs_no_optional_library(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sound files to damage, and commands that may fail in no other way than with a short message."""
+"""Undamaged files, and commands that must fail with a short message."""
 
 import sys
 from collections.abc import Callable
@@ -23,12 +23,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def message(printed: str) -> str:
-    """Return what was said of an error: three lines at most, and no traceback."""
+    """Return the error message: at most three lines, without a traceback."""
     assert "Traceback" not in printed
-    said = printed[printed.index("Error:") :].strip()
-    assert len(said.splitlines()) <= 3, said
-    assert len(said) < 1500, said
-    return said
+    error = printed[printed.index("Error:") :].strip()
+    assert len(error.splitlines()) <= 3, error
+    assert len(error) < 1500, error
+    return error
 
 
 @pytest.fixture

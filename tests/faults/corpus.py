@@ -1,4 +1,4 @@
-"""A small sound file of every format that is read, and what reads it; the fuzzers damage these."""
+"""A small undamaged file of each format and its reader; the fuzzers damage these files."""
 
 import json
 import shutil
@@ -74,9 +74,9 @@ def _pack(nodes: str, edges: str) -> Callable[[Path], object]:
 
 
 def _packed(folder: Path) -> object:
-    """Do all that ``fit --graph`` does, and read the graph into memory."""
+    """Run all steps of ``fit --graph``, and read the graph into memory."""
     graph = Graph.open(folder / "packed")
-    search = Streaming(graph, folder / "walk", 10**9, depths=[1], scales=[1.0], norms=["none", "PN", "PN-SI"])
+    search = Streaming(graph, folder / "work", 10**9, depths=[1], scales=[1.0], norms=["none", "PN", "PN-SI"])
     outcome = search.run()
     assert np.isfinite(outcome.logits).all(), "logits that are no numbers"
     outcome.write(folder)
@@ -96,7 +96,7 @@ def _model(name: str) -> Callable[[Path], object]:
 
 def _store(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
-        """Read all that the report reads of a store."""
+        """Read from a store everything that the report uses."""
         with open_results(folder / name) as store:
             stored: dict[Spec, list[Result]] = {}
             for one in store.results():
@@ -108,8 +108,8 @@ def _store(name: str) -> Callable[[Path], object]:
 
 def _case_study(folder: Path) -> object:
     with Store(folder / "store.sqlite", read_only=True) as store:
-        found = read_layers(store)
-    return [case_study({"PN": one}, "SGC") for one in found.values()]
+        result = read_layers(store)
+    return [case_study({"PN": one}, "SGC") for one in result.values()]
 
 
 def _writing(folder: Path) -> object:
@@ -185,7 +185,7 @@ def _write_tables(folder: Path, nodes: pandas.DataFrame, links: pandas.DataFrame
         for name, frame in rows.items():
             base.register("given", frame)
             base.execute(f"CREATE TABLE {name} AS SELECT * FROM given")
-    nodes.loc[::3, ["age", "job"]] = None  # whole vectors, as the fills of a packed graph want it
+    nodes.loc[::3, ["age", "job"]] = None  # whole vectors, as imputations of a packed graph require
     nodes["age"] = nodes["age"].mask(nodes["job"].notna(), 30.0)
     nodes.to_csv(folder / "gaps.csv", index=False)
     links.assign(weight=2.0).to_csv(folder / "weighted.csv", index=False)
@@ -193,7 +193,7 @@ def _write_tables(folder: Path, nodes: pandas.DataFrame, links: pandas.DataFrame
 
 
 def write_corpus(folder: Path) -> Path:
-    """Write one sound file of every format into a folder."""
+    """Write one undamaged file of each format into a folder."""
     graph, random = csbm(NODES, classes=2, features=3, seed=0), np.random.default_rng(0)
     labels, edges = graph.labels, graph.edge_index
     nodes = pandas.DataFrame(

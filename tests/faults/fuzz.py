@@ -19,7 +19,7 @@ from corpus import FORMATS, write_corpus
 from watchdog import Tally, campaign
 
 FILES, SURROUNDINGS, KILLED = 0.5, 0.25, 0.25
-"""The shares of time for damaged files, hostile surroundings and commands that are killed."""
+"""Shares of time for damaged files, hostile environments and killed commands."""
 KILLS = 20
 """Workers of a Ray cluster that are killed in an hour; a shorter run kills fewer."""
 FAILURES = {
@@ -27,13 +27,13 @@ FAILURES = {
     "hung": ("hang",),
     "traceback": ("fault", "traceback"),
     "lost": ("lost", "draft left"),
-    "told badly": ("password shown", "long message"),
+    "bad message": ("password shown", "long message"),
 }
-"""Outcomes by the word for them in the summary."""
+"""Outcomes by their name in the summary."""
 
 
 def _summary(tally: Tally) -> str:
-    return f"Files: {tally.tried:,} tried: {dict(tally.outcomes)}"
+    return f"Files: {tally.attempts:,} tried: {dict(tally.outcomes)}"
 
 
 def _run(program: str, *words: object) -> Any:
@@ -43,11 +43,11 @@ def _run(program: str, *words: object) -> Any:
     return json.loads(done.stdout)
 
 
-def _tell(tally: Tally) -> None:
-    """Print a failure when it is found, and now and then how things stand: an hour may be cut short."""
+def _print_progress(tally: Tally) -> None:
+    """Print each failure at once, and a summary after every 1000 cases."""
     if tally.failures and tally.failures[-1] is tally.last:
         print(json.dumps(tally.last), flush=True)
-    if tally.tried % 1000 == 0:
+    if tally.attempts % 1000 == 0:
         print(_summary(tally), flush=True)
 
 
@@ -66,7 +66,7 @@ def main() -> int:
         tally = campaign(
             *(corpus, scratch, options.kinds, options.seed),
             seconds=FILES * seconds,
-            tell=_tell,
+            on_progress=_print_progress,
         )
         print(_summary(tally), flush=True)
         around = _run("hostile.py", corpus, f"{folder}/case", options.seed, 10**9, SURROUNDINGS * seconds)

@@ -44,7 +44,7 @@ def command(corpus: Path, out: Path, random: Random) -> list[str]:
     return random.choice(
         (
             ["fit", *graph, "--label", "risk", *quick, "--out", f"{out}/run"],
-            ["fit", "--graph", f"{corpus}/packed", "--depth", "1", "--norm", "PN", "--out", f"{out}/walked"],
+            ["fit", "--graph", f"{corpus}/packed", "--depth", "1", "--norm", "PN", "--out", f"{out}/fitted"],
             ["predict", "--run", f"{corpus}/run", *graph, "--out", f"{out}/p.csv"],
             [
                 "predict",
@@ -65,11 +65,11 @@ def command(corpus: Path, out: Path, random: Random) -> list[str]:
 
 def value_of(words: list[str], random: Random, *options: str) -> int:
     """Return the position of the value of one of the options."""
-    return random.choice([place + 1 for place, word in enumerate(words) if word in options])
+    return random.choice([position + 1 for position, word in enumerate(words) if word in options])
 
 
 def special_file(path: Path, random: Random) -> Path:
-    """Make something that is no ordinary file at a path, or return a device."""
+    """Create a special file at a path, or return a device."""
     kind = random.choice(
         ("fifo", "socket", "loop", "dangling", "device link", "folder", "device", "empty", "odd")
     )
@@ -100,33 +100,33 @@ def special_file(path: Path, random: Random) -> Path:
 
 def special_inputs(corpus: Path, folder: Path, random: Random) -> Iterator[list[str]]:
     """A FIFO, a device, a loop of links and the like in place of a file that is read."""
-    mine = Path(shutil.copytree(corpus, folder / "files"))
-    words = command(mine, folder / "out", random)
-    place = value_of(words, random, "--nodes", "--edges", "--run", "--graph")
-    victim = Path(words[place])
+    own = Path(shutil.copytree(corpus, folder / "files"))
+    words = command(own, folder / "out", random)
+    position = value_of(words, random, "--nodes", "--edges", "--run", "--graph")
+    victim = Path(words[position])
     if victim.is_dir():
         special_file(random.choice(sorted(path for path in victim.iterdir() if path.is_file())), random)
     else:
-        words[place] = str(special_file(victim, random))
+        words[position] = str(special_file(victim, random))
     yield words
 
 
 def special_outputs(corpus: Path, folder: Path, random: Random) -> Iterator[list[str]]:
     """The same in place of what is written, or of a folder above it."""
     words = command(corpus, folder / "out", random)
-    place = value_of(words, random, "--out", "--explain")
-    target = Path(words[place])
+    position = value_of(words, random, "--out", "--explain")
+    target = Path(words[position])
     made = special_file(target if random.random() < 0.7 else target.parent, random)
-    words[place] = str(made if made.name != "out" else target)
+    words[position] = str(made if made.name != "out" else target)
     if words[0] == "predict" and random.random() < 0.4:
-        words[place] = f"{random.choice(('sqlite', 'duckdb'))}:///{words[place]}"
+        words[position] = f"{random.choice(('sqlite', 'duckdb'))}:///{words[position]}"
     yield words
 
 
 def locks(corpus: Path, folder: Path, random: Random) -> Iterator[list[str]]:
     """Another process holds a lock on what is read or written, or on a folder above it."""
-    mine = Path(shutil.copytree(corpus, folder / "files"))
-    words = command(mine, folder / "out", random)
+    own = Path(shutil.copytree(corpus, folder / "files"))
+    words = command(own, folder / "out", random)
     path = Path(words[value_of(words, random, "--out", "--run", "--graph", "--nodes")])
     if not path.suffix and random.random() < 0.5:
         path.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def with_database(corpus: Path, folder: Path, url: str, random: Random) -> list[
 
 
 def passwords(corpus: Path, folder: Path, random: Random) -> Iterator[list[str]]:
-    """A URL with a password that is wrong in some way: nothing that is written or shown holds it."""
+    """An invalid URL with a password, which no output may contain."""
     scheme = random.choice(
         ("postgresql", "postgres", "mysql", "sqlite", "duckdb", "nosuch", "", "http", "mssql+pyodbc")
     )
@@ -194,20 +194,20 @@ def passwords(corpus: Path, folder: Path, random: Random) -> Iterator[list[str]]
     yield words
 
 
-def places(corpus: Path, folder: Path, random: Random) -> Iterator[list[str]]:
-    """A home, a working directory or another folder that is gone, or a closed stream."""
-    words, gone = command(corpus, folder / "out", random), folder / "gone"
+def environments(corpus: Path, folder: Path, random: Random) -> Iterator[list[str]]:
+    """A home, a working directory or another folder that does not exist, or a closed stream."""
+    words, removed = command(corpus, folder / "out", random), folder / "gone"
     for name in random.sample(
         ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR", "PAIRNORM_DATA", "PATH"), 3
     ):
         if random.random() < 0.3:
             os.environ.pop(name, None)
         else:
-            os.environ[name] = random.choice((str(gone), "", "/dev/null", "/proc", "\udcff", "relative"))
+            os.environ[name] = random.choice((str(removed), "", "/dev/null", "/proc", "\udcff", "relative"))
     if random.random() < 0.4:
-        gone.mkdir()
-        os.chdir(gone)
-        gone.rmdir()
+        removed.mkdir()
+        os.chdir(removed)
+        removed.rmdir()
     stream = random.choice((None, None, 0, 1, 2))
     if stream is not None:
         os.close(stream)
@@ -267,14 +267,14 @@ STRATEGIES: dict[str, Strategy] = {
     "locks": locks,
     "servers": servers,
     "passwords": passwords,
-    "places": places,
+    "environments": environments,
     "standard input": standard_input,
     "full disks": full_disks,
 }
 
 
 def attempt(kind: str, corpus: Path, folder: Path, seed: object) -> dict[str, Any]:
-    """Run one case in a fork, and return what came of it: read, refused, or a failure."""
+    """Run one case in a fork, and return its outcome: read, refused, or a failure."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shown = folder.with_suffix(".shown")
@@ -296,7 +296,7 @@ def attempt(kind: str, corpus: Path, folder: Path, seed: object) -> dict[str, An
             os.write(spare, traceback.format_exc().encode("utf-8", "backslashreplace"))
             return 99
 
-    began = time.monotonic()
+    start = time.monotonic()
     code = forked(work, LONGEST, quiet=False)
     text = shown.read_text("utf-8", "backslashreplace")
     left = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -314,7 +314,7 @@ def attempt(kind: str, corpus: Path, folder: Path, seed: object) -> dict[str, An
     elif len(text.partition("Error:")[2]) > 1500 and not is_debug:
         outcome = "long message"
     detail = "" if outcome in ("read", "refused") else f"exit code {code}\n{text[-3000:]}"
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     return {"kind": kind, "seed": str(seed), "outcome": outcome, "detail": detail, "seconds": seconds}
 
 
@@ -322,8 +322,8 @@ def campaign(corpus: Path, folder: Path, seed: object, cases: int, seconds: floa
     """Try strategies in turn until there are enough cases or time is up; the corpus must stay as it is."""
     tally, end, before = Tally(), time.monotonic() + seconds, contents(corpus)
     kinds = list(STRATEGIES)
-    while tally.tried < cases and time.monotonic() < end:
-        number = tally.tried
+    while tally.attempts < cases and time.monotonic() < end:
+        number = tally.attempts
         answer = attempt(kinds[number % len(kinds)], corpus, folder, f"{seed}/{number}")
         if contents(corpus) != before:
             answer |= {"outcome": "lost", "detail": "an input has changed"}

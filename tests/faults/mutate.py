@@ -47,18 +47,18 @@ def _repeat(data: bytearray, random: Random) -> None:
 
 
 def _insert(data: bytearray, random: Random) -> None:
-    place = random.randrange(len(data))
-    data[place:place] = random.choice(WORDS)
+    position = random.randrange(len(data))
+    data[position:position] = random.choice(WORDS)
 
 
 def _overwrite(data: bytearray, random: Random) -> None:
-    place, size = random.randrange(len(data)), random.choice((1, 2, 4, 8))
-    data[place : place + size] = random.choice((b"\x00", b"\xff", b"\x7f", b"\x80")) * size
+    position, size = random.randrange(len(data)), random.choice((1, 2, 4, 8))
+    data[position : position + size] = random.choice((b"\x00", b"\xff", b"\x7f", b"\x80")) * size
 
 
 def _number(data: bytearray, random: Random) -> None:
-    """Put another number in the place of one that is written in digits."""
-    digits = [place for place, byte in enumerate(data[:200_000]) if 48 <= byte <= 57]
+    """Replace a number that is written in digits."""
+    digits = [position for position, byte in enumerate(data[:200_000]) if 48 <= byte <= 57]
     if digits:
         start = end = random.choice(digits)
         while end < len(data) and 48 <= data[end] <= 57:
@@ -74,7 +74,7 @@ def _swap(data: bytearray, random: Random) -> None:
 
 
 def _lie(data: bytearray, random: Random) -> None:
-    """Put another number in the place of one that is a few bytes, as in an array."""
+    """Replace a binary number, as in an array."""
     kind = np.dtype(random.choice(("<i8", "<i4", "<f4", "i1")))
     lies = (np.nan, np.inf, -1.0, 1e30) if kind.kind == "f" else (-1, 0, 1, 100, np.iinfo(kind).max)
     start = random.randrange(len(data)) // kind.itemsize * kind.itemsize
@@ -101,14 +101,14 @@ VALUES_OF_DUCKDB = (
     *("true::BOOLEAN", "'2020-01-01 00:00:00+05'::TIMESTAMPTZ", "'1677-10-01'::TIMESTAMP_NS"),
     *("'a'::BLOB", "255::UTINYINT"),
 )
-STRANGE: tuple[Any, ...] = (
+INVALID_VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, 1.5, 2**63, 10**30, 10**9, 1e308, 1e-320, "", "x", "\ud800", "$", "=1+1", "\x1b[0m"),
     *(b"\x00\xff", [], [1], {}, {"a": []}, "9" * 400, "x" * 5000, "nan", "-inf", "2020-13-40", "[" * 5000),
 )
 
 
 def _tree(value: Any, random: Random) -> Any:
-    """Return JSON with one value somewhere in it exchanged, lost, or twice there."""
+    """Return JSON with one value replaced, removed or duplicated."""
     if isinstance(value, dict | list) and value and random.random() < 0.85:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         key = random.choice(keys)
@@ -122,14 +122,14 @@ def _tree(value: Any, random: Random) -> Any:
         return changed
     if isinstance(value, int | float) and random.random() < 0.5:
         return random.choice((-value, value + 1, value * 10, value / 2, 0, 10**9, float("nan"), float("inf")))
-    return random.choice([one for one in STRANGE if not isinstance(one, bytes)])
+    return random.choice([one for one in INVALID_VALUES if not isinstance(one, bytes)])
 
 
 def _json(data: bytes, random: Random) -> bytes:
     lines = data.split(b"\n") if b"\n{" in data else [data]  # a file may have one document per line
-    place = random.randrange(len(lines))
-    if lines[place]:
-        lines[place] = json.dumps(_tree(json.loads(lines[place]), random)).encode()
+    position = random.randrange(len(lines))
+    if lines[position]:
+        lines[position] = json.dumps(_tree(json.loads(lines[position]), random)).encode()
     return b"\n".join(lines)
 
 
@@ -148,7 +148,7 @@ def _sqlite(data: bytes, random: Random) -> bytes:
     query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
     table = random.choice([name for (name,) in connection.execute(query)])
     column = random.choice([row[1] for row in connection.execute(f"PRAGMA table_info({table})")])
-    value = random.choice([one for one in STRANGE if not isinstance(one, list | dict)])
+    value = random.choice([one for one in INVALID_VALUES if not isinstance(one, list | dict)])
     if data[68:72] == b"Pair" and random.random() < 0.3:  # a store
         return _store_schema(connection, table, random)
     where = f'"{column}" = (SELECT "{column}" FROM {table} LIMIT 1 OFFSET {random.randrange(3)})'
@@ -158,7 +158,7 @@ def _sqlite(data: bytes, random: Random) -> bytes:
 
 
 def _store_schema(connection: sqlite3.Connection, table: str, random: Random) -> bytes:
-    """Give a store a view that runs without end, or a trigger, in place of or next to a table."""
+    """Add an endless view or a trigger to a store, or replace a table by one."""
     names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
     columns = ", ".join(f'i AS "{name}"' for name in names)
     endless = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT {columns} FROM n"
@@ -177,19 +177,19 @@ def _store_schema(connection: sqlite3.Connection, table: str, random: Random) ->
 def _cell(data: bytes, random: Random) -> bytes:
     separator = b"\t" if b"\t" in data else b","
     rows = [line.split(separator) for line in data.split(b"\n")]
-    if random.random() < 0.3:  # a whole column, as a person may write it
+    if random.random() < 0.3:  # a whole column in spellings of people
         column, ways = random.randrange(len(rows[0])), random.sample(WRITTEN, random.choice((1, 3, 9)))
         for row in rows[1:]:
             row[column : column + 1] = [f'"{random.choice(ways)}"'.encode()] * (column < len(row))
         return b"\n".join(separator.join(cells) for cells in rows)
     row = random.choice(rows[:3] if random.random() < 0.3 else rows)
-    cell = str(random.choice(STRANGE)).encode("utf-8", "surrogatepass")
+    cell = str(random.choice(INVALID_VALUES)).encode("utf-8", "surrogatepass")
     row[random.randrange(len(row))] = random.choice((cell, *NUMBERS))
     return b"\n".join(separator.join(cells) for cells in rows)
 
 
 def _duckdb(data: bytes, random: Random) -> bytes:
-    """Give a column another type, or values that other databases do not have."""
+    """Change the type of a column, or insert values specific to DuckDB."""
     import duckdb
 
     value = random.choice(VALUES_OF_DUCKDB)
@@ -200,9 +200,9 @@ def _duckdb(data: bytes, random: Random) -> bytes:
         with duckdb.connect(path) as base, suppress(duckdb.Error):
             table = random.choice(("nodes", "edges"))
             column = random.choice([name for name, *_ in base.execute(f"DESCRIBE {table}").fetchall()])
-            every = random.choice(("", " WHERE rowid = 3"))
+            condition = random.choice(("", " WHERE rowid = 3"))
             base.execute(f'ALTER TABLE {table} ALTER "{column}" TYPE {kind} USING NULL')
-            base.execute(f'UPDATE {table} SET "{column}" = {value}{every}')
+            base.execute(f'UPDATE {table} SET "{column}" = {value}{condition}')
         return path.read_bytes()
 
 
@@ -230,7 +230,7 @@ def _parquet(data: bytes, random: Random) -> bytes:
     from pyarrow import parquet
 
     table = parquet.read_table(io.BytesIO(data))
-    count, place = table.num_rows, random.randrange(table.num_columns)
+    count, position = table.num_rows, random.randrange(table.num_columns)
     columns = (
         pyarrow.array([b"\xff\x00"] * count),
         pyarrow.array([[1, 2]] * count),
@@ -252,14 +252,14 @@ def _parquet(data: bytes, random: Random) -> bytes:
         pyarrow.array([b"ab"] * count, pyarrow.binary(2)),
         pyarrow.array([1.5] * count, pyarrow.float16()),
     )
-    name = random.choice((table.column_names[place], "", table.column_names[0], "x" * 3000))
+    name = random.choice((table.column_names[position], "", table.column_names[0], "x" * 3000))
     target = io.BytesIO()
-    parquet.write_table(table.set_column(place, name, random.choice(columns)), target)
+    parquet.write_table(table.set_column(position, name, random.choice(columns)), target)
     return target.getvalue()
 
 
 def _structured(data: bytes) -> Callable[[bytes, Random], bytes] | None:
-    """Return what damages the meaning of a file but not its form, where that is known."""
+    """Return the function that damages values of a format but keeps it readable, if there is one."""
     if data[:1] == b"{":
         return _json
     if data[:6] == b"SQLite":
@@ -274,7 +274,7 @@ def _structured(data: bytes) -> Callable[[bytes, Random], bytes] | None:
 
 
 BOMB_SHARE, BOMB_BYTES, BOMB_KEYS = 0.01, 2**29, 20_000
-"""How often a file is made to unpack to far more than it has, and to how many bytes or columns."""
+"""Share of files made to unpack to far more than their size, and the number of bytes or columns."""
 
 
 def _bomb(data: bytes, random: Random) -> bytes | None:
@@ -284,7 +284,7 @@ def _bomb(data: bytes, random: Random) -> bytes | None:
     repeated = BOMB_BYTES // len(block)
     for magic, pack in ((b"\x1f\x8b", gzip.compress), (b"BZh", bz2.compress), (b"\xfd7zXZ", lzma.compress)):
         if data.startswith(magic):
-            return data + pack(block) * repeated  # streams one after the other are one
+            return data + pack(block) * repeated  # concatenated streams are one stream
     if data[:4] == b"\x28\xb5\x2f\xfd":
         return bytes(zstandard.compress(zstandard.decompress(data, 2**24) + block * repeated))
     if b"<graphml" in data[:300]:
@@ -316,7 +316,7 @@ def _bomb(data: bytes, random: Random) -> bytes | None:
 
 
 def _far_cell(data: bytes, random: Random) -> bytes:
-    """Move the last cell of each sheet of a workbook to the last row and column that there may be."""
+    """Move the last cell of each sheet of a workbook to the last possible row and column."""
     target = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():
@@ -370,19 +370,19 @@ def _archive(data: bytes, random: Random) -> bytes:
 
 
 def _member(content: bytes, random: Random) -> bytes:
-    """Damage one array, or what else an archive holds: an array may well be whole and lie."""
+    """Damage one array or other member of an archive; an array may stay readable with wrong values."""
     if content[:6] != b"\x93NUMPY" or random.random() < 0.3:
         return mutated(content, random)
     values = np.load(io.BytesIO(content), allow_pickle=False)
     if values.dtype.kind in "iuf" and values.size:
         values = values.copy()
-        place = random.randrange(values.size)
+        position = random.randrange(values.size)
         lies = (-1, 0, 10**9, 2**62, values.size, values.size + 1)
         if values.dtype.kind == "f":
-            values.flat[place] = random.choice((np.nan, np.inf, -1.0, 1e300, 0.0))
+            values.flat[position] = random.choice((np.nan, np.inf, -1.0, 1e300, 0.0))
         else:
             bounds = np.iinfo(values.dtype)
-            values.flat[place] = min(max(random.choice(lies), bounds.min), bounds.max)
+            values.flat[position] = min(max(random.choice(lies), bounds.min), bounds.max)
         if random.random() < 0.3:
             values = values[: random.randrange(values.size)] if values.ndim == 1 else values.T
     written = io.BytesIO()

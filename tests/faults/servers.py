@@ -1,4 +1,4 @@
-"""Servers that fall silent at some point of PostgreSQL's protocol, or send nonsense."""
+"""Servers that stop answering at some point of PostgreSQL's protocol, or send random bytes."""
 
 import socket
 import struct
@@ -19,7 +19,7 @@ LOGIN = message(b"R", struct.pack("!i", 0)) + message(b"K", bytes(8)) + message(
 
 @contextmanager
 def served(talk: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Give the port of a server that talks to each client, and then holds the connection silently."""
+    """Yield the port of a server that talks to each client, then keeps the connection open silently."""
     clients: list[socket.socket] = []
 
     def serve() -> None:
@@ -44,7 +44,7 @@ def log_in(client: socket.socket) -> None:
 
 
 def forward(address: tuple[str, int], count: int) -> Callable[[socket.socket], None]:
-    """Return what passes on all that a client sends to a server, and ``count`` bytes of what comes back."""
+    """Return a proxy that forwards all data of a client and ``count`` bytes of the server's answer."""
 
     def talk(client: socket.socket) -> None:
         with suppress(OSError), socket.create_connection(address) as server:

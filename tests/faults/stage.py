@@ -34,14 +34,14 @@ LATE = (
     *("sqlalchemy", "psycopg", "duckdb", "pyarrow.parquet", "lightgbm"),
 )
 SAME = {".csv", ".md", ".png", ".tex", ".html"}
-"""Files that a command writes with the same bytes, but for those of ``fit``, which has a check of its own."""
+"""Suffixes of files that a command writes with the same bytes; ``fit`` has its own check."""
 RESULTS = {"", ".csv", ".parquet", ".safetensors"}
 ENDS = {signal.SIGKILL: None, signal.SIGTERM: 143, signal.SIGINT: 130}
 """Exit codes after signals."""
 
 
-class Lost(Exception):
-    """What had been written is gone, or half of it is there."""
+class DataLoss(Exception):
+    """Results are missing or incomplete."""
 
 
 def forked(
@@ -88,154 +88,165 @@ def run(words: list[str], seconds: float = LONGEST, sent: int = signal.SIGKILL) 
     return forked(lambda: cli.main(words), seconds, sent=sent)
 
 
-def examine(check: Callable[[Path, Path], None], corpus: Path, place: Path) -> None:
+def examine(check: Callable[[Path, Path], None], corpus: Path, folder: Path) -> None:
     """Check what a command left behind."""
 
     def work() -> int:
         try:
-            check(corpus, place)
+            check(corpus, folder)
         except Exception as error:
             print(repr(error), file=sys.stderr, flush=True)
             return 1
         return 0
 
     if forked(work, quiet=False) != 0:
-        raise Lost(f"{place.name}: see what was printed")
+        raise DataLoss(f"{folder.name}: see what was printed")
 
 
 def graph_of(corpus: Path) -> list[str]:
     return ["--nodes", str(corpus / "nodes.csv"), "--edges", str(corpus / "edges.csv")]
 
 
-def fit(corpus: Path, place: Path, number: int) -> list[str]:
+def fit(corpus: Path, folder: Path, number: int) -> list[str]:
     settings = ["--depth", "2", "--norm", "PN", "--scale", "1", "--seed", str(number)]
-    return ["fit", *graph_of(corpus), "--label", "risk", *settings, "--out", str(place / "run")]
+    return ["fit", *graph_of(corpus), "--label", "risk", *settings, "--out", str(folder / "run")]
 
 
-def check_fit(corpus: Path, place: Path) -> None:
-    """Model and predictions must be of one run; the report, which is written later, of that run or absent."""
-    out = place / "run"
+def check_fit(corpus: Path, folder: Path) -> None:
+    """Model and predictions must be from one run; the report, written later, from the same run or absent."""
+    out = folder / "run"
     with locked_folder(out):
         names = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.exists() else ()
     if not names:
         return
     if not {"model.json", "model.safetensors", "predictions.csv"} <= set(names) <= OUTPUT_FILES:
-        raise Lost(f"{sorted(names)}")
+        raise DataLoss(f"{sorted(names)}")
     written = [(out / name).stat().st_mtime_ns for name in ("model.json", "report.md") if name in names]
     if written != sorted(written):
-        raise Lost("the report is of another model")
+        raise DataLoss("the report is of another model")
     classifier = NodeClassifier.load(out)
     graph = Graph.from_files(corpus / "nodes.csv", corpus / "edges.csv", encoder=classifier.encoder_)
-    write_table(prediction_table(graph, classifier.predict_proba(graph), classifier), place / "again.csv")
+    write_table(prediction_table(graph, classifier.predict_proba(graph), classifier), folder / "again.csv")
     columns = ["id", "predicted", "p_low", "p_high"]
-    found, again = (pandas.read_csv(path)[columns] for path in (out / "predictions.csv", place / "again.csv"))
-    if not found.equals(again):
-        raise Lost("the predictions are of another model")
+    result, again = (
+        pandas.read_csv(path)[columns] for path in (out / "predictions.csv", folder / "again.csv")
+    )
+    if not result.equals(again):
+        raise DataLoss("the predictions are of another model")
 
 
-def predict(corpus: Path, place: Path, number: int) -> list[str]:
+def predict(corpus: Path, folder: Path, number: int) -> list[str]:
     words = ["predict", "--run", str(corpus / "run"), *graph_of(corpus)]
-    return [*words, "--out", str(place / "predictions.csv")]
+    return [*words, "--out", str(folder / "predictions.csv")]
 
 
 def content(path: Path) -> object:
-    """Return what a file holds, but for how long training took."""
+    """Return the content of a file without training times."""
     if path.suffix != ".csv":
         return path.read_bytes()
     return pandas.read_csv(path, dtype=str).drop(columns="seconds_per_epoch", errors="ignore").to_csv()
 
 
-def check_whole(corpus: Path, place: Path) -> None:
-    """The same input gives the same files, bit for bit: whatever is there is whole."""
-    for path in place.rglob("*"):
-        whole = corpus / "whole" / path.relative_to(place.parent)
+def check_whole(corpus: Path, folder: Path) -> None:
+    """Existing files must be complete and equal those of an uninterrupted run, bit for bit."""
+    for path in folder.rglob("*"):
+        whole = corpus / "whole" / path.relative_to(folder.parent)
         is_result = path.suffix in SAME and ".partial" not in str(path) and path.is_file()
         if is_result and content(path) != content(whole):
-            raise Lost(f"half of {path.name}")
+            raise DataLoss(f"half of {path.name}")
 
 
-def diagnose(corpus: Path, place: Path, number: int) -> list[str]:
-    return ["diagnose", *graph_of(corpus), "--out", str(place / "diagnosis.png")]
+def diagnose(corpus: Path, folder: Path, number: int) -> list[str]:
+    return ["diagnose", *graph_of(corpus), "--out", str(folder / "diagnosis.png")]
 
 
-def compare(corpus: Path, place: Path, number: int) -> list[str]:
+def compare(corpus: Path, folder: Path, number: int) -> list[str]:
     settings = ["--method", "none", "--depth", "2", "--runs", "1", "--epochs", "20", "--workers", "1"]
-    return ["compare", *graph_of(corpus), "--label", "risk", *settings, "--out", str(place / "comparison")]
+    return ["compare", *graph_of(corpus), "--label", "risk", *settings, "--out", str(folder / "comparison")]
 
 
 SMALL = ["--dataset", "cora", "--runs", "2", "--epochs", "5", "--depth", "1,2,3", "--missing", "0,100"]
 
 
-def reproduce(corpus: Path, place: Path, number: int) -> list[str]:
-    where = ["--out", str(place / "out"), "--store", str(place / "store.sqlite")]
+def reproduce(corpus: Path, folder: Path, number: int) -> list[str]:
+    where = ["--out", str(folder / "out"), "--store", str(folder / "store.sqlite")]
     return ["reproduce", "table1", *SMALL, "--workers", "1", *where]
 
 
-def check_reproduce(corpus: Path, place: Path) -> None:
+def check_reproduce(corpus: Path, folder: Path) -> None:
     """Stored trials stay in the store, and equal those of a run that was not killed, bit for bit."""
-    path, seen = place / "store.sqlite", place / "seen.json"
+    path, seen = folder / "store.sqlite", folder / "seen.json"
     if not path.exists() or not path.stat().st_size:
         return
     with Store(path) as store:
         trials = {
             f"{spec} {trial.seed}": vars(trial)
-            for spec, found in store.trials_by_spec().items()
-            for trial in found
+            for spec, result in store.trials_by_spec().items()
+            for trial in result
         }
     with sqlite3.connect(path) as connection:
         (state,) = connection.execute("PRAGMA integrity_check").fetchone()
     before = json.loads(seen.read_text()) if seen.exists() else {}
     if state != "ok" or any(trials.get(name) != trial for name, trial in before.items()):
-        raise Lost(f"trials of the store ({state})")
+        raise DataLoss(f"trials of the store ({state})")
     seen.write_text(json.dumps(trials))
     if (reference := corpus / "paper.sqlite").exists():
         with Store(reference, read_only=True) as store:
             whole = {
                 f"{spec} {trial.seed}": vars(trial)
-                for spec, found in store.trials_by_spec().items()
-                for trial in found
+                for spec, result in store.trials_by_spec().items()
+                for trial in result
             }
         if different := [name for name, trial in trials.items() if whole.get(name) != trial]:
-            raise Lost(f"{len(different)} trials differ from those of a run that was not killed")
+            raise DataLoss(f"{len(different)} trials differ from those of a run that was not killed")
 
 
-def report(corpus: Path, place: Path, number: int) -> list[str]:
-    return ["report", "--store", str(corpus / "paper.sqlite"), *SMALL, "--out", str(place / "report")]
+def report(corpus: Path, folder: Path, number: int) -> list[str]:
+    return ["report", "--store", str(corpus / "paper.sqlite"), *SMALL, "--out", str(folder / "report")]
 
 
-def pack(corpus: Path, place: Path, number: int) -> list[str]:
-    return ["pack", *graph_of(corpus), "--label", "risk", "--memory", "300MB", "--out", str(place / "packed")]
+def pack(corpus: Path, folder: Path, number: int) -> list[str]:
+    return [
+        "pack",
+        *graph_of(corpus),
+        "--label",
+        "risk",
+        "--memory",
+        "300MB",
+        "--out",
+        str(folder / "packed"),
+    ]
 
 
-def check_pack(corpus: Path, place: Path) -> None:
-    """A folder that is there is a whole graph; it is removed, for a graph is not packed over another."""
-    if (place / "packed").exists():
-        graph = PackedGraph.open(place / "packed")
+def check_pack(corpus: Path, folder: Path) -> None:
+    """An existing folder must be a complete graph; it is removed, since pack does not overwrite graphs."""
+    if (folder / "packed").exists():
+        graph = PackedGraph.open(folder / "packed")
         graph.check()
         if sum(map(len, graph.ids())) != graph.facts.nodes:
-            raise Lost("ids of the packed graph")
-        shutil.rmtree(place / "packed")
+            raise DataLoss("ids of the packed graph")
+        shutil.rmtree(folder / "packed")
 
 
-def fit_packed(corpus: Path, place: Path, number: int) -> list[str]:
+def fit_packed(corpus: Path, folder: Path, number: int) -> list[str]:
     settings = ["--depth", "1,2", "--norm", "none,PN,PN-SI", "--seed", str(number)]
-    return ["fit", "--graph", str(corpus / "packed"), *settings, "--out", str(place / "run")]
+    return ["fit", "--graph", str(corpus / "packed"), *settings, "--out", str(folder / "run")]
 
 
-def check_fit_packed(corpus: Path, place: Path) -> None:
-    """Both tables of predictions must be of one run, and whole."""
-    out = place / "run"
+def check_fit_packed(corpus: Path, folder: Path) -> None:
+    """Both tables of predictions must be complete and from one run."""
+    out = folder / "run"
     if not out.exists():
         return
     with locked_folder(out):
         names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
-        found = [pandas.read_csv(out / "predictions.csv"), pandas.read_parquet(out / "predictions.parquet")]
+        result = [pandas.read_csv(out / "predictions.csv"), pandas.read_parquet(out / "predictions.parquet")]
     if names - {"report.html"} != {"report.md", "predictions.csv", "predictions.parquet"} or {
-        *map(len, found)
+        *map(len, result)
     } != {NODES}:
-        raise Lost(f"{sorted(names)}")
-    if not (found[0]["predicted"] == found[1]["predicted"]).all():
-        raise Lost("the predictions of two runs")
+        raise DataLoss(f"{sorted(names)}")
+    if not (result[0]["predicted"] == result[1]["predicted"]).all():
+        raise DataLoss("the predictions of two runs")
 
 
 Command = Callable[[Path, Path, int], list[str]]
@@ -252,65 +263,65 @@ COMMANDS: dict[str, tuple[Command, Callable[[Path, Path], None]]] = {
 
 
 def prepare(corpus: Path, scratch: Path) -> dict[str, float]:
-    """Run every command to its end, once for what is whole and once for how long it takes."""
+    """Run each command without interruption; keep its results as reference and return its time."""
     times = {}
     for name, (words, check) in COMMANDS.items():
-        place = scratch / name
-        place.mkdir(parents=True)
+        folder = scratch / name
+        folder.mkdir(parents=True)
         if name == "report":
             shutil.copy(scratch / "paper.sqlite", corpus / "paper.sqlite")
-        began = time.monotonic()
-        code = run(words(corpus, place, 0))
-        times[name] = time.monotonic() - began
+        start = time.monotonic()
+        code = run(words(corpus, folder, 0))
+        times[name] = time.monotonic() - start
         assert code == 0, (name, code)
         if name == "reproduce":
-            shutil.copy(place / "store.sqlite", scratch / "paper.sqlite")
-        shutil.copytree(place, corpus / "whole" / name)
-        examine(check, corpus, place)
+            shutil.copy(folder / "store.sqlite", scratch / "paper.sqlite")
+        shutil.copytree(folder, corpus / "whole" / name)
+        examine(check, corpus, folder)
     return times
 
 
 def campaign(corpus: Path, scratch: Path, seed: str, seconds: float) -> dict[str, Any]:
-    """Stop commands in turn until time is up; at last run each to its end, after which no draft is left."""
-    random, tally, lost = Random(seed), Counter[str](), []
+    """Interrupt commands in turn until time is up; then run each to its end, after which no draft remains."""
+    random, tally, failures = Random(seed), Counter[str](), []
     times, number, end = prepare(corpus, scratch), 0, time.monotonic() + seconds
     while time.monotonic() < end:
         number += 1
         name = list(COMMANDS)[number % len(COMMANDS)]
         words, check = COMMANDS[name]
-        place, sent = scratch / name, random.choice(list(ENDS))
-        code = run(words(corpus, place, number), random.uniform(0.01, 1.1 * times[name]), sent)
+        folder, sent = scratch / name, random.choice(list(ENDS))
+        code = run(words(corpus, folder, number), random.uniform(0.01, 1.1 * times[name]), sent)
         result = "ended" if code == 0 else "killed" if code == ENDS[sent] else f"failed with {code}"
         tally[f"{name} {result}"] += 1
         if result.startswith("failed"):
-            lost.append(f"{name} {number}: after {signal.Signals(sent).name} it {result}")
+            failures.append(f"{name} {number}: after {signal.Signals(sent).name} it {result}")
         if sent != signal.SIGKILL:
-            lost += [f"{path} is left by {name} {number}" for path in place.rglob("*.partial")]
+            failures += [f"{path} is left by {name} {number}" for path in folder.rglob("*.partial")]
         try:
-            examine(check, corpus, place)
+            examine(check, corpus, folder)
         except Exception as error:
-            lost.append(f"{name} {number}: {error!r}")
-        if name in ("reproduce", "compare") and code == 0:  # all is trained: begin anew
-            shutil.rmtree(place)
-            place.mkdir()
+            failures.append(f"{name} {number}: {error!r}")
+        if name in ("reproduce", "compare") and code == 0:  # all trials are trained: start again
+            shutil.rmtree(folder)
+            folder.mkdir()
     for name, (words, check) in COMMANDS.items():
-        place = scratch / name
-        if (code := run(words(corpus, place, 0))) != 0:
-            lost.append(f"{name} does not run any more: {code}")
-        lost += [f"{path} is left" for kind in ("*.partial", "*.work") for path in place.rglob(kind)]
-        lost += [f"{path} differs" for path in different(corpus / "whole" / name, place)]
-        examine(check, corpus, place)
-    return {"killed": dict(tally), "lost": lost}
+        folder = scratch / name
+        if (code := run(words(corpus, folder, 0))) != 0:
+            failures.append(f"{name} does not run any more: {code}")
+        failures += [f"{path} is left" for kind in ("*.partial", "*.work") for path in folder.rglob(kind)]
+        failures += [f"{path} differs" for path in different(corpus / "whole" / name, folder)]
+        examine(check, corpus, folder)
+    return {"killed": dict(tally), "lost": failures}
 
 
-def different(whole: Path, place: Path) -> list[Path]:
-    """Return the results that are not those of a run that was never stopped, but for reports and stores."""
+def different(whole: Path, folder: Path) -> list[Path]:
+    """Return the results that differ from those of an uninterrupted run, except reports and stores."""
     results = [path for path in whole.rglob("*") if path.is_file() and path.suffix in RESULTS]
-    return [path for path in results if content(path) != content(place / path.relative_to(whole))]
+    return [path for path in results if content(path) != content(folder / path.relative_to(whole))]
 
 
 def import_late() -> None:
-    """Import what commands import late, before anything is forked."""
+    """Import the libraries that commands import lazily, before forking."""
     for name in LATE:
         importlib.import_module(name)
 

@@ -1,4 +1,4 @@
-"""Options, names and places that cannot be: a short message, and nothing is left behind."""
+"""Invalid options, names and paths end in a short message and leave no files."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def test_symlink_output_is_followed_and_kept(folder: Path, predict: list[str], t
     (tmp_path / "elsewhere").mkdir()
     target, link = tmp_path / "elsewhere" / "real.csv", folder / "link.csv"
     link.symlink_to(target)
-    for _ in range(2):  # a link to nothing, then to a file
+    for _ in range(2):  # first a dangling link, then a link to a file
         assert cli.main([*predict, "--out", str(link)]) == 0
         assert link.is_symlink()
         assert target.read_text().startswith("id,predicted,")
@@ -56,7 +56,7 @@ def test_symlink_output_is_followed_and_kept(folder: Path, predict: list[str], t
 
 @pytest.mark.parametrize("name", ["pipe.csv", "/dev/null", "/dev/full"])
 def test_pipe_or_device_output_is_refused(fails, folder: Path, predict: list[str], name: str) -> None:
-    """Opening a pipe that nobody reads would wait forever."""
+    """Opening a pipe without a reader would block forever."""
     if not name.startswith("/"):
         os.mkfifo(folder / name)
     error = fails(*predict, "--out", folder / name)

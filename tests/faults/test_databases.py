@@ -1,4 +1,4 @@
-"""Servers that fall silent or send nonsense: an error after a time limit, however far they came."""
+"""Servers that stop answering or send random bytes cause an error within a time limit."""
 
 import socket
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""A full disk, files that may not grow, folders that are closed: told in a line, and nothing changes."""
+"""Full disks, file size limits and missing permissions end in a short message, and old files stay."""
 
 import os
 import resource
@@ -16,27 +16,27 @@ from pairnorm.train.propagation import _new_file
 
 
 @contextmanager
-def limited(place: Path) -> Iterator[Path]:
+def limited(folder: Path) -> Iterator[Path]:
     """No file may grow beyond two thousand bytes, as after ``ulimit -f``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
     try:
-        yield place
+        yield folder
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager
-def full(place: Path) -> Iterator[Path]:
-    """A small disk with no room left."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+def full(folder: Path) -> Iterator[Path]:
+    """A small disk without free space."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no disk can be mounted here")
     try:
-        (place / "ballast").write_bytes(bytes(64 << 10))
-        yield place
+        (folder / "ballast").write_bytes(bytes(64 << 10))
+        yield folder
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def words(name: str, files: Path, out: Path) -> list[str]:
@@ -75,18 +75,18 @@ COMMANDS = ("checkpoint", "predict", "parquet", "diagnose", "pack", "packed", "r
     ("disk", "name"), [(limited, "fit"), *((disk, name) for disk in (limited, full) for name in COMMANDS)]
 )
 def test_full_disk_raises_and_keeps_old_files(fails, corpus: Path, tmp_path: Path, disk, name: str) -> None:
-    place = tmp_path / "disk"
-    place.mkdir()
-    with disk(place):
-        said = fails(*words(name, corpus, place))
-        assert "cannot be" in said
-        left = [path for path in place.rglob("*") if path.is_file() and path.name != "ballast"]
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    with disk(folder):
+        message = fails(*words(name, corpus, folder))
+        assert "cannot be" in message
+        left = [path for path in folder.rglob("*") if path.is_file() and path.name != "ballast"]
         assert not [path for path in left if ".partial" in str(path)]
         left = [path for path in left if path.stat().st_size]
     # A report is many files: such as had room are there, and whole.
     whole = tmp_path / "whole"
     assert not left or (name == "report" and cli.main(words(name, corpus, whole)) == 0)
-    assert all(path.read_bytes() == (whole / path.relative_to(place)).read_bytes() for path in left)
+    assert all(path.read_bytes() == (whole / path.relative_to(folder)).read_bytes() for path in left)
 
 
 def test_mapped_file_reserves_disk_space_first(tmp_path: Path) -> None:
@@ -97,28 +97,28 @@ def test_mapped_file_reserves_disk_space_first(tmp_path: Path) -> None:
 
 @pytest.fixture
 def anybody(corpus: Path) -> Iterator[Path]:
-    """The files, owned by a user whom permissions bind."""
-    place = Path(tempfile.mkdtemp())
-    files = shutil.copytree(corpus, place / "files")
-    assert cli.main(words("predict", files, place)) == 0  # all is imported
-    (place / "p.csv").unlink()
+    """The files, owned by a user without root privileges."""
+    folder = Path(tempfile.mkdtemp())
+    files = shutil.copytree(corpus, folder / "files")
+    assert cli.main(words("predict", files, folder)) == 0  # imports all libraries
+    (folder / "p.csv").unlink()
     is_root = os.geteuid() == 0
     if is_root:
-        place.chmod(0o755)
-        for path in (place, *place.rglob("*")):
+        folder.chmod(0o755)
+        for path in (folder, *folder.rglob("*")):
             os.chown(path, 65534, 65534)
         os.seteuid(65534)
     try:
-        yield place
+        yield folder
     finally:
         if is_root:
             os.seteuid(0)
-        subprocess.run(["chmod", "-R", "u+rwx", place], check=True)
-        shutil.rmtree(place)
+        subprocess.run(["chmod", "-R", "u+rwx", folder], check=True)
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
-    ("closed", "mode", "culprit"),
+    ("closed", "mode", "path"),
     [
         ("files/nodes.csv", 0o000, "nodes.csv"),
         ("files/edges.csv", 0o000, "edges.csv"),
@@ -131,10 +131,10 @@ def anybody(corpus: Path) -> Iterator[Path]:
     ],
 )
 def test_unreadable_or_unwritable_path_is_named(
-    fails, anybody: Path, closed: str, mode: int, culprit: str
+    fails, anybody: Path, closed: str, mode: int, path: str
 ) -> None:
     (anybody / "out").mkdir()
     (anybody / closed).chmod(mode)
-    said = fails(*words("predict", anybody / "files", anybody / "out"))
-    assert culprit in said
-    assert ("out/p.csv" in said) == (closed == "out")
+    message = fails(*words("predict", anybody / "files", anybody / "out"))
+    assert path in message
+    assert ("out/p.csv" in message) == (closed == "out")

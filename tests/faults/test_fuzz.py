@@ -69,9 +69,9 @@ def test_tensors_of_every_dtype_can_be_damaged() -> None:
 
 def test_hostile_environments_end_in_a_message(corpus: Path, tmp_path: Path) -> None:
     words = [Path(__file__).with_name("hostile.py"), corpus, tmp_path / "case", "tests", 16, 100]
-    found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)
-    assert found.returncode == 0, found.stderr
-    outcome = json.loads(found.stdout)
+    result = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)
+    assert result.returncode == 0, result.stderr
+    outcome = json.loads(result.stdout)
     assert outcome["failures"] == []
     assert set(outcome["outcomes"]) == {"read", "refused"}
 
@@ -80,7 +80,7 @@ def test_hostile_environments_end_in_a_message(corpus: Path, tmp_path: Path) -> 
 def test_fuzzed_files_never_crash_hang_or_exhaust_memory(corpus: Path, tmp_path: Path) -> None:
     tally = campaign(corpus, tmp_path / "scratch", list(FORMATS), "tests", 12 * len(FORMATS), seconds=60)
     assert not tally.failures
-    assert tally.tried >= 2 * len(FORMATS)
+    assert tally.attempts >= 2 * len(FORMATS)
     assert min(tally.outcomes["read"], tally.outcomes["refused"]) > 0
 
 
@@ -88,8 +88,8 @@ def test_fuzzed_files_never_crash_hang_or_exhaust_memory(corpus: Path, tmp_path:
 def test_killed_commands_lose_nothing_and_leave_no_drafts(corpus: Path, tmp_path: Path) -> None:
     files = shutil.copytree(corpus, tmp_path / "files")  # the reference results are added to it
     words = [Path(__file__).with_name("stage.py"), files, tmp_path / "stage", "tests", "10"]
-    found = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)
-    assert found.returncode == 0, found.stderr
-    outcome = json.loads(found.stdout)
+    result = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)
+    assert result.returncode == 0, result.stderr
+    outcome = json.loads(result.stdout)
     assert outcome["lost"] == []
     assert not any("failed" in what for what in outcome["killed"]), outcome

@@ -1,4 +1,4 @@
-"""Names of classes, files and nodes that attack what shows them: the report, the terminal, a spreadsheet."""
+"""Hostile names of classes, files and nodes in the report, the terminal and a spreadsheet."""
 
 import csv
 import os
@@ -48,7 +48,7 @@ def test_spreadsheet_safe_changes_only_hostile_names(corpus: Path, tmp_path: Pat
     words += ["--edges", str(corpus / "edges.csv"), "--out"]
     assert cli.main([*words, str(tmp_path / "exact.csv")]) == 0
     assert cli.main([*words, str(tmp_path / "safe.csv"), "--spreadsheet-safe"]) == 0
-    assert (tmp_path / "exact.csv").read_bytes() == (tmp_path / "safe.csv").read_bytes()  # no name attacks
+    assert (tmp_path / "exact.csv").read_bytes() == (tmp_path / "safe.csv").read_bytes()  # no name is hostile
 
 
 def test_non_utf8_file_names_are_supported(corpus: Path, tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_random_cells_are_read_or_refused(tmp_path: Path, rows: list[list[str]],
     try:
         graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", label="b")
     except PairNormError as error:
-        said, found = str(error), ids
+        message, result = str(error), ids
     else:
-        said, found = "", [str(name) for name in graph.node_names]
-    assert len(said) < 1500
+        message, result = "", [str(name) for name in graph.node_names]
+    assert len(message) < 1500
     # Rows that repeat another exactly are read once; other rows with its id are refused.
-    assert said or found == list(dict.fromkeys(name.strip() for name in ids))
+    assert message or result == list(dict.fromkeys(name.strip() for name in ids))

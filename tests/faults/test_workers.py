@@ -1,4 +1,4 @@
-"""Workers that run out of memory end the run with a line that says what helps."""
+"""Workers that run out of memory end the run with a message with a hint."""
 
 from pathlib import Path
 
@@ -37,6 +37,6 @@ def test_out_of_memory_command_is_not_a_bug(
 
     monkeypatch.setattr(NodeClassifier, "predict_proba", lambda *_: (_ for _ in ()).throw(MemoryError()))
     graph = ["--nodes", corpus / "nodes.csv", "--edges", corpus / "edges.csv"]
-    said = fails("predict", "--run", corpus / "run", *graph, "--out", tmp_path / "p.csv")
-    assert "memory" in said
+    message = fails("predict", "--run", corpus / "run", *graph, "--out", tmp_path / "p.csv")
+    assert "memory" in message
     assert not list(tmp_path.iterdir())

@@ -30,14 +30,14 @@ worker may add to what it began with."""
 
 @dataclass
 class Tally:
-    """What came of the cases: those read, those refused with a PairNormError, and what should not be."""
+    """Outcomes of the cases: read, refused with a PairNormError, or failed."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def tried(self) -> int:
+    def attempts(self) -> int:
         return self.outcomes.total()
 
     def add(self, answer: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class Worker:
         self._answers.put("")
 
     def attempt(self, kind: str, seed: str) -> dict[str, Any]:
-        """Try a case; what is told is its outcome: read, refused, fault, crash or hang."""
+        """Run a case and return its outcome: read, refused, fault, crash or hang."""
         case = {"kind": kind, "seed": seed}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(case) + "\n")
@@ -108,7 +108,7 @@ class Worker:
         """Return the seconds that the worker has computed."""
         try:
             fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it is no more, which its answer will say
+        except OSError:  # it has ended, which its answer reports
             return 0.0
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -117,7 +117,7 @@ class Worker:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with suppress(OSError):  # what was not yet written goes nowhere
+                with suppress(OSError):  # unwritten data are dropped
                     stream.close()
 
 
@@ -128,14 +128,14 @@ def campaign(
     seed: object,
     cases: int | None = None,
     seconds: float = 1e9,
-    tell: Callable[[Tally], object] = lambda tally: None,
+    on_progress: Callable[[Tally], object] = lambda tally: None,
 ) -> Tally:
-    """Try cases of all kinds in turn until there are enough, or time is up; tell how it stands after each."""
-    tally, worker, began, number = Tally(), Worker(corpus, scratch), time.monotonic(), 0
+    """Run cases of all kinds in turn up to a number or a time limit; report the tally after each."""
+    tally, worker, start, number = Tally(), Worker(corpus, scratch), time.monotonic(), 0
     try:
-        while (cases is None or number < cases) and time.monotonic() - began < seconds:
+        while (cases is None or number < cases) and time.monotonic() - start < seconds:
             tally.add(worker.attempt(kinds[number % len(kinds)], f"{seed}/{number}"))
-            tell(tally)
+            on_progress(tally)
             number += 1
     finally:
         worker.close()
@@ -149,14 +149,16 @@ def _serve(corpus: Path, scratch: Path) -> None:
 
     from pairnorm.base.errors import PairNormError
 
-    shutil.copytree(corpus, scratch / "sound", dirs_exist_ok=True)
-    for format_ in FORMATS.values():  # what is sound is read, and every library is there before memory is cut
-        format_.read(scratch / "sound")
+    shutil.copytree(corpus, scratch / "undamaged", dirs_exist_ok=True)
+    for format_ in (
+        FORMATS.values()
+    ):  # read undamaged files, so that all libraries are imported before memory is limited
+        format_.read(scratch / "undamaged")
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries is not an answer
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         case = json.loads(line)
@@ -169,7 +171,7 @@ def _serve(corpus: Path, scratch: Path) -> None:
         victim = folder / (files if isinstance(files, str) else random.choice(files))
         victim.write_bytes(mutated(victim.read_bytes(), random))
         answer = {"outcome": "read", "detail": ""}
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -180,7 +182,7 @@ def _serve(corpus: Path, scratch: Path) -> None:
                 answer = {"outcome": "fault", "detail": str(error)[:2000]}
         except Exception:
             answer = {"outcome": "fault", "detail": traceback.format_exc()[-3000:]}
-        print(json.dumps(answer | {"seconds": time.monotonic() - began}), file=answers, flush=True)
+        print(json.dumps(answer | {"seconds": time.monotonic() - start}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

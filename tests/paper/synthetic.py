@@ -1,4 +1,4 @@
-"""Stores of made-up trials: one world in which the paper is right, and one in which it is wrong."""
+"""Stores of synthetic trials: one confirms the claims of the paper, one contradicts them."""
 
 from pathlib import Path
 from random import Random

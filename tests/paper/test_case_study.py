@@ -36,43 +36,45 @@ def states(graph: Graph, depth: int, normalize: bool) -> list[torch.Tensor]:
         h = h - h.mean(0)
         return h / h.square().sum(1).mean().sqrt() if normalize else h
 
-    found = []
+    result = []
     h = norm(h) if normalize else h
     for _ in range(depth):
         h = adjacency @ h
         h = norm(h) if normalize else h
-        found.append(h)
-    return found
+        result.append(h)
+    return result
 
 
 @pytest.mark.parametrize("norm", ["none", "PN"])
 def test_sgc_layers_equal_dense_reference(graph: Graph, norm: str) -> None:
-    found = measure_layers(graph, Spec("csbm", "SGC", 3, norm=norm), 0, CPU)
-    assert found.test_accuracy is None
+    result = measure_layers(graph, Spec("csbm", "SGC", 3, norm=norm), 0, CPU)
+    assert result.test_accuracy is None
     source, target = graph.adjacency.to_dense().triu(1).nonzero().T
     for layer, h in enumerate(states(graph, 3, norm == "PN")):
         distance = (h[source] - h[target]).norm(dim=1)
-        assert found.apd["connected"][layer] == pytest.approx(float(distance.mean()), rel=1e-4)
-        assert found.apsd["connected"][layer] == pytest.approx(float(distance.square().mean()), rel=1e-4)
+        assert result.apd["connected"][layer] == pytest.approx(float(distance.mean()), rel=1e-4)
+        assert result.apsd["connected"][layer] == pytest.approx(float(distance.square().mean()), rel=1e-4)
         everything = torch.cdist(h, h)
-        assert found.apsd["random"][layer] == pytest.approx(float(everything.square().mean()), rel=1e-4)
-        assert found.apd["random"][layer] == pytest.approx(float(everything.mean()), rel=0.05)
-        assert sum(found.histograms["connected"][layer]) == len(source)
-        edges = found.edges["connected"]
+        assert result.apsd["random"][layer] == pytest.approx(float(everything.square().mean()), rel=1e-4)
+        assert result.apd["random"][layer] == pytest.approx(float(everything.mean()), rel=0.05)
+        assert sum(result.histograms["connected"][layer]) == len(source)
+        edges = result.edges["connected"]
         inside = [int(((distance >= low) & (distance < high)).sum())
                   for low, high in pairwise(edges[:-1])]  # fmt: skip
-        off = [abs(one - two) for one, two in zip(inside, found.histograms["connected"][layer], strict=False)]
+        off = [
+            abs(one - two) for one, two in zip(inside, result.histograms["connected"][layer], strict=False)
+        ]
         assert sum(off) <= 4  # a distance may lie within rounding of an edge
 
 
 def test_measured_gcn_equals_trained_gcn(graph: Graph) -> None:
     spec = Spec("csbm", "GCN", 3, norm="PN-SI", hidden=8, epochs=15)
-    found = measure_layers(graph, spec, 4, CPU)
+    result = measure_layers(graph, spec, 4, CPU)
     [trial] = train(graph, spec, [4], "cpu")
-    assert found.test_accuracy == pytest.approx(trial.test_accuracy, abs=1e-6)
-    assert len(found.apd["random"]) == len(found.histograms["random"]) == 2  # the logits do not count
+    assert result.test_accuracy == pytest.approx(trial.test_accuracy, abs=1e-6)
+    assert len(result.apd["random"]) == len(result.histograms["random"]) == 2  # the logits do not count
     # PN-SI puts every hidden state on the unit sphere.
-    assert all(apsd <= 2.0001 for apsd in found.apsd["random"])
+    assert all(apsd <= 2.0001 for apsd in result.apsd["random"])
 
 
 LAYERS = Layers(
@@ -108,7 +110,7 @@ SPECS = [spec for cell in CASE_STUDY.cells() for spec in CASE_STUDY.candidates(c
 
 
 @pytest.fixture
-def found() -> dict[str, Layers]:
+def layers_by_norm() -> dict[str, Layers]:
     return studied({spec: layers(spec) for spec in SPECS}, CASE_STUDY, "GCN")
 
 
@@ -119,8 +121,8 @@ def test_case_study_uses_the_papers_settings() -> None:
     assert {spec.split for spec in SPECS} == {"random"}
 
 
-def test_case_study_figure_shows_means_and_distributions(found: dict[str, Layers]) -> None:
-    figure = case_study(found, "GCN")
+def test_case_study_figure_shows_means_and_distributions(layers_by_norm: dict[str, Layers]) -> None:
+    figure = case_study(layers_by_norm, "GCN")
     assert figure is not None
     assert len(figure.axes) == 12
     assert [axis.get_title() for axis in figure.axes[:3]] == [
@@ -128,7 +130,7 @@ def test_case_study_figure_shows_means_and_distributions(found: dict[str, Layers
     ]  # fmt: skip
     random = next(line for line in figure.axes[3].lines if line.get_label() == "random pairs")
     np.testing.assert_array_equal(random.get_xdata(), range(1, 12))
-    np.testing.assert_array_equal(random.get_ydata(), found["none"].apd["random"])
+    np.testing.assert_array_equal(random.get_ydata(), layers_by_norm["none"].apd["random"])
     # Some layers, the first on top.
     labels = [label.get_text() for label in figure.axes[6].get_yticklabels()]
     assert labels == ["11", "9", "7", "5", "3", "1"]
@@ -136,9 +138,9 @@ def test_case_study_figure_shows_means_and_distributions(found: dict[str, Layers
 
 def test_partial_case_study_is_drawn_and_empty_is_none() -> None:
     spec = next(spec for spec in SPECS if spec.norm == "PN")
-    some = studied({spec: layers(spec), Spec("cora", "SGC", 2): layers(spec)}, CASE_STUDY, "SGC")
-    assert list(some) == ["PN"]
-    assert case_study(some, "SGC") is not None
+    part = studied({spec: layers(spec), Spec("cora", "SGC", 2): layers(spec)}, CASE_STUDY, "SGC")
+    assert list(part) == ["PN"]
+    assert case_study(part, "SGC") is not None
     assert case_study({}, "SGC") is None
 
 

@@ -69,13 +69,13 @@ def test_compared_method_is_selected_by_validation_accuracy() -> None:
     lucky = chosen(4, 0.9, 0.92)
     for one in lucky.best.trials:
         object.__setattr__(one, "validation_accuracy", 0.1)
-    found = compare("label", "better", chosen(2, 0.8, 0.81), chosen(8, 0.7, 0.72), lucky)
-    assert found.evidence == "0.805 @ 2 against 0.710 @ 8"
+    result = compare("label", "better", chosen(2, 0.8, 0.81), chosen(8, 0.7, 0.72), lucky)
+    assert result.evidence == "0.805 @ 2 against 0.710 @ 8"
 
 
 def test_nine_claims_fail_on_the_papers_own_numbers() -> None:
-    found = verdicts(Evidence(ResultIndex({}), {}, Selection()))
-    answers = {one.claim.text: one.in_paper.answer for one in found if one.in_paper}
+    result = verdicts(Evidence(ResultIndex({}), {}, Selection()))
+    answers = {one.claim.text: one.in_paper.answer for one in result if one.in_paper}
     assert sum("only" in answer for answer in answers.values()) == 9
     assert answers[claims("With nothing missing, PairNorm does not improve")] == "holds in only 9 of 12"
     assert answers[claims("SGC-PN beats SGC")] == "holds in 4 of 4"
@@ -128,15 +128,15 @@ def test_unsure_deciding_cases_request_more_runs() -> None:
         (spec, seed) for spec in narrowed for seed in range(20)
     ]
     assert requested_runs(world(5, 0.6, selection), CLAIMS_AGAIN) == []
-    found = {}
+    result = {}
     for name, results in {"few": few, "many": many}.items():
-        [found[name]] = [
+        [result[name]] = [
             one for one in verdicts(Evidence(results, {}, Selection())) if one.claim.text == claim
         ]
-    assert found["few"].status == "fails"
-    assert found["few"].unsure
-    assert found["many"].status == "holds so far"
-    assert "20 runs" in found["many"].run[0].evidence
+    assert result["few"].status == "fails"
+    assert result["few"].unsure
+    assert result["many"].status == "holds so far"
+    assert "20 runs" in result["many"].run[0].evidence
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_monotone_drop_uses_all_available_runs(runs: int, holds: bool, evidence:
                 for seed, level in enumerate(levels)
             ]
     text = claims("Vanilla GCN and GAT drop monotonically")
-    [found] = [
+    [result] = [
         one for one in verdicts(Evidence(ResultIndex(cells), {}, Selection())) if one.claim.text == text
     ]
-    assert found.run == [Case("GAT, Pubmed", holds, evidence)]
+    assert result.run == [Case("GAT, Pubmed", holds, evidence)]
 
 
 USED = ("table1", "table2", "table3", "figure1", "figure3", "bars", "ablation", "case-study", "deep-gcn",
@@ -187,8 +187,8 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def claims(start: str) -> str:
-    [found] = [claim.text for claim in CLAIMS if claim.text.startswith(start)]
-    return found
+    [result] = [claim.text for claim in CLAIMS if claim.text.startswith(start)]
+    return result
 
 
 @pytest.mark.parametrize(
@@ -233,19 +233,19 @@ def test_deep_gcns_are_compared_on_20_runs(normalized: float, status: str) -> No
     for method, level in levels.items():
         [spec] = EXPERIMENTS["deep-gcn"].candidates(TableCell("cora", method, 0))
         cells[spec] = [replace(trial(spec, seed), test_accuracy=level) for seed in range(20)]
-    found = verdicts(Evidence(ResultIndex(cells), {}, Selection()))
-    [decided] = [one for one in found if one.claim.text == claims("PairNorm and PairNorm-SI help to train")]
+    result = verdicts(Evidence(ResultIndex(cells), {}, Selection()))
+    [decided] = [one for one in result if one.claim.text == claims("PairNorm and PairNorm-SI help to train")]
     assert decided.status == status
     assert "20 runs" in decided.run[0].evidence
 
 
 def test_equal_variability_fails_the_stability_claim(right: dict[str, str]) -> None:
-    # PN and PN-SI are made up to vary alike, so neither is more stable.
+    # PN and PN-SI have the same synthetic variance, so neither is more stable.
     assert right[claims("PairNorm-SI achieves more stable")] == "fails"
 
 
 def test_empty_index_gives_no_verdict() -> None:
-    found = verdicts(Evidence(ResultIndex({}), {}, SMALL))
-    assert {verdict.status for verdict in found} == {"not run"}
-    assert all(case.evidence == "" for verdict in found for case in verdict.cases)
+    result = verdicts(Evidence(ResultIndex({}), {}, SMALL))
+    assert {verdict.status for verdict in result} == {"not run"}
+    assert all(case.evidence == "" for verdict in result for case in verdict.cases)
     assert len({claim.text for claim in CLAIMS}) == len(CLAIMS)

@@ -33,10 +33,10 @@ def verdict(share: float, *cases: bool | None) -> Verdict:
 def test_verdict_status_and_counts(
     share: float, cases: tuple[bool | None, ...], status: str, counts: str
 ) -> None:
-    found = verdict(share, *cases)
-    assert (found.status, found.counts) == (status, counts)
+    result = verdict(share, *cases)
+    assert (result.status, result.counts) == (status, counts)
     only = "only " if status.startswith("fails") else ""
-    assert found.answer == ("not run" if status == "not run" else f"holds in {only}{counts}")
+    assert result.answer == ("not run" if status == "not run" else f"holds in {only}{counts}")
 
 
 def test_evidence_requires_complete_results(tmp_path: Path) -> None:
@@ -46,9 +46,9 @@ def test_evidence_requires_complete_results(tmp_path: Path) -> None:
     assert experiment is not None
     results = ResultIndex.read(fill(tmp_path / "s.sqlite", [experiment]))
     cell = TableCell("cora", "SGC", 0)
-    found = Evidence(results, {}, small).chosen("table1", *cell)
-    assert found is not None
-    assert replace(found, all_runs=None) == results.chosen(experiment, cell)
+    result = Evidence(results, {}, small).chosen("table1", *cell)
+    assert result is not None
+    assert replace(result, all_runs=None) == results.chosen(experiment, cell)
     curve = Evidence(results, {}, small).curve("table1", *cell)
     assert curve is not None
     assert [one.spec.depth for one in curve] == [2, 4]
@@ -58,10 +58,10 @@ def test_evidence_requires_complete_results(tmp_path: Path) -> None:
     assert Evidence(results, {}, small).chosen("table1", "pubmed", "SGC", 0) is None
     assert Evidence(results, {}, small).study("GCN", "PN") is None
     other = Evidence(results, {}, small).chosen("table1", "cora", "SGC-PN", 0)
-    case = compare("label", "better", found, other)
+    case = compare("label", "better", result, other)
     assert case.holds is True
     assert case.evidence == "0.803 @ 2 against 0.789 @ 2"
-    assert compare("label", "better", found, None) == Case("label", None)
+    assert compare("label", "better", result, None) == Case("label", None)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_evidence_requires_complete_results(tmp_path: Path) -> None:
 def test_unsure_cases_are_those_that_change_the_verdict(
     share: float, cases: tuple[bool | None, ...], deciding: str
 ) -> None:
-    found = verdict(share, *cases)
-    unsure = [replace(case, unsure=(Spec("cora", "GCN", 2),) * (case.label == "1")) for case in found.cases]
-    found = Verdict(found.claim, unsure)
-    assert [case.label for case in found.unsure] == list(deciding)
-    assert found.answer.endswith(", within noise") == bool(deciding)
+    result = verdict(share, *cases)
+    unsure = [replace(case, unsure=(Spec("cora", "GCN", 2),) * (case.label == "1")) for case in result.cases]
+    result = Verdict(result.claim, unsure)
+    assert [case.label for case in result.unsure] == list(deciding)
+    assert result.answer.endswith(", within noise") == bool(deciding)

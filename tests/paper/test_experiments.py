@@ -208,7 +208,7 @@ def test_experiment_names_are_unique_and_listed() -> None:
 
 
 def test_all_selects_every_experiment() -> None:
-    assert [found.name for found in Selection(["all"]).experiments()] == list(EXPERIMENTS)
+    assert [result.name for result in Selection(["all"]).experiments()] == list(EXPERIMENTS)
     assert "figure2" in Selection(["all"]).names()
     assert "all" not in Selection(["all"]).names()
 
@@ -221,7 +221,7 @@ def test_paper_selects_tables_figures_and_tuning() -> None:
 
 
 def test_all_skips_experiments_without_selected_cells() -> None:
-    names = [found.name for found in Selection(["all"], datasets=["pubmed"], missing=[0]).experiments()]
+    names = [result.name for result in Selection(["all"], datasets=["pubmed"], missing=[0]).experiments()]
     assert "ablation" not in names  # Cora and Citeseer only
     assert "figure4" not in names  # 100% only
     assert "table1" in names
@@ -277,10 +277,10 @@ RAW, ROWS = "none", "rows"
     ],
 )
 def test_feature_scaling_of_each_experiment(name: str, scalings: dict[str, set[str]]) -> None:
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for spec, _ in EXPERIMENTS[name].requested():
-        found.setdefault(spec.model, set()).add(spec.scaling)
-    assert found == scalings
+        result.setdefault(spec.model, set()).add(spec.scaling)
+    assert result == scalings
 
 
 def test_feature_scaling_test_covers_every_experiment() -> None:

@@ -63,8 +63,8 @@ def test_figure_4_draws_means_dashed_or_solid(results: ResultIndex) -> None:
         assert [line.get_linestyle() for line in curves] == ["--", "-"]
         for style, method in (("--", model), ("-", f"{model}-PN")):
             expected = [
-                found.mean("test_accuracy")
-                for found in results.by_depth(experiment, TableCell("cora", method, 100))
+                result.mean("test_accuracy")
+                for result in results.by_depth(experiment, TableCell("cora", method, 100))
             ]
             drawn = [line for line in curves if line.get_linestyle() == style][-1]
             np.testing.assert_array_equal(drawn.get_xdata(), [2, 4, 8])
@@ -99,10 +99,10 @@ def test_bars_show_accuracy_and_depth(results: ResultIndex) -> None:
     assert figure is not None
     left, right = figure.axes  # only Cora was run
     assert len(left.patches) == len(right.patches) == 6 * 5
-    found = results.chosen(experiment, TableCell("cora", "GCN", 0))
-    assert found is not None
-    assert left.patches[0].get_height() == found.accuracy
-    assert right.patches[0].get_height() == found.layers == 2
+    result = results.chosen(experiment, TableCell("cora", "GCN", 0))
+    assert result is not None
+    assert left.patches[0].get_height() == result.accuracy
+    assert right.patches[0].get_height() == result.layers == 2
     hatched = [bar.get_hatch() is not None for bar in left.patches]
     assert hatched == ([True] * 5 + [False] * 5) * 3  # plain hatched, PairNorm filled
 
@@ -132,7 +132,7 @@ def test_figure_texts_are_inside_the_canvas(results: ResultIndex, tmp_path: Path
 
 
 def test_synthetic_accuracy_grows_with_depth_under_pair_norm() -> None:
-    [experiment] = [found for found in CORA if found.name == "figure4"]
+    [experiment] = [result for result in CORA if result.name == "figure4"]
     [shallow, *_, deep] = experiment.candidates(TableCell("cora", "GCN-PN", 100))
     assert accuracy(deep) > accuracy(shallow)
 

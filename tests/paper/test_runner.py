@@ -62,7 +62,7 @@ with Store({str(killed)!r}) as store:
     process.wait()
     kept = count(killed)
     assert 0 < kept < TRIALS
-    # The workers see that their parent is gone: nobody of the group is left.
+    # The workers notice that their parent has died: no process of the group remains.
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         try:
@@ -114,10 +114,10 @@ def test_figure_1_trials_have_measures(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Spec] = []
+    calls: list[Spec] = []
 
     def fake(graph: object, spec: Spec, *_: object) -> Layers:
-        asked.append(spec)
+        calls.append(spec)
         return Layers(
             0.5,
             *({kind: [1.0] for kind in PAIRS} for _ in range(2)),
@@ -129,7 +129,7 @@ def test_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "s.sqlite"
     assert [train(path, CASE_STUDY), train(path, CASE_STUDY)] == [Outcome(6, 0), Outcome(0, 0)]
     with Store(path, read_only=True) as store:
-        assert len(asked) == len(read_layers(store)) == 6
+        assert len(calls) == len(read_layers(store)) == 6
 
 
 def test_sweep_and_report_need_no_optional_library(tmp_path: Path) -> None:
@@ -176,5 +176,5 @@ def test_unsure_claims_get_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with Store(path) as store:
         run([(spec, 0)], store, device="cpu")
     monkeypatch.setattr(module, "requested_runs", requested)
-    [asked] = Selection(("claims",), runs=3).experiments()
-    assert train(path, asked, workers=1) == Outcome(trained=2, pending=0)
+    [calls] = Selection(("claims",), runs=3).experiments()
+    assert train(path, calls, workers=1) == Outcome(trained=2, pending=0)

@@ -1,4 +1,4 @@
-"""A made-up comparison by depth: three methods, two depths, round numbers."""
+"""A synthetic comparison by depth: three methods, two depths, round numbers."""
 
 from typing import Any
 
@@ -47,5 +47,5 @@ def a_table(without: tuple[str, int] | None = None, **more: Any) -> DepthTable:
 
 
 def line(text: str, start: str) -> list[str]:
-    (found,) = [one for one in text.splitlines() if one.startswith(start)]
-    return [cell.strip() for cell in found.strip("|").split("|")]
+    (result,) = [one for one in text.splitlines() if one.startswith(start)]
+    return [cell.strip() for cell in result.strip("|").split("|")]

@@ -211,8 +211,8 @@ def test_rank_intervals_are_over_graphs() -> None:
     for row in deep:
         if row["dataset"] == "pubmed":
             row["scores"] = {seed: 1 - one for seed, one in row["scores"].items()}
-    found = {one.method: (one.low, one.rank, one.high) for one in ranked(deep)[0]}
-    assert found == {"PN-SI": (1, 2, 3), "APPNP": (2, 2, 2), "none": (1, 2, 3)}
+    result = {one.method: (one.low, one.rank, one.high) for one in ranked(deep)[0]}
+    assert result == {"PN-SI": (1, 2, 3), "APPNP": (2, 2, 2), "none": (1, 2, 3)}
 
 
 def test_runs_are_averaged_over_graphs_before_they_are_paired() -> None:

@@ -102,10 +102,10 @@ def write(folder: Path, *blocks: Any) -> Path:
 
 
 def column(view: Any, number: int) -> list[str]:
-    found: list[str] = view.eval_on_selector_all(
+    result: list[str] = view.eval_on_selector_all(
         f"tbody tr:not([hidden]) > :nth-child({number})", "cells => cells.map(cell => cell.textContent)"
     )
-    return found
+    return result
 
 
 def test_table_sorts_and_filters(open_page: Callable[..., Any], tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_table_sorts_and_filters(open_page: Callable[..., Any], tmp_path: Path) 
 
 def test_choices_and_slider_update_the_page(open_page: Callable[..., Any], tmp_path: Path) -> None:
     choices = Choices("Rate", {"1%": [Text("few")], "5%": [Text("many"), CHART]})
-    slider = Threshold("At least", [f"{place} it is" for place in range(101)], 90)
+    slider = Threshold("At least", [f"{percent} it is" for percent in range(101)], 90)
     view = open_page(write(tmp_path, choices, slider))
     assert view.is_visible("text=few")
     view.select_option("select", "1")

@@ -28,7 +28,7 @@ CLASSES = ("<b>bold</b>", "$x_1$ & <script>alert(2)</script>", "**stars**")
 
 @pytest.fixture(scope="module")
 def findings() -> Findings:
-    """Made up: nothing is trained. Names that would do harm where they are not shown as text."""
+    """Synthetic findings without training, with names that are harmful unless escaped."""
     random = np.random.default_rng(0)
     graph = csbm(NODES, classes=3, seed=0)
     truth, part = graph.labels.clone(), torch.from_numpy(random.integers(0, 5, NODES))
@@ -44,7 +44,7 @@ def findings() -> Findings:
         class_names=CLASSES,
         name="<i>mine</i>",
     )
-    tried = [
+    candidates = [
         Candidate("SGC", norm, depth, 1.0, 0.6 - 0.01 * depth, 1.0)
         for norm in ("none", "PN")
         for depth in (1, 2, 4)
@@ -55,14 +55,16 @@ def findings() -> Findings:
         for depth in (0, 2)
     ]
     scaling = SimpleNamespace(sentence="as they are")
-    classifier: Any = SimpleNamespace(best_=tried[3], search_=tried, adjacency="rw", scaling_=scaling)
+    classifier: Any = SimpleNamespace(
+        best_=candidates[3], search_=candidates, adjacency="rw", scaling_=scaling
+    )
     classifier.decide = lambda probabilities: probabilities.argmax(1)
     classifier.threshold = lambda number: 0.5
     classifier.refit, classifier.probabilities_ = False, probabilities
     classifier.task_ = SimpleNamespace(fold_masks=(), graph=graph)
     classifier.target_, classifier.held_out_, classifier.metric, classifier.time = None, None, "loss", None
     classifier.cross_fitted_ = None
-    classifier.parts_ = [(1, tried[3])]
+    classifier.parts_ = [(1, candidates[3])]
     held, truth_ = graph.test.numpy(), graph.labels.numpy()
     classifier.calibration_ = Calibration.of(probabilities[held], truth_[held], incomplete_nodes(graph)[held])
     reasons = [np.array(["node", "neighbor"]), np.array(["<u>age</u>", NAMES[0]]), np.array([0.5, -0.25])]
@@ -70,14 +72,14 @@ def findings() -> Findings:
         nodes.repeat(2), *(np.tile(column, len(nodes)) for column in reasons), 1.0
     )
     constant = np.full(probabilities.shape, 1 / probabilities.shape[1], dtype=np.float32)
-    baseline = Baseline("most frequent class", tried[0], 1, np.zeros(NODES, dtype=np.int64), constant)
-    found = probabilities.astype(np.float32)
-    return Findings(classifier, graph, found, [baseline], {}, smoothing)
+    baseline = Baseline("most frequent class", candidates[0], 1, np.zeros(NODES, dtype=np.int64), constant)
+    result = probabilities.astype(np.float32)
+    return Findings(classifier, graph, result, [baseline], {}, smoothing)
 
 
 def block(document: Document, kind: type) -> Any:
-    [found] = [one for section in document.sections for one in section.blocks if isinstance(one, kind)]
-    return found
+    [result] = [one for section in document.sections for one in section.blocks if isinstance(one, kind)]
+    return result
 
 
 def test_hops_and_neighbors_equal_networkx(findings: Findings) -> None:

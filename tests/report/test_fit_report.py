@@ -70,15 +70,15 @@ def test_report_states_how_methods_were_tuned(findings: Findings, text: str) -> 
 
 def test_report_counts_training_nodes_of_folds(small: Graph, tmp_path: Path) -> None:
     """Bug: all methods were said to be trained on the training nodes, whose number the page shows."""
-    nobody = torch.zeros_like(small.train)
+    no_nodes = torch.zeros_like(small.train)
     labels = torch.where(torch.arange(small.num_nodes) < 150, small.labels, -1)
-    graph = small.replace(labels=labels, train=nobody, validation=nobody, test=nobody)
-    found = Findings.of(NodeClassifier("SGC", 1, norm="PN", scale=10).fit(graph), graph)
-    task, split = found.classifier.task_, found.graph.split
+    graph = small.replace(labels=labels, train=no_nodes, validation=no_nodes, test=no_nodes)
+    result = Findings.of(NodeClassifier("SGC", 1, norm="PN", scale=10).fit(graph), graph)
+    task, split = result.classifier.task_, result.graph.split
     count = int(task.with_all_folds.graph.train.sum())
     assert len(task.fold_masks) > 1
     assert count > int(split.train.sum())
-    text = written(found, tmp_path)
+    text = written(result, tmp_path)
     assert f"were then trained on all {count} training and validation nodes." in text
     assert f"The GCN trains on the {int(split.train.sum())} training nodes alone" in text
 
@@ -90,13 +90,13 @@ def test_report_does_not_densify_large_features(
     monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
     classifier = NodeClassifier("GCN", 2, scaling="rows", epochs=5, seeds=1).fit(small)
     with pytest.warns(ClassifierWarning, match="logistic regression and the measures .* are left out"):
-        found = Findings.of(classifier, small)
-    assert [each.name for each in found.baselines] == [
+        result = Findings.of(classifier, small)
+    assert [each.name for each in result.baselines] == [
         "most frequent class",
         "label propagation",
         "GCN, 2 layers",
     ]
-    text = written(found, tmp_path)
+    text = written(result, tmp_path)
     assert "Oversmoothing" not in text
     assert not (tmp_path / "smoothing.png").exists()
 
@@ -104,9 +104,9 @@ def test_report_does_not_densify_large_features(
 def test_no_held_out_nodes_give_no_accuracy(small: Graph, tmp_path: Path) -> None:
     chosen = torch.zeros_like(small.train)
     chosen[[int((small.labels == label).nonzero()[0]) for label in (0, 1)]] = True
-    nobody = torch.zeros_like(chosen)
+    no_nodes = torch.zeros_like(chosen)
     labels = torch.where(chosen, small.labels, -1)
-    graph = small.replace(labels=labels, train=nobody, validation=nobody, test=nobody)
+    graph = small.replace(labels=labels, train=no_nodes, validation=no_nodes, test=no_nodes)
     with pytest.warns(ClassifierWarning):
         classifier = NodeClassifier(depth=2, norm="PN").fit(graph)
     text = written(Findings.of(classifier, graph), tmp_path)
@@ -229,10 +229,10 @@ def test_prediction_table_has_one_row_per_node(tmp_path: Path, suffix: str) -> N
     frame = prediction_table(graph, probabilities, classifier)
     path = tmp_path / f"table.{suffix}"
     write_table(frame, path)
-    found = pandas.read_csv(path, dtype={"id": str}) if suffix == "csv" else pandas.read_parquet(path)
-    assert list(found) == ["id", "predicted", "p_low", "p_high risk", "features_missing", "labeled"]
-    assert found["id"].tolist() == ["007", "b", "c"]
-    assert found["predicted"].tolist() == ["low", "low", "high risk"]
-    assert found["p_high risk"].tolist() == [0.25, 0.5, 1.0]
-    assert found["features_missing"].tolist() == [False, True, False]
-    assert found["labeled"].tolist() == [True, False, True]
+    result = pandas.read_csv(path, dtype={"id": str}) if suffix == "csv" else pandas.read_parquet(path)
+    assert list(result) == ["id", "predicted", "p_low", "p_high risk", "features_missing", "labeled"]
+    assert result["id"].tolist() == ["007", "b", "c"]
+    assert result["predicted"].tolist() == ["low", "low", "high risk"]
+    assert result["p_high risk"].tolist() == [0.25, 0.5, 1.0]
+    assert result["features_missing"].tolist() == [False, True, False]
+    assert result["labeled"].tolist() == [True, False, True]

@@ -47,7 +47,7 @@ def evaluated(model: str, accuracy: float, percent: float = 100, **changes: Any)
     return row._replace(**changes)
 
 
-def found() -> MissingResults:
+def results() -> MissingResults:
     zero = Spec("pubmed", "SGC", 2, norm="PN", missing_rate=1)
     return MissingResults(
         {
@@ -60,7 +60,7 @@ def found() -> MissingResults:
 
 
 def test_csv_row_is_mean_over_runs() -> None:
-    rows = list(csv.DictReader(as_csv(lines([ONE], found())).splitlines()))
+    rows = list(csv.DictReader(as_csv(lines([ONE], results())).splitlines()))
     assert list(rows[0])[:7] == [
         *("protocol", "dataset", "fill", "model", "missing_percent", "accuracy", "accuracy_std")
     ]
@@ -88,7 +88,7 @@ def test_unreachable_nodes_are_reported_with_fallback_only() -> None:
 
 
 def test_report_marks_best_and_incomplete_methods() -> None:
-    text = report([ONE], lines([ONE], found()))
+    text = report([ONE], lines([ONE], results()))
     assert "| SGC-PN, zero | 0.600 ± 0.141 |" in text
     assert "| SGC-PN, feature propagation | 0.750 [1] |" in text
     assert f"| {FIT} | **0.800** [1] |" in text
@@ -139,12 +139,12 @@ def test_single_run_settings_are_not_tested() -> None:
 
 
 def test_published_numbers_are_compared() -> None:
-    some = [
+    rows = [
         Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), {"accuracy": {0: 0.74}}),
         Line(MissingCell("fp-vectors", "cora", "pcfi", "GCN", 99.5), {"accuracy": {0: 0.736}}, 0.754),
     ]
     expected = "| fp-vectors | Cora | 99.5% | 0.740 | GCN, PCFI, as published | 0.754 | 1 | -0.014 |"
-    assert expected in report([FP_VECTORS], some)
+    assert expected in report([FP_VECTORS], rows)
 
 
 def test_published_numbers_are_shown_next_to_ours() -> None:
@@ -156,7 +156,7 @@ def test_published_numbers_are_shown_next_to_ours() -> None:
 
 
 def test_methods_using_validation_labels_are_not_compared() -> None:
-    some = [
+    rows = [
         Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), {"accuracy": {0: 0.78}}),
         Line(MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP, 99.5), {"accuracy": {0: 0.75}}),
         Line(
@@ -165,7 +165,7 @@ def test_methods_using_validation_labels_are_not_compared() -> None:
             0.806,
         ),
     ]
-    text = report([replace(FP_VECTORS, runs=1)], some)
+    text = report([replace(FP_VECTORS, runs=1)], rows)
     assert f"| fp-vectors | Cora | 99.5% | 0.780 | {FSD_CAP} | 0.750 | 1 | +0.030 |" in text
     assert f"| {FIT} | **0.780** |" in text
     assert f"| {FSD_CAP_RELEASED} | 0.790, published 0.806 |" in text
@@ -178,11 +178,11 @@ def test_tables_are_ranked_by_auc_or_macro_f1() -> None:
         for model in ("logistic regression", "label propagation")
     ]
     scores = [(0.71, 0.5, 0.6), (0.70, 0.6, 0.7), (0.71, 0.5, 0.6), (0.70, 0.4, 0.7)]
-    some = [
+    rows = [
         Line(cell, {metric: {0: value} for metric, value in zip(METRICS, values, strict=True)})
         for cell, values in zip(cells, scores, strict=True)
     ]
-    text = report([replace(TABLES_80, runs=1)], some)
+    text = report([replace(TABLES_80, runs=1)], rows)
     assert "| label propagation | **0.700 (accuracy 0.700)** | 0.400 (accuracy 0.700) |" in text
     assert "| logistic regression | 0.600 (accuracy 0.710) | **0.500 (accuracy 0.710)** |" in text
 
@@ -197,9 +197,9 @@ def test_committed_store_gives_committed_report() -> None:
     protocols = choose_protocols()
     with Store(RESULTS / "missing.sqlite", read_only=True) as store:
         results = MissingResults.read(store)
-    some = lines(protocols, results)
-    assert as_csv(some).encode() == (RESULTS / "missing.csv").read_bytes()
-    text = report(protocols, some, results.origins)
+    rows = lines(protocols, results)
+    assert as_csv(rows).encode() == (RESULTS / "missing.csv").read_bytes()
+    text = report(protocols, rows, results.origins)
     assert text == (RESULTS / "missing.md").read_text(encoding="utf-8")
     [best, *_] = re.findall(r"\*\*(0\.\d+ ± 0\.\d+)\*\*", text)
-    assert f"<strong>{best}</strong>" in render_html(document(protocols, some))
+    assert f"<strong>{best}</strong>" in render_html(document(protocols, rows))

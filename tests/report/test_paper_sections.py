@@ -76,11 +76,11 @@ def test_report_on_a_user_store(cells: dict[Spec, list[Trial]], with_paper: bool
 
 
 def test_shortened_paper_runs_are_not_user_trials() -> None:
-    mine = {
+    user_trials = {
         PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)],
         PAPER.replace(epochs=5, hidden=77): [trial(0, 0.5, 0.5)],
     }
-    text = text_of(user_section(find_user_trials(mine, Selection())))
+    text = text_of(user_section(find_user_trials(user_trials, Selection())))
     assert "2 specs that are none of the paper's" in text
     assert find_user_trials({PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)]}, Selection(epochs=5)) == []
 
@@ -97,8 +97,8 @@ def section(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def row(section: str, start: str) -> list[float]:
-    [found] = [line for line in section.splitlines() if line.startswith(f"| {start} |")]
-    return [float(cell) for cell in found.split("|")[2:-1]]
+    [result] = [line for line in section.splitlines() if line.startswith(f"| {start} |")]
+    return [float(cell) for cell in result.split("|")[2:-1]]
 
 
 def test_effects_are_mean_paired_differences(section: str) -> None:

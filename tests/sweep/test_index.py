@@ -26,7 +26,7 @@ def test_reported_numbers_equal_the_paper(cell: TableCell, numbers: tuple[float,
 
 def test_reported_numbers_are_complete() -> None:
     assert len(reported()) == 48 + 48 + 48
-    assert all(0.2 < found.accuracy < 1 and 1 <= found.layers <= 60 for found in reported().values())
+    assert all(0.2 < result.accuracy < 1 and 1 <= result.layers <= 60 for result in reported().values())
 
 
 CELL = TableCell("cora", "SGC-PN", 0)
@@ -51,11 +51,11 @@ def spec(depth: int, scale: float = 1.0, **more: float) -> Spec:
 
 
 def all_candidates(**validation: float) -> dict[Spec, list[Trial]]:
-    """Return two runs of every candidate, 0.1 right but for those named as in ``d4s10=0.7``."""
+    """Return two runs of every candidate, with accuracy 0.1 except those named as in ``d4s10=0.7``."""
     return {
-        found: [trial(seed, validation.get(f"d{found.depth}s{found.scale:.0f}", 0.1), found.depth / 100)
+        result: [trial(seed, validation.get(f"d{result.depth}s{result.scale:.0f}", 0.1), result.depth / 100)
                 for seed in (0, 1)]
-        for found in EXPERIMENT.candidates(CELL)
+        for result in EXPERIMENT.candidates(CELL)
     }  # fmt: skip
 
 
@@ -121,10 +121,10 @@ def test_non_finite_or_overflowing_runs_have_no_mean(values: tuple[float, float]
 
 def test_by_depth_selects_scale_per_depth_or_one_scale() -> None:
     results = ResultIndex(all_candidates(d2s1=0.9, d4s10=0.8, d8s10=0.8))
-    assert [found.spec.scale for found in results.by_depth(EXPERIMENT, CELL)] == [1.0, 10.0, 10.0]
+    assert [result.spec.scale for result in results.by_depth(EXPERIMENT, CELL)] == [1.0, 10.0, 10.0]
     # scale 10: 0.1 + 0.8 + 0.8 beats 0.9 + 0.1 + 0.1
-    assert [found.spec.scale for found in results.by_depth(EXPERIMENT, CELL, one_scale=True)] == [10.0] * 3
-    assert [found.spec.depth for found in results.by_depth(EXPERIMENT, CELL)] == [2, 4, 8]
+    assert [result.spec.scale for result in results.by_depth(EXPERIMENT, CELL, one_scale=True)] == [10.0] * 3
+    assert [result.spec.depth for result in results.by_depth(EXPERIMENT, CELL)] == [2, 4, 8]
 
 
 class TestSearch:
@@ -138,8 +138,8 @@ class TestSearch:
     def cells(self) -> dict[Spec, list[Trial]]:
         values = {(2, 0.0): 0.5, (4, 0.0): 0.8, (2, 0.6): 0.7, (4, 0.6): 0.7}
         return {
-            found: [trial(0, values[found.depth, found.dropout])]
-            for found in self.experiment.candidates(CELL)
+            result: [trial(0, values[result.depth, result.dropout])]
+            for result in self.experiment.candidates(CELL)
         }
 
     def test_finalists_have_the_settings_of_the_best_candidate(self) -> None:

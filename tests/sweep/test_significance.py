@@ -25,18 +25,18 @@ def by_seed(values: np.ndarray) -> dict[int, float]:
 @pytest.mark.parametrize("runs", [2, 5, 20])
 def test_paired_difference_equals_scipy_t_test(runs: int) -> None:
     one, other = np.random.default_rng(runs).normal(0.7, 0.1, (2, runs))
-    found = paired_difference(by_seed(one), by_seed(other))
+    result = paired_difference(by_seed(one), by_seed(other))
     expected = ttest_rel(one, other)
     interval = expected.confidence_interval(1 - ERROR_RATE)
-    assert found == pytest.approx(
+    assert result == pytest.approx(
         (np.mean(one - other), interval.low, interval.high, expected.pvalue, runs), rel=1e-9
     )
-    assert mean_interval((one - other).tolist()) == pytest.approx((found.low, found.high))
+    assert mean_interval((one - other).tolist()) == pytest.approx((result.low, result.high))
 
 
 def test_only_common_seeds_are_paired() -> None:
-    found = paired_difference({0: 0.5, 1: 0.6, 7: 0.9}, {0: 0.4, 1: 0.5, 2: 0.1})
-    assert (found.runs, found.mean) == (2, pytest.approx(0.1))
+    result = paired_difference({0: 0.5, 1: 0.6, 7: 0.9}, {0: 0.4, 1: 0.5, 2: 0.1})
+    assert (result.runs, result.mean) == (2, pytest.approx(0.1))
 
 
 def test_constant_is_compared_with_each_run() -> None:
@@ -45,15 +45,15 @@ def test_constant_is_compared_with_each_run() -> None:
 
 @pytest.mark.parametrize("other", [{0: 0.1}, {5: 0.1}, {0: float("nan"), 1: 0.1}])
 def test_too_few_pairs_are_inconclusive(other: dict[int, float]) -> None:
-    found = paired_difference({0: 0.9, 1: 0.8}, other)
-    assert (found.p, found.low, found.high) == (1.0, -np.inf, np.inf)
+    result = paired_difference({0: 0.9, 1: 0.8}, other)
+    assert (result.p, result.low, result.high) == (1.0, -np.inf, np.inf)
 
 
 def test_equal_differences_have_minimum_deviation() -> None:
     # Two runs that differ by exactly one node of a thousand are no proof.
-    found = paired_difference({0: 0.801, 1: 0.701}, {0: 0.800, 1: 0.700})
-    assert found.p > ERROR_RATE
-    assert found.high - found.low > MIN_DEVIATION
+    result = paired_difference({0: 0.801, 1: 0.701}, {0: 0.800, 1: 0.700})
+    assert result.p > ERROR_RATE
+    assert result.high - result.low > MIN_DEVIATION
 
 
 @pytest.mark.parametrize(("shared", "correlation"), [(0.0, 0.96), (0.9, 0.5)])
@@ -91,9 +91,9 @@ def test_real_difference_is_significant_with_its_sign() -> None:
     common = generator.normal(0.7, 0.05, 5)
     scores = {"reference": by_seed(common), "same": by_seed(common + generator.normal(0, 0.005, 5))}
     scores["worse"] = by_seed(common - 0.1 + generator.normal(0, 0.005, 5))
-    found = compare_with("reference", scores)
-    assert {method: differs for method, (_, differs) in found.items()} == {"same": False, "worse": True}
-    assert found["worse"][0].mean < 0
+    result = compare_with("reference", scores)
+    assert {method: differs for method, (_, differs) in result.items()} == {"same": False, "worse": True}
+    assert result["worse"][0].mean < 0
 
 
 def test_holm_stops_at_first_insignificant_difference() -> None:

@@ -103,8 +103,8 @@ def test_widest_table_fits_eighty_columns() -> None:
 def test_single_run_has_no_deviation() -> None:
     one = Selection(datasets=["cora"], runs=1, depths=[4], missing=[0]).narrow(TABLE1)
     assert one is not None
-    found = ResultIndex({Spec("cora", "SGC", 4, epochs=500, scaling="none"): [trial(0, 0.5, 0.75)]})
-    table = Table.of(found, one, reported=reported())
+    result = ResultIndex({Spec("cora", "SGC", 4, epochs=500, scaling="none"): [trial(0, 0.5, 0.75)]})
+    table = Table.of(result, one, reported=reported())
     assert by_missing_rate(table)[1][0] == ["Cora", "SGC", "**0.750** @ 4"]
     assert "cora,SGC,0,0.7500,4,,0.815,4\n" in as_csv(table)
 

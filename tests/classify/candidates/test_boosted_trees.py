@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def table() -> Task:
-    """Three classes and numbers, of which many are missing, that tell a class by neighbors' columns."""
+    """Three classes and numeric columns with many missing values; columns of neighbors predict the class."""
     graph = csbm(400, classes=3, seed=2).with_split("per-class-20")
     generator = torch.Generator().manual_seed(0)
     features = graph.labels[:, None].float() + 1.5 * torch.randn(400, 3, generator=generator)
@@ -38,10 +38,10 @@ def test_compact_text_predicts_like_lightgbm(table: Task, classes: int) -> None:
     data = lightgbm.Dataset(rows, task.graph.labels.numpy())
     model = lightgbm.train({**target, "num_leaves": 4, "verbose": -1, "num_threads": 1}, data, 20)
     text = module._validate(module._compact(model.model_to_string()), rows.shape[1], classes)
-    found = module._Ensemble(text, torch.arange(classes))(rows, classes).softmax(-1).numpy()
+    result = module._Ensemble(text, torch.arange(classes))(rows, classes).softmax(-1).numpy()
     expected = model.predict(rows)
     expected = np.stack([1 - expected, expected], 1) if classes == 2 else expected
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 def test_candidates_of_hops_do_not_depend_on_other_hops(table: Task) -> None:
@@ -53,10 +53,10 @@ def test_candidates_of_hops_do_not_depend_on_other_hops(table: Task) -> None:
 
 
 def test_trees_of_a_fold_are_cached_and_reproducible(table: Task) -> None:
-    (*_, learn) = next(BoostedTrees((1,), (4,)).fit(table, lambda done: None))
+    (*_, fit) = next(BoostedTrees((1,), (4,)).fit(table, lambda done: None))
     (fold,) = table.folds
-    grown, again = learn(fold), learn(replace(fold))
-    assert learn(fold) is grown is not again
+    grown, again = fit(fold), fit(replace(fold))
+    assert fit(fold) is grown is not again
     assert grown.ensemble.text == again.ensemble.text
     torch.testing.assert_close(grown.logits(table.prepared), again.logits(table.prepared))
 
@@ -78,8 +78,8 @@ def test_many_features_become_principal_components(small: Graph, task: Task) -> 
 
 
 def test_damaged_trees_raise(table: Task) -> None:
-    ((*_, learn),) = BoostedTrees((1,), (4,)).fit(table, lambda done: None)
-    settings, tensors = learn(table).state()
+    ((*_, fit),) = BoostedTrees((1,), (4,)).fit(table, lambda done: None)
+    settings, tensors = fit(table).state()
     text = tensors["trees"].numpy().tobytes().decode()
 
     def restore(**changed: torch.Tensor) -> module.Trees:
@@ -125,15 +125,15 @@ def test_direction_columns_learn_a_directed_class(flow: Graph) -> None:
 
 def test_directed_trees_are_restored_for_other_edges(flow: Graph) -> None:
     task = Task(flow, PreparedGraph(flow, Scaling.of(flow)(flow), CPU), "rw")
-    ((candidate, *_, learn),) = BoostedTrees((1,), (4,), (True,)).fit(task, lambda done: None)
-    fitted = learn(task)
+    ((candidate, *_, fit),) = BoostedTrees((1,), (4,), (True,)).fit(task, lambda done: None)
+    fitted = fit(task)
     again = module.Trees.restore(SavedState(candidate, *fitted.state(), 1, 2))
     assert flow.directed is not None
     changed = Graph.from_edges(flow.edge_index[:, flow.directed][:, 50:], flow.features, flow.labels)
     for graph in (flow, changed, flow.replace(directed=None)):
-        found = again.logits(PreparedGraph(graph, task.features, CPU))
-        assert torch.equal(found, fitted.logits(PreparedGraph(graph, task.features, CPU)))
-    assert not torch.equal(found, again.logits(PreparedGraph(flow, task.features, CPU)))
+        result = again.logits(PreparedGraph(graph, task.features, CPU))
+        assert torch.equal(result, fitted.logits(PreparedGraph(graph, task.features, CPU)))
+    assert not torch.equal(result, again.logits(PreparedGraph(flow, task.features, CPU)))
 
 
 def test_available_directions_do_not_change_undirected_trees(table: Task) -> None:

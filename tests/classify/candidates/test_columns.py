@@ -24,48 +24,48 @@ def known(graph: Graph) -> KnownLabels:
 
 
 @pytest.fixture
-def holed(small: Graph) -> Graph:
-    """Four numbers a node, some of which are missing; the last two nodes lose all."""
+def incomplete(small: Graph) -> Graph:
+    """Four numeric features with missing values; the last two nodes have none."""
     generator = torch.Generator().manual_seed(0)
     missing = torch.rand(300, 4, generator=generator) < 0.4
     missing[298:] = True
     return small.replace(features=torch.rand(300, 4, generator=generator), missing=missing)
 
 
-def test_feature_columns_are_means_of_known_values(holed: Graph) -> None:
-    found = torch.cat(feature_columns(on(holed), 2), 1)
-    adjacency = holed.adjacency.to_dense().double()
-    walk = adjacency / adjacency.sum(1, keepdim=True).clamp(min=1)
-    known = (~holed.missing).double()
-    expected = [torch.where(holed.missing, torch.nan, holed.features.double())]
-    for power in (walk, walk @ walk):
+def test_feature_columns_are_means_of_known_values(incomplete: Graph) -> None:
+    result = torch.cat(feature_columns(on(incomplete), 2), 1)
+    adjacency = incomplete.adjacency.to_dense().double()
+    matrix = adjacency / adjacency.sum(1, keepdim=True).clamp(min=1)
+    known = (~incomplete.missing).double()
+    expected = [torch.where(incomplete.missing, torch.nan, incomplete.features.double())]
+    for power in (matrix, matrix @ matrix):
         mass = power @ known
-        expected.append(torch.where(mass > 0, (power @ (known * holed.features)) / mass, torch.nan))
+        expected.append(torch.where(mass > 0, (power @ (known * incomplete.features)) / mass, torch.nan))
     expected.append(adjacency.sum(1, keepdim=True).log1p())
-    torch.testing.assert_close(found.double(), torch.cat(expected, 1), equal_nan=True, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(result.double(), torch.cat(expected, 1), equal_nan=True, atol=1e-5, rtol=1e-4)
 
 
 def test_label_columns_exclude_own_label(small: Graph) -> None:
-    """Whatever its own label is, its columns are the same; those of its neighbors are not."""
+    """Columns of a node do not depend on its own label; those of its neighbors do."""
     node = int(small.train.nonzero()[0])
     labels = small.labels.clone()
     labels[node] = 1 - labels[node]
     other = small.replace(labels=labels)
-    found, changed = (label_columns(on(graph), known(graph), 2) for graph in (small, other))
-    torch.testing.assert_close(found[node], changed[node], equal_nan=True, atol=0, rtol=0)
+    result, changed = (label_columns(on(graph), known(graph), 2) for graph in (small, other))
+    torch.testing.assert_close(result[node], changed[node], equal_nan=True, atol=0, rtol=0)
     neighbors = small.adjacency.to_dense()[node] > 0
-    assert not torch.equal(found[neighbors].nan_to_num(), changed[neighbors].nan_to_num())
+    assert not torch.equal(result[neighbors].nan_to_num(), changed[neighbors].nan_to_num())
 
 
 def test_label_shares_are_over_labeled_neighbors(small: Graph) -> None:
-    found = label_columns(on(small), known(small), 2)
+    result = label_columns(on(small), known(small), 2)
     given = torch.nn.functional.one_hot(small.labels, 2) * small.train[:, None]
     near = small.adjacency.to_dense() @ given.float()
     count = near.sum(1, keepdim=True)
-    torch.testing.assert_close(found[:, 2:3], count.log1p())
-    some = count.squeeze(1) > 0
-    torch.testing.assert_close(found[some, :2], (near / count)[some])
-    assert found[~some, :2].isnan().all()
+    torch.testing.assert_close(result[:, 2:3], count.log1p())
+    has_neighbors = count.squeeze(1) > 0
+    torch.testing.assert_close(result[has_neighbors, :2], (near / count)[has_neighbors])
+    assert result[~has_neighbors, :2].isnan().all()
 
 
 def test_labels_are_matched_by_node_name(small: Graph) -> None:
@@ -80,16 +80,16 @@ def test_labels_are_matched_by_node_name(small: Graph) -> None:
 
 
 @pytest.fixture
-def one_way(holed: Graph) -> Graph:
-    """The holed graph, a third of whose edges go both ways."""
-    source, target = holed.edge_index
+def one_way(incomplete: Graph) -> Graph:
+    """The incomplete graph, a third of whose edges go both ways."""
+    source, target = incomplete.edge_index
     kept = (source < target) | (torch.arange(len(source)) % 3 == 0)
-    parts = {name: getattr(holed, name) for name in ("features", "labels", "missing", "train")}
-    return Graph.from_edges(holed.edge_index[:, kept], num_nodes=300, **parts)
+    parts = {name: getattr(incomplete, name) for name in ("features", "labels", "missing", "train")}
+    return Graph.from_edges(incomplete.edge_index[:, kept], num_nodes=300, **parts)
 
 
 def test_direction_columns_equal_dense_reference(one_way: Graph) -> None:
-    found = direction_columns(on(one_way), known(one_way), 2)
+    result = direction_columns(on(one_way), known(one_way), 2)
     assert one_way.directed is not None
     listed = torch.zeros(300, 300, dtype=torch.bool)
     listed[tuple(one_way.edge_index[:, one_way.directed])] = True
@@ -102,23 +102,23 @@ def test_direction_columns_equal_dense_reference(one_way: Graph) -> None:
             row = [values.nanmean(0), torch.tensor([len(near)]).log1p()]
             row += [(labels == number).float().mean().reshape(1) for number in (0, 1)]
             expected[node, offset : offset + 8] = torch.cat([*row, torch.tensor([len(labels)]).log1p()])
-    torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(result, expected, equal_nan=True, atol=1e-5, rtol=1e-4)
 
 
-def test_reciprocal_edges_give_equal_direction_columns(holed: Graph) -> None:
-    along, against = direction_columns(on(holed), known(holed), 2).chunk(2, 1)
+def test_reciprocal_edges_give_equal_direction_columns(incomplete: Graph) -> None:
+    along, against = direction_columns(on(incomplete), known(incomplete), 2).chunk(2, 1)
     assert torch.equal(along.nan_to_num(), against.nan_to_num())
-    around = feature_columns(on(holed), 1)[1]
+    around = feature_columns(on(incomplete), 1)[1]
     torch.testing.assert_close(along[:, :4], around, equal_nan=True, atol=0, rtol=0)
 
 
-def test_extreme_and_missing_columns_use_known_neighbors(holed: Graph) -> None:
-    prepared, nodes = on(holed), range(0, 300, 7)
-    columns = NodeColumns.of(Task(holed, prepared), 1, extras=("extremes", "missing"))
+def test_extreme_and_missing_columns_use_known_neighbors(incomplete: Graph) -> None:
+    prepared, nodes = on(incomplete), range(0, 300, 7)
+    columns = NodeColumns.of(Task(incomplete, prepared), 1, extras=("extremes", "missing"))
     table = columns.table(prepared).blocks
-    known = torch.where(holed.missing, torch.nan, holed.features)
+    known = torch.where(incomplete.missing, torch.nan, incomplete.features)
     for node in nodes:
-        near = known[holed.adjacency.to_dense()[node] > 0].numpy()
+        near = known[incomplete.adjacency.to_dense()[node] > 0].numpy()
         for number in range(4):
             values = near[~np.isnan(near[:, number]), number]
             least, largest = table["extremes"][node, [number, 4 + number]].tolist()
@@ -129,13 +129,13 @@ def test_extreme_and_missing_columns_use_known_neighbors(holed: Graph) -> None:
                 assert np.isnan(largest)
             if len(near):
                 assert float(table["missing"][node, 4 + number]) == pytest.approx(len(values) / len(near))
-    assert torch.equal(table["missing"][:, :4], holed.missing.float())
+    assert torch.equal(table["missing"][:, :4], incomplete.missing.float())
 
 
 def test_structure_columns_equal_networkx(small: Graph) -> None:
     networkx = pytest.importorskip("networkx")
-    found = NodeColumns.of(Task(small, on(small)), 1, extras=("structure",)).table(on(small))
-    rank, core, *returns = found.blocks["structure"].double().T
+    result = NodeColumns.of(Task(small, on(small)), 1, extras=("structure",)).table(on(small))
+    rank, core, *returns = result.blocks["structure"].double().T
     graph = networkx.from_edgelist(small.edge_index.T.tolist())
     graph.add_nodes_from(range(300))
     expected = networkx.core_number(graph)
@@ -145,11 +145,11 @@ def test_structure_columns_equal_networkx(small: Graph) -> None:
         torch.testing.assert_close(
             rank, torch.tensor([300 * ranks[node] for node in range(300)]).log().double()
         )
-    walk = small.adjacency.to_dense().double()
-    walk /= walk.sum(1, keepdim=True).clamp(min=1)
+    matrix = small.adjacency.to_dense().double()
+    matrix /= matrix.sum(1, keepdim=True).clamp(min=1)
     for steps, column in zip((2, 3, 4), returns, strict=True):
         torch.testing.assert_close(
-            column, torch.linalg.matrix_power(walk, steps).diag(), atol=1e-6, rtol=1e-5
+            column, torch.linalg.matrix_power(matrix, steps).diag(), atol=1e-6, rtol=1e-5
         )
 
 

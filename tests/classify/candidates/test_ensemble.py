@@ -49,7 +49,7 @@ def test_gain_must_exceed_paired_standard_error(task: Task, metric: str) -> None
 
 def test_loss_gain_equals_textbook_standard_error_rule(task: Task) -> None:
     generator, truth = torch.Generator().manual_seed(0), torch.nn.functional.one_hot(task.held_out_labels, 2)
-    found = set()
+    result = set()
     for shift in (0.0, 0.01, 0.02, 0.04, 0.08):
         noise = torch.randn(2, len(truth), generator=generator).clamp(-3, 3)
         before, after = 0.5 + 0.1 * noise
@@ -58,8 +58,8 @@ def test_loss_gain_equals_textbook_standard_error_rule(task: Task) -> None:
         difference = (after.double().log() - before.double().log()).numpy()
         expected = difference.mean() > difference.std() / len(difference) ** 0.5
         assert improves(task, *both) == expected
-        found.add(bool(expected))
-    assert found == {False, True}
+        result.add(bool(expected))
+    assert result == {False, True}
 
 
 def test_average_is_weighted_mean_of_probabilities(task: Task) -> None:
@@ -67,13 +67,13 @@ def test_average_is_weighted_mean_of_probabilities(task: Task) -> None:
     parts = [
         (weight, one.candidate, one.fit(task)) for weight, one in zip((1, 3), choice.results, strict=True)
     ]
-    found = Average(parts, KnownLabels.of(task), task.prior).logits(task.prepared).softmax(-1)[:, 0]
+    result = Average(parts, KnownLabels.of(task), task.prior).logits(task.prepared).softmax(-1)[:, 0]
     one, three = (part.logits(task.prepared).softmax(-1)[:, 0] for *_, part in parts)
-    torch.testing.assert_close(found, (one + 3 * three) / 4, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(result, (one + 3 * three) / 4, atol=1e-5, rtol=1e-4)
 
 
 def test_metric_decides_selected_member(task: Task) -> None:
-    """By accuracy the one that is right most often, however unsure; by loss the other."""
+    """Accuracy selects the candidate that is correct most often, even if unsure; loss selects the other."""
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     unsure, sure = 0.02 * truth + 0.49, 0.98 * truth + 0.01
     sure[:5] = torch.tensor([0.4, 0.6]).where(task.held_out_labels[:5, None] == 0, torch.tensor([0.6, 0.4]))
@@ -85,7 +85,7 @@ def test_metric_decides_selected_member(task: Task) -> None:
 
 
 def test_beats_prior_requires_two_standard_errors(task: Task) -> None:
-    """Held against the paired differences of losses by the textbook."""
+    """Compared with the paired differences of losses by the textbook formula."""
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     noise = torch.rand(len(truth), generator=torch.Generator().manual_seed(0))[:, None]
     for strength in (0.0, 0.02, 0.05, 0.1, 0.2, 0.5):
@@ -103,13 +103,13 @@ def test_beats_prior_requires_two_standard_errors(task: Task) -> None:
 
 def test_best_per_model_excludes_most_frequent_class(task: Task) -> None:
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
-    some = [
+    results = [
         task.evaluate(Candidate(model), (share * truth + (1 - share) / 2).log()[:, None], lambda task: None)
         for model, share in [
             ("SGC", 0.2), ("most frequent class", 0.9), ("SGC", 0.4), ("boosted trees", 0.1), ("SGC", 0.3)
         ]
     ]  # fmt: skip
-    assert dict(best_per_model(some)) == {2: 1, 3: 1}
+    assert dict(best_per_model(results)) == {2: 1, 3: 1}
 
 
 def test_unreachable_nodes_share_one_prediction(task: Task) -> None:
@@ -124,17 +124,17 @@ def test_unreachable_nodes_share_one_prediction(task: Task) -> None:
     features = task.features.to_dense() * ~missing[:, None]
     graph = graph.replace(adjacency=edges.adjacency, features=features, missing=missing, labels=labels)
     blank = Task(graph, PreparedGraph(graph, features, CPU), "rw")
-    hidden = unreachable(graph, graph.train)
-    assert torch.equal(hidden & alone, missing)
+    unreachable_nodes = unreachable(graph, graph.train)
+    assert torch.equal(unreachable_nodes & alone, missing)
     choice = search(blank, [SGCFamily(["PN"], (2,), (1.0, 100.0))])
-    found = choice.fit(blank).logits(PreparedGraph(graph, features, CPU)).softmax(-1)[:, 0]
-    assert (found[hidden] == found[hidden][0]).all()
+    result = choice.fit(blank).logits(PreparedGraph(graph, features, CPU)).softmax(-1)[:, 0]
+    assert (result[unreachable_nodes] == result[unreachable_nodes][0]).all()
     counts, isolated = (graph.labels[nodes].bincount() for nodes in (graph.train, graph.train & alone))
     share = isolated.sum() / counts.sum()
     odds = (isolated + 2) / (share * counts + 2) * ((1 - share) * counts + 2) / (counts - isolated + 2)
-    expected = found[~hidden & ~graph.train].mean(0) * odds
-    torch.testing.assert_close(found[hidden][0], expected / expected.sum())
-    held = hidden[graph.validation]
+    expected = result[~unreachable_nodes & ~graph.train].mean(0) * odds
+    torch.testing.assert_close(result[unreachable_nodes][0], expected / expected.sum())
+    held = unreachable_nodes[graph.validation]
     first, second = (one.probabilities[held] for one in choice.results)
     torch.testing.assert_close(first, second)
 

@@ -12,8 +12,8 @@ from pairnorm.data import Graph
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(module, "FACTORIES", dict(module.FACTORIES))
-    for place in ("pairnorm.classify.search_space",):
-        monkeypatch.setattr(f"{place}.FACTORIES", module.FACTORIES)
+    for module_name in ("pairnorm.classify.search_space",):
+        monkeypatch.setattr(f"{module_name}.FACTORIES", module.FACTORIES)
     register_candidate("Mine", HistGradientBoostingClassifier)
     return "Mine"
 
@@ -24,9 +24,11 @@ def test_registered_classifier_is_fitted_and_saved(
 ) -> None:
     graph = small
     if missing:
-        gone = small.labels * 0 + 1 > 0
-        gone[::2] = False
-        graph = small.replace(features=small.features.to_dense() * ~gone[:, None], missing=gone)
+        missing_nodes = small.labels * 0 + 1 > 0
+        missing_nodes[::2] = False
+        graph = small.replace(
+            features=small.features.to_dense() * ~missing_nodes[:, None], missing=missing_nodes
+        )
     classifier = NodeClassifier(registered).fit(graph)
     assert classifier.best_.model == "Mine"
     assert classifier.score(graph) > 0.6

@@ -29,24 +29,24 @@ def test_label_propagation_solves_its_fixed_point(small: Graph, task: Task) -> N
     matrix = adjacency / (degree[:, None] * degree).sqrt()
     given = torch.nn.functional.one_hot(small.labels, 2).double() * small.train[:, None]
     for alpha in (0.5, 0.9):
-        ((*_, learn),) = LabelPropagation((alpha,)).fit(task, lambda done: None)
+        ((*_, fit),) = LabelPropagation((alpha,)).fit(task, lambda done: None)
         exact = (1 - alpha) * torch.linalg.solve(torch.eye(300) - alpha * matrix, given)
-        found = learn(task).logits(PreparedGraph(small, task.features, CPU))[:, 0].exp().double()
-        torch.testing.assert_close(found, exact, atol=1e-4, rtol=1e-3)
+        result = fit(task).logits(PreparedGraph(small, task.features, CPU))[:, 0].exp().double()
+        torch.testing.assert_close(result, exact, atol=1e-4, rtol=1e-3)
 
 
 def test_labels_are_matched_by_node_name(small: Graph, task: Task) -> None:
     """In a graph whose nodes come in another order, and of which some are new, the known ones are found."""
     small = small.replace(node_names=np.arange(300))
     task = replace(task, graph=small)
-    ((*_, learn),) = LabelPropagation((0.9,)).fit(task, lambda done: None)
+    ((*_, fit),) = LabelPropagation((0.9,)).fit(task, lambda done: None)
     order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
-    place = order.argsort()
-    edges = torch.cat([place[small.edge_index], torch.tensor([[300], [0]])], 1)
+    position = order.argsort()
+    edges = torch.cat([position[small.edge_index], torch.tensor([[300], [0]])], 1)
     names = np.append(small.node_names[order.numpy()], 1_000_000)
     graph = Graph.from_edges(edges, torch.ones(301, 1), num_nodes=301, node_names=names)
     here, there = (
-        learn(task).logits(PreparedGraph(one, one.features, CPU))[:, 0].argmax(1) for one in (small, graph)
+        fit(task).logits(PreparedGraph(one, one.features, CPU))[:, 0].argmax(1) for one in (small, graph)
     )
     assert (there[:300] == here[order]).double().mean() > 0.98
 
@@ -58,9 +58,9 @@ def test_unreachable_nodes_get_class_shares_of_reached_nodes() -> None:
     labels = [0, 0, 1, 1, *[-1] * 9]
     graph = Graph.from_edges(edges, torch.ones(13, 1), labels, num_nodes=13, train=train)
     task = Task(graph, PreparedGraph(graph, graph.features, CPU), "rw")
-    ((*_, learn),) = LabelPropagation((0.5,)).fit(task, lambda done: None)
-    found = learn(task).logits(PreparedGraph(graph, graph.features, CPU))[:, 0].softmax(1)
-    assert found[11:, 1].tolist() == pytest.approx([6 / 7, 6 / 7], abs=1e-3)
+    ((*_, fit),) = LabelPropagation((0.5,)).fit(task, lambda done: None)
+    result = fit(task).logits(PreparedGraph(graph, graph.features, CPU))[:, 0].softmax(1)
+    assert result[11:, 1].tolist() == pytest.approx([6 / 7, 6 / 7], abs=1e-3)
 
 
 def test_unreachable_predictions_do_not_depend_on_features(blanked_cora: Graph) -> None:

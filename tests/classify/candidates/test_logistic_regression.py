@@ -20,9 +20,9 @@ def test_logistic_regression_ignores_edges(small: Graph, task: Task) -> None:
 
 def test_validation_loss_selects_the_scale(task: Task) -> None:
     choice = search(task, [LogisticRegression((1.0, 10.0, 100.0))])
-    tried, best = choice.results, choice.best
-    assert {one.candidate.setting for one in tried} == {"scale 1", "scale 10", "scale 100"}
-    assert best.validation_loss == min(one.candidate.validation_loss for one in tried)
+    candidates, best = choice.results, choice.best
+    assert {one.candidate.setting for one in candidates} == {"scale 1", "scale 10", "scale 100"}
+    assert best.validation_loss == min(one.candidate.validation_loss for one in candidates)
     assert best.validation_accuracy > 0.7
 
 

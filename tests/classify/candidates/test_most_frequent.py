@@ -11,6 +11,6 @@ def test_probabilities_equal_training_class_frequencies(small: Graph, task: Task
     zeros = small.train & ~ones & (torch.cumsum((small.train & ~ones).int(), 0) <= 5)
     graph = small.replace(train=ones | zeros)
     task = Task(graph, PreparedGraph(graph, task.features, CPU), "rw")
-    ((*_, learn),) = MostFrequent().fit(task, lambda done: None)
-    probabilities = learn(task).logits(PreparedGraph(graph, task.features, CPU)).softmax(-1)
+    ((*_, fit),) = MostFrequent().fit(task, lambda done: None)
+    probabilities = fit(task).logits(PreparedGraph(graph, task.features, CPU)).softmax(-1)
     torch.testing.assert_close(probabilities, torch.tensor([5 / 25, 20 / 25]).expand(300, 1, 2))

@@ -21,8 +21,8 @@ def test_gnn_is_evaluated_on_scaled_features(small: Graph, task: Task, model: st
     if layout == "dense":
         task = Task(small, PreparedGraph(small, 100 * task.features.to_dense(), CPU), "rw")
     spec = Spec("own", model, 2, norm="PN-SI", epochs=30)
-    ((candidate, _, _, learn),) = GNNFamily([spec], [0, 1]).fit(task, nothing)
-    logits = learn(task).logits(PreparedGraph(small, task.features, CPU))
+    ((candidate, _, _, fit),) = GNNFamily([spec], [0, 1]).fit(task, nothing)
+    logits = fit(task).logits(PreparedGraph(small, task.features, CPU))
     right = (logits.argmax(-1) == small.labels[:, None])[small.validation].double().mean()
     assert candidate.validation_accuracy == pytest.approx(float(right), abs=1e-6)
     assert candidate.name == f"{model}-PN-SI, depth 2, scale 1"
@@ -30,7 +30,7 @@ def test_gnn_is_evaluated_on_scaled_features(small: Graph, task: Task, model: st
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
 def test_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
-    """Divided by their sum, which large columns of noise decide, these features would tell nothing."""
+    """Divided by their sum, which large noise columns dominate, these features would be uninformative."""
     generator = torch.Generator().manual_seed(0)
     noise = 1e4 * torch.rand(small.num_nodes, 20, generator=generator)
     classes = torch.nn.functional.one_hot(small.labels).float()
@@ -44,20 +44,22 @@ def test_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
 def test_expired_time_limit_trains_at_most_one_network_and_warns(
     task: Task, required: bool, trained: list[int]
 ) -> None:
-    specs, told = [Spec("own", "GCN", depth, epochs=5) for depth in (2, 3)], []
+    specs, messages = [Spec("own", "GCN", depth, epochs=5) for depth in (2, 3)], []
     task = replace(task, time_limit=0.0)
     family = GNNFamily(specs, [0], required=required, cross_fit=True)
     with pytest.warns(
         ClassifierWarning, match=rf"time limit of 0 s was reached when {2 - len(trained)} of 2 networks"
     ):
-        found = [candidate.depth for candidate, *_ in family.fit(task, told.append)]
-    assert found == trained
-    assert len(told) == family.steps == 2
+        result = [candidate.depth for candidate, *_ in family.fit(task, messages.append)]
+    assert result == trained
+    assert len(messages) == family.steps == 2
 
 
 def test_fold_is_predicted_by_networks_without_its_labels(task: Task) -> None:
-    every = task.graph.train | task.graph.validation
-    folded = replace(task, fold_masks=[every & (torch.arange(300) % 3 == number) for number in range(3)])
+    selection_nodes = task.graph.train | task.graph.validation
+    folded = replace(
+        task, fold_masks=[selection_nodes & (torch.arange(300) % 3 == number) for number in range(3)]
+    )
     family = GNNFamily([Spec("own", "GCN", 2, epochs=10)], range(3), cross_fit=True)
     (result,) = family.fit(folded, nothing)
     start = 0

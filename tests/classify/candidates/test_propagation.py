@@ -31,11 +31,11 @@ def gaps(small: Graph) -> Graph:
 
 @pytest.mark.parametrize("mode", [None, "PN", "PN-SI", "PN-SCS"])
 @pytest.mark.parametrize("method", ["zero", "fp"])
-@pytest.mark.parametrize("every", [1000, 40])
-def test_states_equal_iterates_in_any_order(small: Graph, mode, method, every) -> None:
+@pytest.mark.parametrize("known_every", [1000, 40])
+def test_states_equal_iterates_in_any_order(small: Graph, mode, method, known_every) -> None:
     """Also where few rows are known, and span fewer columns than there are."""
-    missing = torch.arange(small.num_nodes) % every == 0
-    missing = missing if every == 1000 else ~missing & ~small.train
+    missing = torch.arange(small.num_nodes) % known_every == 0
+    missing = missing if known_every == 1000 else ~missing & ~small.train
     gaps = small.replace(features=small.features.to_dense() * ~missing[:, None], missing=missing)
     start = gaps.features
     start = start if method == "zero" else impute(start, gaps.missing, gaps.adjacency, method=method)
@@ -43,7 +43,7 @@ def test_states_equal_iterates_in_any_order(small: Graph, mode, method, every) -
     expected = list(islice(sgc_iterates(start, normalized_adjacency(gaps.adjacency), norm), 9))
     prepared, propagation = on(gaps), Propagation(method, "rw", mode)
     basis, _ = prepared.reduced
-    assert (basis is None) == (every == 1000)
+    assert (basis is None) == (known_every == 1000)
     for depth in (3, 8, 5, 3, 0, 8):
         state = propagation.state(prepared, depth)
         state = state if basis is None else state @ basis.T
@@ -128,11 +128,11 @@ SETTINGS = {
 
 def named(graph: Graph, missing: bool) -> Graph:
     names = np.array([f"node {number}" for number in range(graph.num_nodes)])
-    gone = (
+    is_missing = (
         torch.arange(graph.num_nodes) % 3 == 0 if missing else torch.zeros(graph.num_nodes, dtype=torch.bool)
     )
-    features = graph.features.to_dense() * ~gone[:, None]
-    return graph.replace(node_names=names, features=features, missing=gone)
+    features = graph.features.to_dense() * ~is_missing[:, None]
+    return graph.replace(node_names=names, features=features, missing=is_missing)
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI", "PN-SCS"])
@@ -167,10 +167,10 @@ def test_component_alone_is_predicted_as_in_whole_graph(small: Graph, name: str,
         train=graph.train, validation=graph.validation, test=graph.test,
     )  # fmt: skip
     classifier = NodeClassifier(**SETTINGS[name], refit=False).fit(whole)
-    place = torch.cumsum(inside, 0) - 1
+    position = torch.cumsum(inside, 0) - 1
     kept = inside.numpy()
     alone = Graph.from_edges(
-        place[ends[:, inside[ends[0]]]], graph.features[inside], missing=graph.missing[inside],
+        position[ends[:, inside[ends[0]]]], graph.features[inside], missing=graph.missing[inside],
         node_names=graph.node_names[kept],
     )  # fmt: skip
     np.testing.assert_allclose(

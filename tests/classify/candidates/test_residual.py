@@ -31,9 +31,9 @@ def parity() -> Task:
 
 
 def folded(task: Task) -> Task:
-    every = task.graph.train | task.graph.validation
+    selection_nodes = task.graph.train | task.graph.validation
     part = torch.arange(task.graph.num_nodes) % 5
-    return replace(task, fold_masks=[every & (part == number) for number in range(5)])
+    return replace(task, fold_masks=[selection_nodes & (part == number) for number in range(5)])
 
 
 def first(task: Task, **settings: object) -> CandidateResult:
@@ -86,10 +86,10 @@ def test_task_with_other_training_labels_trains_a_new_network(parity: Task) -> N
 
 
 def test_masked_features_do_not_change_predictions(task: Task, monkeypatch) -> None:
-    hidden = torch.arange(300) % 2 == 0
-    masked = folded(replace(task, feature_mask=hidden))
+    feature_mask = torch.arange(300) % 2 == 0
+    masked = folded(replace(task, feature_mask=feature_mask))
     held_out = masked.fold_masks[0]
-    features = torch.where((hidden & held_out)[:, None], 7.0, task.features.to_dense())
+    features = torch.where((feature_mask & held_out)[:, None], 7.0, task.features.to_dense())
     other = replace(masked, prepared=PreparedGraph(task.graph, features, CPU))
     dense = replace(masked, prepared=PreparedGraph(task.graph, task.features.to_dense(), CPU))
     count = int(held_out.sum())

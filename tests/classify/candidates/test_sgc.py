@@ -30,29 +30,29 @@ def nothing(_: object) -> None:
 @pytest.mark.parametrize("norm", ["none", "PN", "PN-SI", "PN-SCS"])
 @pytest.mark.parametrize("adjacency", ["rw", "sym"])
 def test_fitted_sgc_reaches_stated_validation_accuracy(small: Graph, norm: str, adjacency: str) -> None:
-    task, told = on(small, adjacency), []
+    task, messages = on(small, adjacency), []
     family = SGCFamily([norm], (1, 4), SCALES)
-    found = list(family.fit(task, told.append))
-    assert len(told) == family.steps
-    tried = {(candidate.depth, candidate.scale) for candidate, *_ in found}
-    assert tried == {(depth, scale) for depth in (1, 4) for scale in SCALES}
-    for candidate, _, _, learn in found:
-        fitted = learn(task)
+    result = list(family.fit(task, messages.append))
+    assert len(messages) == family.steps
+    candidates = {(candidate.depth, candidate.scale) for candidate, *_ in result}
+    assert candidates == {(depth, scale) for depth in (1, 4) for scale in SCALES}
+    for candidate, _, _, fit in result:
+        fitted = fit(task)
         assert fitted.depth == candidate.depth
         predicted = fitted.logits(PreparedGraph(small, task.features, CPU))[:, 0].argmax(1)
         accuracy = float((predicted == small.labels)[small.validation].double().mean())
         assert accuracy == pytest.approx(candidate.validation_accuracy, abs=1e-6)
 
 
-@pytest.mark.parametrize("fill", ["zero", "fp", "mass"])
-def test_reduced_coordinates_give_the_same_logits(blanked_cora: Graph, monkeypatch, fill: str) -> None:
-    task, family = on(blanked_cora), SGCFamily(["PN"], (5,), (10.0,), (fill,))
-    ((reduced, _, _, learn),) = family.fit(task, nothing)
-    logits = learn(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
+@pytest.mark.parametrize("imputation", ["zero", "fp", "mass"])
+def test_reduced_coordinates_give_the_same_logits(blanked_cora: Graph, monkeypatch, imputation: str) -> None:
+    task, family = on(blanked_cora), SGCFamily(["PN"], (5,), (10.0,), (imputation,))
+    ((reduced, _, _, fit),) = family.fit(task, nothing)
+    logits = fit(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
     monkeypatch.setattr(scaling, "span", lambda features: (None, features))
     task = on(blanked_cora)
-    ((full, _, _, learn),) = family.fit(task, nothing)
-    full_logits = learn(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
+    ((full, _, _, fit),) = family.fit(task, nothing)
+    full_logits = fit(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
     assert reduced.validation_accuracy == pytest.approx(full.validation_accuracy, abs=0.005)
     assert (logits - full_logits).abs().max() < 0.01
 
@@ -61,9 +61,9 @@ def test_depth_helps_with_pair_norm_if_vectors_are_missing(blanked_cora: Graph) 
     best = {}
     for norm in ("none", "PN"):
         family = SGCFamily([norm], (2, 30), (30.0, 100.0))
-        found = [candidate for candidate, *_ in family.fit(on(blanked_cora), nothing)]
+        result = [candidate for candidate, *_ in family.fit(on(blanked_cora), nothing)]
         for depth in (2, 30):
-            best[norm, depth] = max(one.validation_accuracy for one in found if one.depth == depth)
+            best[norm, depth] = max(one.validation_accuracy for one in result if one.depth == depth)
     assert best["PN", 30] > best["PN", 2] + 0.1
     assert best["PN", 30] > best["none", 30] + 0.1
 
@@ -80,8 +80,8 @@ def test_many_training_nodes_select_on_subsample_and_refit_on_all(task: Task, mo
     assert best == max(choice.results, key=lambda one: one.rank).candidate
     ((_, _, fitted),) = choice.fit(task).parts
     monkeypatch.setattr(module, "MAX_SELECTION_ROWS", 4000)
-    ((*_, learn),) = SGCFamily([best.norm], [best.depth], [best.scale]).fit(task, nothing)
-    assert torch.equal(fitted.weight, learn(task).weight)
+    ((*_, fit),) = SGCFamily([best.norm], [best.depth], [best.scale]).fit(task, nothing)
+    assert torch.equal(fitted.weight, fit(task).weight)
 
 
 def test_subsample_keeps_the_rarest_class(task: Task, monkeypatch) -> None:
@@ -100,10 +100,10 @@ def test_subsample_keeps_the_rarest_class(task: Task, monkeypatch) -> None:
 @pytest.mark.parametrize("norm", ["none", "PN"])
 def test_large_graph_stops_depth_search_without_gain(small: Graph, monkeypatch, norm: str) -> None:
     task, family = on(small), SGCFamily([norm], tuple(range(1, 30)), SCALES)
-    whole, told = [one.candidate for one in family.fit(task, nothing)], []
+    whole, messages = [one.candidate for one in family.fit(task, nothing)], []
     monkeypatch.setattr(scaling, "MANY_NODES", 1)
-    short = [one.candidate for one in family.fit(task, told.append)]
-    assert len(told) == family.steps
+    short = [one.candidate for one in family.fit(task, messages.append)]
+    assert len(messages) == family.steps
     for scale in SCALES:
         losses = [one.validation_loss for one in short if one.scale == scale]
         assert len(losses) < 29

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 def test_smooth_solves_its_fixed_point(task: Task) -> None:
-    """Against a dense solution of Z = α S Z + (1 - α) Z₀, known labels in place of what was said of them."""
+    """Against a dense solution of Z = α S Z + (1 - α) Z₀, with known labels in place of predictions."""
     graph, alpha = task.graph, 0.5
     labels = graph.labels.where(graph.train, -1)
     probabilities = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
@@ -21,13 +21,15 @@ def test_smooth_solves_its_fixed_point(task: Task) -> None:
     start[graph.train] = torch.nn.functional.one_hot(labels[graph.train], 2).double()
     matrix = torch.eye(300) - alpha * root[:, None] * adjacency * root
     expected = torch.linalg.solve(matrix, (1 - alpha) * start)
-    found = smooth(task.prepared, probabilities, labels, [0.9, alpha])[:, 1]
-    torch.testing.assert_close(found.double(), expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=1e-4)
-    assert torch.equal(found.argmax(1), sharpen(found, 3.0).argmax(1))
+    result = smooth(task.prepared, probabilities, labels, [0.9, alpha])[:, 1]
+    torch.testing.assert_close(
+        result.double(), expected / expected.sum(1, keepdim=True), atol=1e-5, rtol=1e-4
+    )
+    assert torch.equal(result.argmax(1), sharpen(result, 3.0).argmax(1))
 
 
 def test_smoothing_is_selected_if_it_lowers_the_loss(task: Task) -> None:
-    """Features alone know little, their neighbors' more."""
+    """Features alone are weakly informative; those of neighbors add information."""
     families = [LogisticRegression((3.0,)), LogisticRegression((10.0,))]
     assert search(task, families).smooths == (None,)
     choice = search(task, families, simple=False)
@@ -52,10 +54,10 @@ def test_unreachable_nodes_are_not_smoothed(task: Task) -> None:
     unreachable = torch.arange(len(plain)) < 10
     again = replace(task)
     again.__dict__["held_out_unreachable"] = unreachable
-    setting, found = select_smoothing(again, [average])
+    setting, result = select_smoothing(again, [average])
     assert setting is not None
-    torch.testing.assert_close(found[unreachable], plain[unreachable])
-    assert not torch.allclose(found[~unreachable], plain[~unreachable], atol=0.01)
+    torch.testing.assert_close(result[unreachable], plain[unreachable])
+    assert not torch.allclose(result[~unreachable], plain[~unreachable], atol=0.01)
 
 
 def test_single_family_is_not_smoothed(task: Task) -> None:

@@ -65,7 +65,7 @@ def test_score_equals_scikit_learn_metric(task: Task, metric: str) -> None:
             "auc": metrics.roc_auc_score(labels, probabilities[:, 1]),
         }[metric]
         assert (labels == 0).sum() < (labels == 1).sum()
-        # Classes of one size learned from: no tilt changes what is predicted.
+        # Training classes have equal size: no tilt changes the predictions.
         assert one.score == pytest.approx(reference, abs=1e-5)
 
 
@@ -75,13 +75,13 @@ def test_score_equals_scikit_learn_metric(task: Task, metric: str) -> None:
     ids=lambda family: family.name,
 )
 def test_family_contract(task: Task, family: Family) -> None:
-    """It ticks as often as it says; its candidates are as good as they say, also restored."""
-    told: list[str] = []
-    found = list(family.fit(task, told.append))
-    assert len(told) == family.steps
+    """A family reports its announced steps; candidates reach their stated scores, also when restored."""
+    messages: list[str] = []
+    result = list(family.fit(task, messages.append))
+    assert len(messages) == family.steps
     validation = task.graph.validation
-    for candidate, probabilities, _, learn in found:
-        fitted = learn(task)
+    for candidate, probabilities, _, fit in result:
+        fitted = fit(task)
         logits = fitted.logits(task.prepared)
         assert logits.shape == (300, 1, 2)
         right = (logits[:, 0].argmax(1) == task.graph.labels)[validation].double().mean()
@@ -107,25 +107,25 @@ def test_family_contract(task: Task, family: Family) -> None:
 def test_masked_features_do_not_change_held_out_predictions(
     task: Task, family: Family, dense: bool, folded: bool
 ) -> None:
-    """Whatever its features are, what is said of it when it is held out stays the same."""
-    every = task.graph.train | task.graph.validation
-    hidden = every & (torch.arange(300) % 2 == 0)
-    held_out = [every & (torch.arange(300) % 3 == number) for number in range(3)] if folded else []
+    """Held-out predictions do not depend on masked features."""
+    selection_nodes = task.graph.train | task.graph.validation
+    feature_mask = selection_nodes & (torch.arange(300) % 2 == 0)
+    held_out = [selection_nodes & (torch.arange(300) % 3 == number) for number in range(3)] if folded else []
     features = task.features.to_dense()
     held = held_out[0] if folded else task.graph.validation
-    others = torch.where((hidden & held)[:, None], 7.0, features)
-    found = []
+    others = torch.where((feature_mask & held)[:, None], 7.0, features)
+    result = []
     for columns in (features, others):
         columns = columns if dense else columns.to_sparse_csr()
         prepared = PreparedGraph(task.graph, columns, CPU)
-        one = replace(task, prepared=prepared, feature_mask=hidden, fold_masks=held_out)
+        one = replace(task, prepared=prepared, feature_mask=feature_mask, fold_masks=held_out)
         assert torch.equal(one.with_all_folds.features.to_dense(), columns.to_dense())
         assert len(one.folds) == len(held_out or [0])
-        found.append([tried.probabilities for tried in family.fit(one, lambda done: None)])
+        result.append([candidates.probabilities for candidates in family.fit(one, lambda done: None)])
     if folded and family.name == "boosted trees":  # whose number of rounds is chosen by all that is held out
         return
-    evaluated = hidden[held]
-    for one, other in zip(*found, strict=True):
+    evaluated = feature_mask[held]
+    for one, other in zip(*result, strict=True):
         torch.testing.assert_close(one[: len(evaluated)][evaluated], other[: len(evaluated)][evaluated])
 
 
@@ -141,29 +141,30 @@ def test_masked_features_do_not_change_held_out_predictions(
     ids=lambda family: family.name,
 )
 def test_folds_are_predicted_without_their_labels(task: Task, family: Family) -> None:
-    """As if each fold were a task of its own; a label that is held out changes nothing of what is said."""
+    """Each fold equals a separate task; held-out labels do not change its predictions."""
     graph = task.graph
-    every = graph.train | graph.validation
-    held_out = [every & (torch.arange(300) % 3 == number) for number in range(3)]
+    selection_nodes = graph.train | graph.validation
+    held_out = [selection_nodes & (torch.arange(300) % 3 == number) for number in range(3)]
     folded = replace(task, fold_masks=held_out)
-    assert torch.equal(folded.with_all_folds.graph.train, every)
+    assert torch.equal(folded.with_all_folds.graph.train, selection_nodes)
     labels = graph.labels.clone()
     labels[held_out[0]] = 1 - labels[held_out[0]]
     lied = replace(folded, graph=graph.replace(labels=labels))
     results, others = (list(family.fit(one, lambda done: None)) for one in (folded, lied))
     # Candidates of one depth come with the best first, which the labels decide.
     ranked = [
-        sorted(some, key=lambda one: (one.candidate.depth, one.candidate.scale)) for some in (results, others)
+        sorted(evaluated, key=lambda one: (one.candidate.depth, one.candidate.scale))
+        for evaluated in (results, others)
     ]
     for one, other in zip(*ranked, strict=True):
         assert (one.candidate.name, one.candidate.setting) == (other.candidate.name, other.candidate.setting)
-        assert len(one.probabilities) == len(folded.held_out_labels) == int(every.sum())
+        assert len(one.probabilities) == len(folded.held_out_labels) == int(selection_nodes.sum())
         if family.name != "boosted trees":  # whose number of rounds is chosen by all that is held out
             count = int(held_out[0].sum())
             assert torch.equal(one.probabilities[:count], other.probabilities[:count])
         parts = []
         for held in held_out:
-            alone = replace(task, graph=graph.replace(train=every & ~held, validation=held))
+            alone = replace(task, graph=graph.replace(train=selection_nodes & ~held, validation=held))
             logits = one.fit(alone).logits(PreparedGraph(graph, task.features, CPU))
             parts.append(logits[held, 0].softmax(-1))
         # Candidates are compared with a looser tolerance than the delivered model is solved with.

@@ -1,4 +1,4 @@
-"""A walk of SGC-PN over generated graphs, by size.
+"""Propagation of SGC-PN over generated graphs, by size.
 
 Time of a step and of its normalization, the share of the bandwidth of a plain copy that the step reaches,
 memory, and the exponents with which both grow. Sampled rows are held against float64 on the CPU. A graph is
@@ -33,7 +33,7 @@ class Measured:
         nodes: of the graph.
         entries: of its adjacency, two for an undirected edge.
         width: columns of the state.
-        seconds: of the whole walk of ``DEPTH`` steps, each with its PairNorm.
+        seconds: of all propagation steps of ``DEPTH`` steps, each with its PairNorm.
         step: seconds of one propagation, the quickest.
         norm: seconds of one PairNorm, the quickest.
         bandwidth: bytes a second of that propagation.
@@ -87,10 +87,10 @@ def moved(nodes: int, entries: int, width: int, bytes_each: int) -> int:
 
 
 def on_cpu(nodes: int, degree: int, width: int) -> Measured:
-    """Measure the kernels that walk over packed graphs, with torch's number of threads."""
+    """Measure the kernels that propagate over packed graphs, with torch's number of threads."""
     from pairnorm.nn.ops._numba import sparse_product
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     generator = np.random.default_rng(0)
     crow = np.concatenate([[0], generator.integers(degree // 2, 3 * degree // 2 + 1, nodes).cumsum()])
     column = generator.integers(0, nodes, crow[-1], dtype=np.int32)
@@ -98,7 +98,7 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
     for start in range(0, nodes, CHUNK):
         part = x[start : start + CHUNK]
         part[:] = generator.standard_normal(part.shape, dtype=np.float32)
-    generated = time.perf_counter() - began
+    generated = time.perf_counter() - started
     _, copy = best(lambda: np.copyto(y, x))
     starts, neighbors = torch.from_numpy(crow), torch.from_numpy(column)
 
@@ -125,7 +125,7 @@ def on_cpu(nodes: int, degree: int, width: int) -> Measured:
 
 
 def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measured:
-    """Measure a walk in bfloat16 whose sums are in single precision; rows of two steps are checked."""
+    """Measure propagation in bfloat16 whose sums are in single precision; rows of two steps are checked."""
     from pairnorm.nn.ops._triton.pair_norm import forward
     from pairnorm.nn.ops._triton.sparse_product import propagate
 
@@ -133,7 +133,7 @@ def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measur
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
+    start = time.perf_counter()
     crow = torch.zeros(nodes + 1, dtype=torch.int64, device=device)
     counts = torch.randint(degree // 2, 3 * degree // 2 + 1, (nodes,), dtype=torch.int16, device=device)
     torch.cumsum(counts, 0, dtype=torch.int64, out=crow[1:])
@@ -146,7 +146,7 @@ def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measur
         part.normal_()
     y = torch.empty_like(x)
     wait(device)
-    generated = time.perf_counter() - began
+    generated = time.perf_counter() - start
     _, copy = best(lambda: y.copy_(x), device)
     copy = 2 * x.nbytes / copy
     rows = torch.randint(nodes, (SAMPLE,), device=device)
@@ -155,11 +155,11 @@ def on_cuda(nodes: int, degree: int, width: int, device: str = "cuda") -> Measur
         steps.append(seconds(lambda: propagate(crow, column, None, None, x, y), device))  # noqa: B023
         if depth in (1, DEPTH):
             error = max(error, step_error(x, crow, column, y, rows))
-        del x  # a third state need not stand beside the two
-        began = time.perf_counter()
+        del x  # a third state is not needed in memory
+        start = time.perf_counter()
         x = forward(y, None, 1.0, 1e-6, "PN", False)[0]
         wait(device)
-        norms.append(time.perf_counter() - began)
+        norms.append(time.perf_counter() - start)
         if depth in (1, DEPTH):
             error = max(error, norm_error(y, x, rows))
     memory = torch.cuda.max_memory_allocated() if device == "cuda" else 1
@@ -187,9 +187,9 @@ def norm_error(y: Tensor, x: Tensor, rows: Tensor) -> float:
     return difference(x[rows], expected)
 
 
-def difference(found: Tensor, expected: Tensor) -> float:
+def difference(result: Tensor, expected: Tensor) -> float:
     """Return the largest difference, as a share of the largest number."""
-    return float((found.cpu().double() - expected).abs().max() / expected.abs().max())
+    return float((result.cpu().double() - expected).abs().max() / expected.abs().max())
 
 
 def best(work: Callable[[], Any], device: str = "cpu", rounds: int = ROUNDS) -> tuple[float, float]:
@@ -200,10 +200,10 @@ def best(work: Callable[[], Any], device: str = "cpu", rounds: int = ROUNDS) -> 
 def seconds(work: Callable[[], Any], device: str) -> float:
     """Return the seconds a call takes."""
     wait(device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     work()
     wait(device)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def wait(device: str) -> None:
