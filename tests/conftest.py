@@ -19,11 +19,13 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
+from _pytest.capture import CaptureResult
 
 from pairnorm.base import errors
 from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError
 
+sys.path.insert(0, str(Path(__file__).parent))  # for helpers.py
 suppress_csr_warning()  # tests create CSR tensors
 
 EXPENSIVE_FIXTURES = {"cluster", "check_ranks", "corpus", "postgresql", "wheel"}
@@ -37,6 +39,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     first = EXPENSIVE_FIXTURES | LONG_TESTS
     items.sort(key=lambda item: first.isdisjoint([item.name, *getattr(item, "fixturenames", ())]))
+
+
+Run = Callable[..., CaptureResult[str]]
+
+
+@pytest.fixture
+def pairnorm(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line, check its exit code, and return what it printed."""
+    from pairnorm import cli
+
+    def run(*words: object, code: int = 0) -> CaptureResult[str]:
+        capsys.readouterr()
+        assert cli.main([str(word) for word in words]) == code
+        return capsys.readouterr()
+
+    return run
 
 
 Raises = Callable[..., AbstractContextManager[pytest.ExceptionInfo[PairNormError]]]

@@ -12,7 +12,9 @@ from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+from _pytest.capture import CaptureResult
 
+from helpers import run_python
 from pairnorm import __version__, cli
 from pairnorm.base.errors import PairNormError
 from pairnorm.commands import console
@@ -36,17 +38,27 @@ OPTIONS = {
 }  # fmt: skip
 """Options that scripts of users may have; the old spellings of some are in ``OLD_NAMES``."""
 
-Added = Callable[[Callable[[Namespace], None]], None]
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that logs of errors are written to."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> Added:
-    """Add a command ``act`` that does what it is given."""
+def act(monkeypatch: pytest.MonkeyPatch, pairnorm) -> Callable[..., CaptureResult[str]]:
+    """Run a command ``act`` that calls a function or raises an error, and return what it prints."""
 
-    def add(act: Callable[[Namespace], None]) -> None:
-        monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "Test": (Command(act, "act", "pairnorm act"),)})
+    def run(
+        action: BaseException | Callable[[Namespace], object], *words: str, code: int = 0
+    ) -> CaptureResult[str]:
+        function = raising(action) if isinstance(action, BaseException) else action
+        added = Command(function, "act", "pairnorm act")
+        monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "Test": (added,)})
+        return pairnorm(*(words or ("act",)), code=code)
 
-    return add
+    return run
 
 
 def raising(error: BaseException) -> Callable[[Namespace], None]:
@@ -56,16 +68,14 @@ def raising(error: BaseException) -> Callable[[Namespace], None]:
     return act
 
 
-def test_datasets_prints_the_papers_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["datasets", "--root", str(tmp_path)]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+def test_datasets_prints_the_papers_table(pairnorm, tmp_path):
+    rows = [line.split() for line in pairnorm("datasets", "--root", tmp_path).out.splitlines()]
     assert ["cora", "2,708", "5,429", "5,278", "1,433", "7", "0.052", "bundled"] in rows
     assert ["coauthor-cs", "18,333", "81,894", "81,894", "6,805", "15", "0.030", "absent"] in rows
 
 
-def test_absent_datasets_print_a_hint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    cli.main(["datasets", "--root", str(tmp_path)])
-    text = capsys.readouterr().out
+def test_absent_datasets_print_a_hint(pairnorm, tmp_path):
+    text = pairnorm("datasets", "--root", tmp_path).out
     assert f"Absent from {tmp_path}: citeseer, pubmed, coauthor-cs." in text
     assert "PAIRNORM_DATA" in text
     table = [line for line in text.splitlines() if "bundled" in line or "Label rate" in line]
@@ -73,61 +83,41 @@ def test_absent_datasets_print_a_hint(capsys: pytest.CaptureFixture[str], tmp_pa
     assert all(len(line) <= 80 for line in table)
 
 
-def test_error_is_short_without_traceback(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
-    added(raising(PairNormError("nodes.csv, line 7: [x] is not a number.\nCorrect it.")))
-    assert cli.main(["act"]) == 1
-    printed = capsys.readouterr()
+def test_error_is_short_without_traceback(act):
+    printed = act(PairNormError("nodes.csv, line 7: [x] is not a number.\nCorrect it."), code=1)
     assert printed.out == ""
     assert printed.err == "Error: nodes.csv, line 7: [x] is not a number.\nCorrect it.\n"
 
 
-def test_hint_names_options_as_typed(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
-    added(raising(PairNormError("no column 'a'", hint="Pass {ignore}.", ignore=["two words"])))
-    assert cli.main(["act"]) == 1
-    assert capsys.readouterr().err == "Error: no column 'a'. Pass --ignore 'two words'.\n"
+def test_hint_names_options_as_typed(act):
+    error = PairNormError("no column 'a'", hint="Pass {ignore}.", ignore=["two words"])
+    assert act(error, code=1).err == "Error: no column 'a'. Pass --ignore 'two words'.\n"
 
 
+@pytest.mark.usefixtures("logs")
 @pytest.mark.parametrize("words", [["--debug", "act"], ["act", "--debug"]])
-@pytest.mark.parametrize("error", [PairNormError("line 7"), KeyError("line 7")])
-def test_debug_shows_the_traceback(
-    added: Added,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    error: Exception,
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    added(raising(error))
-    assert cli.main(words) == (1 if isinstance(error, PairNormError) else 70)
-    printed = capsys.readouterr().err
+@pytest.mark.parametrize(("error", "code"), [(PairNormError("line 7"), 1), (KeyError("line 7"), 70)])
+def test_debug_shows_the_traceback(act, words, error, code):
+    printed = act(error, *words, code=code).err
     assert "Traceback (most recent call last)" in printed
     assert "line 7" in printed
 
 
-def test_unexpected_error_is_logged(
-    added: Added, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    added(raising(KeyError("\x1b[31mred")))
-    assert cli.main(["act"]) == 70
-    printed = capsys.readouterr().err
+def test_unexpected_error_is_logged(act, logs):
+    printed = act(KeyError("\x1b[31mred"), code=70).err
     assert printed.startswith(r"Error: KeyError: '\x1b[31mred'")
     assert len(printed.splitlines()) == 2
-    [log] = tmp_path.iterdir()
+    [log] = logs.iterdir()
     assert str(log) in printed
     assert "raise error" in log.read_text(encoding="utf-8")
 
 
-def test_unwritable_log_still_prints_the_error(
-    added: Added, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_log_still_prints_the_error(act, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
-    added(raising(KeyError("x")))
-    assert cli.main(["act"]) == 70
-    assert "--debug" in capsys.readouterr().err
+    assert "--debug" in act(KeyError("x"), code=70).err
 
 
+@pytest.mark.usefixtures("logs")
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -137,28 +127,20 @@ def test_unwritable_log_still_prints_the_error(
         (ImportError("broken"), 70),
     ],
 )
-def test_missing_library_is_named(
-    added: Added, capsys: pytest.CaptureFixture[str], error: ImportError, code: int, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    added(raising(error))
-    assert cli.main(["act"]) == code
-    printed = capsys.readouterr().err
+def test_missing_library_is_named(act, error, code):
+    printed = act(error, code=code).err
     assert ("pip install 'pairnorm[all]'" in printed) == (code == 1)
     assert ("pip install '.[all]' in a checkout" in printed) == (code == 1)
     if code == 1:
         assert f"this needs {str(error.name).partition('.')[0]}," in printed
 
 
-def test_keyboard_interrupt_prints_one_line(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
-    added(raising(KeyboardInterrupt()))
-    assert cli.main(["act"]) == 130
-    assert capsys.readouterr().err.split() == ["Stopped."]
+def test_keyboard_interrupt_prints_one_line(act):
+    assert act(KeyboardInterrupt(), code=130).err.split() == ["Stopped."]
 
 
 @pytest.mark.parametrize("module", ["pairnorm.cli", "argparse", "torch", "pandas"])
-def test_keyboard_interrupt_during_imports_prints_one_line(tmp_path: Path, module: str) -> None:
+def test_keyboard_interrupt_during_imports_prints_one_line(tmp_path, module):
     """Large libraries are imported after the handler of interrupts is installed."""
     program = f"""
 import sys
@@ -173,15 +155,11 @@ sys.exit(main())
 """
     for name in ("n.csv", "e.csv"):
         (tmp_path / name).write_text("a,b,c\n1,2,3\n")
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    assert done.returncode == 130, done.stderr
-    assert done.stderr.split() == ["Stopped."]
+    assert run_python("-c", program, cwd=tmp_path, code=130).stderr.split() == ["Stopped."]
 
 
 @pytest.mark.parametrize("words", [["datasets"], ["fit", "--help"]])
-def test_closed_pipe_prints_no_error(words: list[str]) -> None:
+def test_closed_pipe_prints_no_error(words):
     program = f"import sys; from pairnorm.cli import main; sys.exit(main({words!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -196,7 +174,7 @@ def test_closed_pipe_prints_no_error(words: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
-def test_full_disk_prints_one_line() -> None:
+def test_full_disk_prints_one_line():
     program = "import sys; from pairnorm.cli import main; sys.exit(main(['datasets']))"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -207,9 +185,7 @@ def test_full_disk_prints_one_line() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_unwritable_summary_raises_output_closed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_summary_raises_output_closed(monkeypatch, capsys):
     """As with ``pairnorm fit … --json > summary.json`` on a full disk."""
     summary = {"classes": ["[bold]", "日本\x1b[31m"], "accuracy": 0.5}
     command = Command(lambda options: summary, "act", "pairnorm act")
@@ -225,61 +201,52 @@ def test_unwritable_summary_raises_output_closed(
             cli._call(command, Namespace(json=True), [])
 
 
-def test_unsupported_characters_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_characters_are_escaped(tmp_path, monkeypatch):
     printed = BytesIO()
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(printed, encoding="ascii"))
     assert cli.main(["datasets", "--root", str(tmp_path / "日本")]) == 0
     assert rb"\u65e5\u672c" in printed.getvalue()
 
 
-def test_graph_warning_is_printed_as_note(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
-    added(lambda options: warnings.warn("3 self-loops were dropped", GraphWarning, stacklevel=1))
+def test_graph_warning_is_printed_as_note(act):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        assert cli.main(["act"]) == 0
-    assert capsys.readouterr().err == "Note: 3 self-loops were dropped\n"
+        printed = act(lambda _: warnings.warn("3 self-loops were dropped", GraphWarning, stacklevel=1))
+    assert printed.err == "Note: 3 self-loops were dropped\n"
 
 
 @pytest.mark.parametrize("words", [["datsets"], ["--bad"], ["datasets", "extra"], ["fit"], ["fit", "--bad"]])
-def test_usage_error_has_exit_code_two(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert cli.main(words) == 2
-    printed = capsys.readouterr().err
+def test_usage_error_has_exit_code_two(pairnorm, words):
+    printed = pairnorm(*words, code=2).err
     assert "Usage: pairnorm" in printed
     assert len(printed.splitlines()) == 3
 
 
-def test_unknown_command_suggests_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["datsets"]) == 2
-    assert "Did you mean 'datasets'?" in capsys.readouterr().err
+def test_unknown_command_suggests_the_closest(pairnorm):
+    assert "Did you mean 'datasets'?" in pairnorm("datsets", code=2).err
 
 
-def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    assert set(NAMES) <= set(capsys.readouterr().out.split())
+def test_no_arguments_print_help(pairnorm):
+    assert set(NAMES) <= set(pairnorm(code=2).out.split())
 
 
-def test_version_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"pairnorm {__version__}\n"
+def test_version_option(pairnorm):
+    assert pairnorm("--version").out == f"pairnorm {__version__}\n"
 
 
 @pytest.mark.parametrize("name", ["fit", "compare", "diagnose", "predict", "pack"])
-def test_help_lists_nodes_before_edges(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert cli.main([name, "--help-all"]) == 0
-    options = capsys.readouterr().out.partition("Files:")[2]
+def test_help_lists_nodes_before_edges(pairnorm, name):
+    options = pairnorm(name, "--help-all").out.partition("Files:")[2]
     assert -1 < options.find("--nodes ") < options.find("--edges ") < options.find("--delimiter ")
 
 
 @pytest.mark.parametrize("name", ["", *NAMES])
 @pytest.mark.parametrize("word", ["-h", "--help", "--help-all"])
-def test_command_help_fits_eighty_columns_with_an_example(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, word: str
-) -> None:
+def test_command_help_fits_eighty_columns_with_an_example(pairnorm, monkeypatch, name, word):
     monkeypatch.setenv("COLUMNS", "80")
     if word == "--help-all" and not name:
         return
-    assert cli.main([*name.split(), word]) == 0
-    printed = capsys.readouterr().out
+    printed = pairnorm(*name.split(), word).out
     assert re.search(rf"Examples?:\n  pairnorm {name}", printed)
     assert max(map(len, printed.splitlines())) <= 80
     for option in OPTIONS.get(name, []) if word == "--help-all" else ():
@@ -287,7 +254,7 @@ def test_command_help_fits_eighty_columns_with_an_example(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_options_are_accepted(name: str) -> None:
+def test_all_options_are_accepted(name):
     command = cli.build_parser()[1][name]
     words = [word for option in OPTIONS[name] for word in (f"--{option}", "7")]
     parsed = command.parse([*words, *(["table1"] if name == "reproduce" else [])])
@@ -295,7 +262,7 @@ def test_all_options_are_accepted(name: str) -> None:
     assert all(value in (7, Path("7"), "7", ["7"]) for value in given.values()), given
 
 
-def test_option_help_starts_with_a_verb_and_ends_with_a_period() -> None:
+def test_option_help_starts_with_a_verb_and_ends_with_a_period():
     for command in cli.build_parser()[1].values():
         for action in command._actions:
             if action.help and action.help != "==SUPPRESS==" and action.option_strings:
@@ -303,64 +270,51 @@ def test_option_help_starts_with_a_verb_and_ends_with_a_period() -> None:
                 assert action.help.endswith((".", "…")), action.help
 
 
-def test_commands_are_grouped_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"]) == 0
-    group = capsys.readouterr().out.partition("Reproduce the paper:\n")[2].partition("\n\n")[0]
+def test_commands_are_grouped_in_the_help(pairnorm):
+    group = pairnorm("--help").out.partition("Reproduce the paper:\n")[2].partition("\n\n")[0]
     assert [line.split()[0] for line in group.splitlines()] == ["reproduce", "report", "datasets"]
 
 
-def test_deleted_working_directory_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deleted_working_directory_is_an_error(tmp_path, monkeypatch, pairnorm):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     for words in (["fit", "--nodes", "n.csv", "--label", "x"], ["diagnose", "--nodes", "n.csv"]):
-        assert cli.main(words) == 1
-        printed = capsys.readouterr().err
+        printed = pairnorm(*words, code=1).err
         assert printed.count("\n") == 1
         assert "the working directory no longer exists" in printed
 
 
-def test_closed_standard_input_is_an_error() -> None:
+def test_closed_standard_input_is_an_error():
     program = "import os; os.close(0); os.execv(__import__('sys').argv[1], __import__('sys').argv[1:])"
     words = [sys.executable, "-m", "pairnorm", "fit", "--nodes", "-", "--edges", "-", "--label", "x"]
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "standard input is closed" in done.stderr
+    assert "standard input is closed" in run_python("-c", program, *words, code=1).stderr
 
 
-def test_sigterm_stops_like_ctrl_c(added: Added, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_stops_like_ctrl_c(act):
     before = signal.getsignal(signal.SIGTERM)
-    added(lambda options: os.kill(os.getpid(), signal.SIGTERM))
-    assert cli.main(["act"]) == 143
-    assert capsys.readouterr().err.split() == ["Stopped."]
+    printed = act(lambda _: os.kill(os.getpid(), signal.SIGTERM), code=143)
+    assert printed.err.split() == ["Stopped."]
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupt_converted_by_a_library_is_recognized(
-    added: Added, capsys: pytest.CaptureFixture[str], number: int, code: int
-) -> None:
-    def act(options: Namespace) -> None:
+def test_interrupt_converted_by_a_library_is_recognized(act, number, code):
+    def convert(options: Namespace) -> None:
         try:
             os.kill(os.getpid(), number)
         except KeyboardInterrupt:
             raise RuntimeError("Query interrupted") from None
 
-    added(act)
     before = signal.signal(number, signal.default_int_handler)  # a job in the background ignores SIGINT
     try:
-        assert cli.main(["act"]) == code
+        printed = act(convert, code=code)
     finally:
         signal.signal(number, before)
-    assert capsys.readouterr().err.split() == ["Stopped."]
+    assert printed.err.split() == ["Stopped."]
 
 
-def test_password_appears_in_no_message_or_log(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_password_appears_in_no_message_or_log(pairnorm, logs, monkeypatch):
     for url in (
         "postgresql://ann:MARKER77@127.0.0.1:notaport/bank",
         "postgresql://ann:MARKER77@[bad/bank",
@@ -380,47 +334,36 @@ def test_password_appears_in_no_message_or_log(
             ["--nodes", url],
             ["--nodes", "nodes.csv", f"--features={url}"],
         ):
-            more = ["--edges", "select 1", "--label", "x", "--out", str(tmp_path / "run")]
-            assert cli.main(["fit", *words, *more]) == 1, url
-            printed = capsys.readouterr()
+            more = ["--edges", "select 1", "--label", "x", "--out", str(logs / "run")]
+            printed = pairnorm("fit", *words, *more, code=1)
             assert "MARKER77" not in printed.out + printed.err
-        assert cli.main(["fit", "--nodse", url]) == 2
-        assert "MARKER77" not in capsys.readouterr().err
-        for log in tmp_path.glob("*.log"):
+        assert "MARKER77" not in pairnorm("fit", "--nodse", url, code=2).err
+        for log in logs.glob("*.log"):
             assert "MARKER77" not in log.read_text(encoding="utf-8")
 
 
-def test_password_is_masked_in_the_error_log(
-    added: Added, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    added(raising(KeyError("postgresql://ann:MARKER77@host/bank")))
-    assert cli.main(["act"]) == 70
-    [log] = tmp_path.iterdir()
-    assert "MARKER77" not in capsys.readouterr().err + log.read_text(encoding="utf-8")
+def test_password_is_masked_in_the_error_log(act, logs):
+    printed = act(KeyError("postgresql://ann:MARKER77@host/bank"), code=70)
+    [log] = logs.iterdir()
+    assert "MARKER77" not in printed.err + log.read_text(encoding="utf-8")
 
 
-def test_package_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pairnorm", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"pairnorm {__version__}\n"
+def test_package_runs_as_a_module():
+    assert run_python("-m", "pairnorm", "--version").stdout == f"pairnorm {__version__}\n"
 
 
-def test_closed_stream_is_replaced_by_devnull() -> None:
+def test_closed_stream_is_replaced_by_devnull():
     program = (
         "import os, sys; os.close(2); sys.argv = ['pairnorm', '--version']; "
         "from pairnorm.__main__ import main; main(); "
         "sys.exit(not os.path.samestat(os.fstat(2), os.stat(os.devnull)))"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    run_python("-c", program)
 
 
 @pytest.mark.parametrize("name", ["diagnose", "compare", "fit"])
-def test_options_are_validated_before_files_are_read(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
-) -> None:
+def test_options_are_validated_before_files_are_read(pairnorm, tmp_path, name):
     absent = ["--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv"), "--label", "y"]
     out = ["--out", str(tmp_path / "out.png")]
-    assert cli.main([name, *absent, *out, "--feature-scaling", "rowss"]) == 1
-    assert "Did you mean 'rows'?" in capsys.readouterr().err
+    error = pairnorm(name, *absent, *out, "--feature-scaling", "rowss", code=1).err
+    assert "Did you mean 'rows'?" in error

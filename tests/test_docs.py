@@ -7,7 +7,6 @@ import io
 import pkgutil
 import re
 import shutil
-import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import run_python
 from pairnorm.cli import build_parser
 from pairnorm.commands.options import OLD_NAMES
 
@@ -296,9 +296,7 @@ def known_options():
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")
 def test_site_builds_and_documents_public_names(tmp_path):
     # Not --quiet: it hides warnings from --strict too.
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
+    run_python("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path, cwd=ROOT)
 
     site = {page.parent: page.read_text(encoding="utf-8") for page in tmp_path.rglob("index.html")}
     reference = "".join(html for page, html in site.items() if page.is_relative_to(tmp_path / "api"))

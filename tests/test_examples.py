@@ -1,7 +1,5 @@
-import os
 import re
 import runpy
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -11,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
+from helpers import run_python
 from pairnorm.classify.candidates.boosted_trees import FACTORIES
 from pairnorm.train import METHODS
 
@@ -39,32 +38,26 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def run_alone(name: str, *words: str) -> str:
     """Run in a process of its own an example that has workers."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", EXAMPLES / name, *words],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("-W", "ignore", EXAMPLES / name, *words).stdout
 
 
 def accuracies(text: str) -> list[float]:
     return [float(share) for share in re.findall(r"([\d.]+)% of the test papers right", text)]
 
 
-def test_deep_model_learns_only_with_pair_norm(run: Run) -> None:
+def test_deep_model_learns_only_with_pair_norm(run):
     without, with_pair_norm = accuracies(run("plain_pytorch.py", "40"))
     assert with_pair_norm > without + 10
 
 
-def test_pyg_model_learns_only_with_pair_norm(run: Run) -> None:
+def test_pyg_model_learns_only_with_pair_norm(run):
     text = run("pyg_model.py", "25")
     without, with_pair_norm = accuracies(text)
     assert with_pair_norm > without + 10
     assert len(re.findall(r"^ +\d+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)) == 2 * 15
 
 
-def test_csv_files_are_labeled(run: Run, tmp_path: Path) -> None:
+def test_csv_files_are_labeled(run, tmp_path):
     text = run("own_csv.py", str(tmp_path))
     assert "labeled    150 (50%)" in text
     share = re.search(r"Right on (\d+)% of held-out customers", text)
@@ -74,9 +67,7 @@ def test_csv_files_are_labeled(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
 
 
-def test_ranks_resume_from_checkpoint_of_one_process(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_resume_from_checkpoint_of_one_process(run, tmp_path, monkeypatch):
     """The checkpoint of one process has only shared state, so that any number of ranks can resume."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     checkpoint = str(tmp_path / "checkpoint.pt")
@@ -87,14 +78,8 @@ def test_ranks_resume_from_checkpoint_of_one_process(
             patch.setenv(name, value)
         whole = run("ranks.py", "6")
         run("ranks.py", "3", checkpoint)
-    done = subprocess.run(
-        [sys.executable, *launcher, EXAMPLES / "ranks.py", "6", checkpoint],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stderr
-    rest = done.stdout
+    env = {"CUDA_VISIBLE_DEVICES": ""}
+    rest = run_python(*launcher, EXAMPLES / "ranks.py", 6, checkpoint, env=env).stdout
     assert torch.load(checkpoint, weights_only=True)["epoch"] == 6
     assert whole.startswith("1 ranks, 6 epochs")
     assert rest.startswith("2 ranks, 3 epochs")
@@ -102,21 +87,21 @@ def test_ranks_resume_from_checkpoint_of_one_process(
     assert abs(losses[0] - losses[1]) < 1e-4 * losses[0]
 
 
-def test_later_nodes_without_features_are_labeled(run: Run) -> None:
+def test_later_nodes_without_features_are_labeled(run):
     text = run("new_nodes.py")
     share = re.search(r"and on (\d+)% of the 100 who came later", text)
     assert share is not None
     assert int(share[1]) > 60
 
 
-def test_custom_method_is_trained_by_workers() -> None:
+def test_custom_method_is_trained_by_workers():
     text = run_alone("own_method.py", "30")
     none, pair_norm, whiten = accuracies(text)
     assert min(pair_norm, whiten) > none + 10
     assert "method=Whiten@1 strength=1.0" in text
 
 
-def test_calibrated_batches_equal_the_whole_graph(run: Run) -> None:
+def test_calibrated_batches_equal_the_whole_graph(run):
     text = run("batches.py", "3")
     assert accuracies(text)[0] > 40
     difference = re.search(r"from the whole graph: (\S+)", text)
@@ -124,11 +109,11 @@ def test_calibrated_batches_equal_the_whole_graph(run: Run) -> None:
     assert float(difference[1]) < 1e-5
 
 
-def test_custom_model_learns(run: Run) -> None:
+def test_custom_model_learns(run):
     assert min(accuracies(run("own_model.py", "30"))) > 50
 
 
-def test_registered_classifier_is_evaluated_in_fit(run: Run) -> None:
+def test_registered_classifier_is_evaluated_in_fit(run):
     with mock.patch.dict(FACTORIES):
         text = run("own_candidate.py")
     share = re.search(r"Test accuracy: ([\d.]+)", text)

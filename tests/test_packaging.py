@@ -8,7 +8,6 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 import tarfile
 import venv
 import zipfile
@@ -18,6 +17,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from helpers import run_python
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     build = "from hatchling.build import build_wheel; import sys; print(build_wheel(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, check=True, capture_output=True)
+    run_python("-c", build, folder, cwd=ROOT)
     (result,) = folder.glob("*.whl")
     return result
 
@@ -90,7 +91,7 @@ def run(python: Path, *words: str, folder: Path, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_core_provides_layer_patch_measures_and_models(core: Path, tmp_path: Path) -> None:
+def test_core_provides_layer_patch_measures_and_models(core, tmp_path):
     script = """
 import sys, warnings
 warnings.simplefilter("error")
@@ -114,13 +115,13 @@ print(float(row_diff(PairNorm()(torch.randn(5, 3)))) > 0, logits.shape[0], len(p
     assert run(core, "-c", script, folder=tmp_path).split() == ["True", "2708", "4"]
 
 
-def test_core_lists_datasets(core: Path, tmp_path: Path) -> None:
+def test_core_lists_datasets(core, tmp_path):
     shown = run(core, "-m", "pairnorm", "datasets", "--root", str(tmp_path), folder=tmp_path)
     assert "cora          2,708   5,429" in shown
     assert "[" not in shown
 
 
-def test_core_reproduces_a_table(core: Path, tmp_path: Path) -> None:
+def test_core_reproduces_a_table(core, tmp_path):
     words = "reproduce table1 --dataset cora --runs 1 --epochs 2 --depths 1,2 --missing 100 --workers 1"
     shown = run(core, "-m", "pairnorm", *words.split(), folder=tmp_path)
     assert "SGC-PN" in shown
@@ -129,7 +130,7 @@ def test_core_reproduces_a_table(core: Path, tmp_path: Path) -> None:
     assert (tmp_path / "reproduction" / "table1.csv").is_file()
 
 
-def test_missing_library_names_the_extra(core: Path, tmp_path: Path) -> None:
+def test_missing_library_names_the_extra(core, tmp_path):
     (tmp_path / "n.csv").write_text("id,x,y\na,1,u\nb,2,v\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\n")
     words = "fit --nodes n.csv --edges e.csv --label y"
@@ -139,7 +140,7 @@ def test_missing_library_names_the_extra(core: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_extra_fits_a_graph(everything: Path, tmp_path: Path) -> None:
+def test_all_extra_fits_a_graph(everything, tmp_path):
     nodes = "".join(f"n{i},{i % 2 + 0.01 * (i % 7)},{'uv'[i % 2]}\n" for i in range(60))
     (tmp_path / "n.csv").write_text("id,x,y\n" + nodes)
     (tmp_path / "e.csv").write_text("source,target\n" + "".join(f"n{i},n{(i + 2) % 60}\n" for i in range(60)))
@@ -148,7 +149,7 @@ def test_all_extra_fits_a_graph(everything: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "predictions.csv").read_text().startswith("id,predicted,p_u,p_v")
 
 
-def test_readme_of_the_wheel_has_no_relative_link(wheel: Path) -> None:
+def test_readme_of_the_wheel_has_no_relative_link(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("METADATA")]
         metadata = archive.read(name).decode()
@@ -157,7 +158,7 @@ def test_readme_of_the_wheel_has_no_relative_link(wheel: Path) -> None:
     assert not re.search(r"\]\((?!https?:|#)", metadata)
 
 
-def test_readme_links_are_made_absolute() -> None:
+def test_readme_links_are_made_absolute():
     names = runpy.run_path(str(ROOT / "hatch_build.py"))
     text = "![a](figures/a.png) [b](docs/b.md#c) [d](https://e.org) [f](#g)"
     assert names["absolute"](text, "https://host/us") == (
@@ -167,15 +168,15 @@ def test_readme_links_are_made_absolute() -> None:
     assert names["absolute"](text, None) == " b [d](https://e.org) [f](#g)"
 
 
-def test_citation_has_the_package_version() -> None:
+def test_citation_has_the_package_version():
     from pairnorm.version import __version__
 
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
-def test_source_distribution_has_complete_metadata(tmp_path: Path) -> None:
+def test_source_distribution_has_complete_metadata(tmp_path):
     build = "from hatchling.build import build_sdist; import sys; print(build_sdist(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    run_python("-c", build, tmp_path, cwd=ROOT)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}

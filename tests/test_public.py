@@ -1,12 +1,12 @@
 import ast
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import pairnorm
+from helpers import run_python
 
 SOURCE = Path(pairnorm.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -37,8 +37,7 @@ def imported_at_once(path):
 
 def run(script, *words):
     """Return what a fresh interpreter prints, warnings being errors."""
-    command = [sys.executable, "-W", "error", "-c", script, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return run_python("-W", "error", "-c", script, *words).stdout
 
 
 @pytest.mark.parametrize(

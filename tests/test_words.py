@@ -109,7 +109,7 @@ def complaints_about(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("target", CLEAN_CODE)
-def test_code_vocabulary(target: str) -> None:
+def test_code_vocabulary(target):
     complaints = []
     path = ROOT / target
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
@@ -134,11 +134,11 @@ def test_code_vocabulary(target: str) -> None:
 
 
 @pytest.mark.parametrize("path", CLEAN_PAGES)
-def test_page_vocabulary(path: str) -> None:
+def test_page_vocabulary(path):
     assert not complaints_about((ROOT / path).read_text(encoding="utf-8"))
 
 
-def test_check_finds_words_in_names_and_sentences() -> None:
+def test_check_finds_words_in_names_and_sentences():
     tree = ast.parse('def f(told_rows):\n    """Do it lest it fail."""\n    os.walk("remedy")\n')
     assert [name for name, _ in defined_names(tree) if "told" in words_of(name)] == ["told_rows"]
     assert [complaint for text, _ in texts(tree) for complaint in complaints_about(text)] == [

@@ -1,6 +1,5 @@
 import pickle
 import shlex
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from pairnorm.base.errors import PairNormError, quoted, real_number, redact, register_password, whole_number
 
 
-def test_pickled_error_keeps_its_fields() -> None:
+def test_pickled_error_keeps_its_fields():
     error = PairNormError(
         "a b", code="unknown-column", value=3, expected="x", hint="Pass {ignore}.", ignore=["b"]
     )
@@ -19,7 +18,7 @@ def test_pickled_error_keeps_its_fields() -> None:
     assert vars(again) == vars(error)
 
 
-def test_location_is_added_once() -> None:
+def test_location_is_added_once():
     error = PairNormError("line 3 is short", code="file-damaged", hint="Mend it.")
     placed = error.within("n.csv").within("n.csv")
     assert str(placed) == "n.csv: line 3 is short. Mend it."
@@ -27,20 +26,20 @@ def test_location_is_added_once() -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=3))
-def test_typed_options_are_shell_quoted(names: list[str]) -> None:
+def test_typed_options_are_shell_quoted(names):
     assume(all(redact(name) == name for name in names))  # passwords are masked on purpose
     typed = PairNormError("no", hint="{unknown_edges}", unknown_edges=names).typed()
     words = shlex.split(typed.removeprefix("no. "))
     assert words == [word for name in names for word in ("--unknown-edges", name)]
 
 
-def test_braces_in_values_are_not_placeholders() -> None:
+def test_braces_in_values_are_not_placeholders():
     error = PairNormError("column '{x}'", hint="Pass {ignore} or {keep}.", ignore=["{keep}"], keep=...)
     assert str(error) == "column '{x}'. Pass ignore=['{keep}'] or keep=...."
 
 
 @given(st.text(max_size=300), st.integers(5, 80))
-def test_quoted_text_respects_the_length_limit(text: str, most: int) -> None:
+def test_quoted_text_respects_the_length_limit(text, most):
     shown = quoted(text, most)
     assert len(shown) <= most
     # Backslashes are as in the file, so that a search for the text finds it.
@@ -56,24 +55,24 @@ def test_message_shortens_a_long_problem_and_keeps_the_hint() -> None:
 
 
 @pytest.mark.parametrize("value", [True, "3", 2.0, None, -1, 11])
-def test_invalid_whole_number_raises(value: object, raises: Callable) -> None:
+def test_invalid_whole_number_raises(value, raises):
     with raises("not-a-whole-number", value=value):
         whole_number("depth", value, most=10)
 
 
 @pytest.mark.parametrize("value", [True, "3", float("nan"), float("inf"), None, 0, 1.5])
-def test_invalid_real_number_raises(value: object, raises: Callable) -> None:
+def test_invalid_real_number_raises(value, raises):
     with raises("not-a-number"):
         real_number("rate", value, above=0, most=1)
 
 
-def test_numpy_numbers_become_python_numbers() -> None:
+def test_numpy_numbers_become_python_numbers():
     assert type(whole_number("depth", np.int64(3))) is int
     assert type(real_number("scale", np.float32(0.5))) is float
     assert str(real_number("scale", -0.0)) == "0.0"
 
 
-def test_short_password_does_not_mask_other_words() -> None:
+def test_short_password_does_not_mask_other_words():
     register_password("postgresql://ann:risk@host/bank")
     assert redact("the riskiest asterisk, risk_level, frisk42, 'at-risk'") == (
         "the riskiest asterisk, risk_level, frisk42, 'at-***'"
@@ -94,6 +93,6 @@ def test_short_password_does_not_mask_other_words() -> None:
         r"line 1\nrisk\n",
     ],
 )
-def test_short_password_is_masked_alone_and_in_urls(text: str) -> None:
+def test_short_password_is_masked_alone_and_in_urls(text):
     register_password("postgresql://ann:risk@host/bank")
     assert "risk" not in redact(text)

@@ -38,7 +38,7 @@ class Parsed(HTMLParser):
 
 @given(names)
 @example("a&copy;b")
-def test_markdown_makes_no_tag(name: str) -> None:
+def test_markdown_makes_no_tag(name):
     parsed = Parsed(render(f"Of {markdown(name)}!", extensions=["tables"]))
     assert parsed.tags == ["p"]
     cell = Parsed(render(f"| a | b |\n|---|---|\n| {markdown(name)} | c |", extensions=["tables"]))
@@ -47,20 +47,20 @@ def test_markdown_makes_no_tag(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["<img onerror=x>", "a & b &lt;", "*a* _b_", "![x](y)", "\\", "# a #"])
-def test_markdown_shows_the_name(name: str) -> None:
+def test_markdown_shows_the_name(name):
     shown = Parsed(render(f"Of {markdown(name)}!")).text
     assert shown.replace("\\#", "#") == f"Of {name}!"
 
 
 @given(names)
-def test_markdown_code_is_one_span(name: str) -> None:
+def test_markdown_code_is_one_span(name):
     parsed = Parsed(render(f"Run {markdown_code(name)} now"))
     assert set(parsed.tags) <= {"p", "code"}
     assert parsed.tags.count("code") <= 1
 
 
 @given(names)
-def test_terminal_escapes_control_characters(name: str) -> None:
+def test_terminal_escapes_control_characters(name):
     assert not any(ord(one) < 32 or 0x7F <= ord(one) < 0xA0 for one in terminal(name))
     assert terminal(terminal(name)) == terminal(name)
 
@@ -70,7 +70,7 @@ def test_terminal_escapes_control_characters(name: str) -> None:
 @example("-1.5")
 @example(" =1+1")
 @example("＝1")
-def test_spreadsheet_cell_is_no_formula(name: str) -> None:
+def test_spreadsheet_cell_is_no_formula(name):
     cell = spreadsheet(name)
     assert cell in (name, f"'{name}")
     if cell == name and name.strip(" ").startswith(("=", "+", "-", "@", "\t", "\r")):

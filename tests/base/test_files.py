@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import contents
 from pairnorm.base.files import (
     CHANGE,
     atomic_file,
@@ -22,7 +23,7 @@ from pairnorm.base.files import (
 NAMES = tuple(f"{letter}.txt" for letter in "abcdef")
 
 
-def test_atomic_file_creates_folders_and_replaces(tmp_path: Path) -> None:
+def test_atomic_file_creates_folders_and_replaces(tmp_path):
     path = tmp_path / "a" / "b" / "table.csv"
     for text in ("old", "new"):
         with atomic_file(path) as draft:
@@ -32,7 +33,7 @@ def test_atomic_file_creates_folders_and_replaces(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_error_keeps_old_file_and_removes_draft(tmp_path: Path) -> None:
+def test_error_keeps_old_file_and_removes_draft(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("old")
     with pytest.raises(KeyError), atomic_file(path) as draft:  # noqa: PT012
@@ -42,12 +43,12 @@ def test_error_keeps_old_file_and_removes_draft(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_writing_to_a_folder_raises(tmp_path: Path, raises) -> None:
+def test_writing_to_a_folder_raises(tmp_path, raises):
     with raises("is-a-folder", value=str(tmp_path)), atomic_file(tmp_path):
         pass
 
 
-def test_unwritable_path_raises_with_reason(tmp_path: Path, raises) -> None:
+def test_unwritable_path_raises_with_reason(tmp_path, raises):
     (tmp_path / "file").touch()
     with raises("not-writable"), atomic_file(tmp_path / "file" / "out.csv"):
         pass
@@ -62,7 +63,7 @@ def test_unwritable_path_raises_with_reason(tmp_path: Path, raises) -> None:
 @pytest.mark.parametrize(
     "write", [atomic_file, lambda path: atomic_folder(path, NAMES)], ids=["file", "folder"]
 )
-def test_only_disk_errors_are_attributed_to_the_file(tmp_path: Path, raises, write) -> None:
+def test_only_disk_errors_are_attributed_to_the_file(tmp_path, raises, write):
     """What fails for its own reasons, such as reading something else, is not the writing's fault."""
     out = tmp_path / "out"
     with pytest.raises(FileNotFoundError, match="elsewhere"), write(out):
@@ -76,10 +77,6 @@ def test_only_disk_errors_are_attributed_to_the_file(tmp_path: Path, raises, wri
     assert list(tmp_path.iterdir()) == []
 
 
-def content(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-
-
 def write_run(folder: Path, text: str, names: tuple[str, ...] = NAMES, pause: float = 0.0) -> None:
     with atomic_folder(folder, NAMES) as drafts:
         for name in names:
@@ -87,15 +84,15 @@ def write_run(folder: Path, text: str, names: tuple[str, ...] = NAMES, pause: fl
             time.sleep(pause)
 
 
-def test_atomic_folder_replaces_own_files_only(tmp_path: Path) -> None:
+def test_atomic_folder_replaces_own_files_only(tmp_path):
     write_run(tmp_path / "deep" / "run", "1")
     (tmp_path / "deep" / "run" / "theirs.md").write_text("theirs")
     write_run(tmp_path / "deep" / "run", "2", NAMES[:2])
-    assert content(tmp_path / "deep") == {"run/a.txt": "2", "run/b.txt": "2", "run/theirs.md": "theirs"}
+    assert contents(tmp_path / "deep") == {"run/a.txt": "2", "run/b.txt": "2", "run/theirs.md": "theirs"}
 
 
 @pytest.mark.parametrize("done", range(len(NAMES) + 1))
-def test_interrupted_change_is_completed(tmp_path: Path, done: int) -> None:
+def test_interrupted_change_is_completed(tmp_path, done):
     write_run(tmp_path, "old")
     (tmp_path / CHANGE).mkdir()
     for number, name in enumerate(NAMES[:-1]):
@@ -103,10 +100,10 @@ def test_interrupted_change_is_completed(tmp_path: Path, done: int) -> None:
     (tmp_path / CHANGE / f"{NAMES[-1]}.gone").touch()
     if done % 2:
         with locked_folder(tmp_path):
-            assert content(tmp_path) == dict.fromkeys(NAMES[:-1], "new")
+            assert contents(tmp_path) == dict.fromkeys(NAMES[:-1], "new")
     else:
         write_run(tmp_path, "new", NAMES[:-1])
-    assert content(tmp_path) == dict.fromkeys(NAMES[:-1], "new")
+    assert contents(tmp_path) == dict.fromkeys(NAMES[:-1], "new")
     assert not (tmp_path / CHANGE).exists()
 
 
@@ -117,7 +114,7 @@ def _keep_writing(folder: Path, text: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12, of threads
 @pytest.mark.parametrize("there", [False, True])
-def test_killed_processes_never_mix_their_files(tmp_path: Path, there: bool) -> None:
+def test_killed_processes_never_mix_their_files(tmp_path, there):
     """Two processes write into one folder; after a kill it has one complete run and no drafts."""
     out, draw = tmp_path / "run", random.Random(0)
     if there:
@@ -144,7 +141,7 @@ def test_killed_processes_never_mix_their_files(tmp_path: Path, there: bool) -> 
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_reader_never_sees_two_runs(tmp_path: Path) -> None:
+def test_reader_never_sees_two_runs(tmp_path):
     write_run(tmp_path, "first")
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_keep_writing, args=(tmp_path, name)) for name in "xy"]
@@ -163,15 +160,15 @@ def test_reader_never_sees_two_runs(tmp_path: Path) -> None:
             writer.join()
 
 
-def test_drafts_of_a_live_process_are_kept(tmp_path: Path) -> None:
+def test_drafts_of_a_live_process_are_kept(tmp_path):
     with atomic_folder(tmp_path / "run", NAMES) as first:
         (first / "a.txt").write_text("first")
         write_run(tmp_path / "run", "second")
         assert (first / "a.txt").exists()
-    assert content(tmp_path / "run") == {"a.txt": "first"}
+    assert contents(tmp_path / "run") == {"a.txt": "first"}
 
 
-def test_reserved_folder_is_exclusive_and_kept_after_errors(tmp_path: Path, raises) -> None:
+def test_reserved_folder_is_exclusive_and_kept_after_errors(tmp_path, raises):
     folder = tmp_path / "work"
     with pytest.raises(KeyError), reserved(folder):  # noqa: PT012
         with atomic_file(folder / "done") as draft:  # which locks the folder too
@@ -188,12 +185,12 @@ def test_reserved_folder_is_exclusive_and_kept_after_errors(tmp_path: Path, rais
     assert not folder.exists()
 
 
-def test_numpy_write_error_is_a_full_disk(tmp_path: Path, raises) -> None:
+def test_numpy_write_error_is_a_full_disk(tmp_path, raises):
     with raises("not-writable", value="out"), writable(Path("out"), tmp_path):
         raise OSError("250 requested and 0 written")
 
 
-def test_foreign_lock_times_out(tmp_path: Path, raises, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_lock_times_out(tmp_path, raises, monkeypatch):
     monkeypatch.setattr("pairnorm.base.files.LOCK_SECONDS", 0.1)
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -205,7 +202,7 @@ def test_foreign_lock_times_out(tmp_path: Path, raises, monkeypatch: pytest.Monk
         os.close(held)
 
 
-def test_pipes_and_devices_raise(tmp_path: Path, raises) -> None:
+def test_pipes_and_devices_raise(tmp_path, raises):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/null")):
         with raises("not-a-file", value=str(path)), atomic_file(path):
@@ -214,7 +211,7 @@ def test_pipes_and_devices_raise(tmp_path: Path, raises) -> None:
         check_not_file(tmp_path / "pipe")
 
 
-def test_own_drafts_can_be_read_before_commit(tmp_path: Path) -> None:
+def test_own_drafts_can_be_read_before_commit(tmp_path):
     """``fit`` loads the model that it wrote before it reports success."""
     with atomic_folder(tmp_path / "run", NAMES) as drafts:
         (drafts / "a.txt").write_text("new")

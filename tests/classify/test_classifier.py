@@ -1,10 +1,7 @@
 import os
 import pickle
-import subprocess
-import sys
 import warnings
 from copy import deepcopy
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -22,6 +19,7 @@ from sklearn.utils.estimator_checks import (
     check_set_params,
 )
 
+from helpers import run_python
 from pairnorm.classify import ClassifierWarning, NodeClassifier, scaling
 from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
 from pairnorm.classify.holdout import remove_nodes
@@ -33,7 +31,7 @@ from pairnorm.data.adjacency import reachable
 QUICK = {"depth": (10, 20, 40), "scale": (30.0, 100.0, 300.0), "norm": "PN"}
 
 
-def test_cora_without_features_reaches_the_papers_accuracy(blanked_cora: Graph) -> None:
+def test_cora_without_features_reaches_the_papers_accuracy(blanked_cora):
     classifier = NodeClassifier(**QUICK, impute="zero", simple=True, refit=False, metric="accuracy").fit(
         blanked_cora
     )
@@ -47,7 +45,7 @@ def test_cora_without_features_reaches_the_papers_accuracy(blanked_cora: Graph) 
 
 
 @pytest.mark.skipif("PAIRNORM_DATA" not in os.environ, reason="PAIRNORM_DATA is not set")
-def test_citeseer_without_features_needs_depth_or_imputation() -> None:
+def test_citeseer_without_features_needs_depth_or_imputation():
     graph = load("citeseer", os.environ["PAIRNORM_DATA"])
     missing = missing_vectors(graph, 1.0)
     graph = graph.replace(features=features_after(graph, missing).trial(0), missing=missing.mask[:, 0])
@@ -58,7 +56,7 @@ def test_citeseer_without_features_needs_depth_or_imputation() -> None:
     assert filled > flat + 0.1, "imputation matters as much as depth"
 
 
-def test_test_labels_do_not_affect_fit(small: Graph) -> None:
+def test_test_labels_do_not_affect_fit(small):
     flipped = small.replace(labels=torch.where(small.test, 1 - small.labels, small.labels))
     first, second = (NodeClassifier(depth=(1, 4)).fit(graph) for graph in (small, flipped))
     assert first.best_ == second.best_
@@ -66,7 +64,7 @@ def test_test_labels_do_not_affect_fit(small: Graph) -> None:
     assert first.score(small) == pytest.approx(1 - second.score(flipped))
 
 
-def test_set_params_updates_and_validates() -> None:
+def test_set_params_updates_and_validates():
     classifier = NodeClassifier()
     assert classifier.set_params(depth=7, norm="PN") is classifier
     assert (classifier.depth, classifier.norm) == (7, "PN")
@@ -74,13 +72,13 @@ def test_set_params_updates_and_validates() -> None:
         classifier.set_params(depht=3)
 
 
-def test_repr_shows_non_default_parameters() -> None:
+def test_repr_shows_non_default_parameters():
     assert repr(NodeClassifier()) == "NodeClassifier()"
     assert repr(NodeClassifier("GCN", seeds=2)) == "NodeClassifier(model='GCN', seeds=2)"
     assert repr(NodeClassifier(depth=np.arange(2))) == "NodeClassifier(depth=array([0, 1]))"
 
 
-def test_fit_is_repeatable_and_keeps_parameters(small: Graph) -> None:
+def test_fit_is_repeatable_and_keeps_parameters(small):
     classifier = NodeClassifier(depth=(2, 4), random_state=3)
     before = classifier.get_params()
     first = classifier.fit(small).predict_proba(small)
@@ -90,7 +88,7 @@ def test_fit_is_repeatable_and_keeps_parameters(small: Graph) -> None:
 
 
 @pytest.mark.parametrize("model", ["SGC", "GCN"])
-def test_predict_is_the_most_probable_class(small: Graph, model: str) -> None:
+def test_predict_is_the_most_probable_class(small, model):
     graph = small.replace(class_names=("low", "high"))
     classifier = NodeClassifier(model, 2, seeds=2, epochs=20).fit(graph)
     result = classifier.predict_proba(graph)
@@ -100,7 +98,7 @@ def test_predict_is_the_most_probable_class(small: Graph, model: str) -> None:
     assert classifier.score(graph) == pytest.approx(right.mean())
 
 
-def test_probabilities_use_held_out_temperature(small: Graph) -> None:
+def test_probabilities_use_held_out_temperature(small):
     classifier = NodeClassifier("SGC", depth=1, norm="PN", scale=1e4, refit=False).fit(small)
     logits = classifier.choice_.probabilities.log().unsqueeze(1)
     assert classifier.temperature_ == fit_temperature(logits, classifier.task_.held_out_labels) > 1.5
@@ -109,7 +107,7 @@ def test_probabilities_use_held_out_temperature(small: Graph) -> None:
     np.testing.assert_allclose(classifier.probabilities_, expected, atol=1e-6)
 
 
-def test_progress_reports_steps_score_and_time_left(small: Graph) -> None:
+def test_progress_reports_steps_score_and_time_left(small):
     seen: list[tuple[float, FitProgress]] = []
     classifier = NodeClassifier(depth=(1, 2))
     classifier.fit(small, progress=lambda now: seen.append((perf_counter(), now)))
@@ -125,7 +123,7 @@ def test_progress_reports_steps_score_and_time_left(small: Graph) -> None:
         assert now.seconds_left < 3 * (last - when) + 1
 
 
-def test_unreachable_cora_nodes_get_the_largest_class(blanked_cora: Graph) -> None:
+def test_unreachable_cora_nodes_get_the_largest_class(blanked_cora):
     """20 labels per class say nothing about the 126 test nodes that neither a feature nor a label reaches."""
     graph = blanked_cora
     unreached = (~reachable(graph.adjacency, graph.train) & graph.test).numpy()
@@ -140,7 +138,7 @@ def without_split(graph: Graph) -> Graph:
     return graph.replace(train=no_nodes, validation=no_nodes, test=no_nodes)
 
 
-def test_graph_without_split_is_split_and_scored_on_held_out_nodes(small: Graph) -> None:
+def test_graph_without_split_is_split_and_scored_on_held_out_nodes(small):
     graph = without_split(small)
     classifier = NodeClassifier(depth=(1, 4)).fit(graph)
     assert [int(mask.sum()) for mask in classifier.split_] == [180, 60, 60]
@@ -154,7 +152,7 @@ def test_graph_without_split_is_split_and_scored_on_held_out_nodes(small: Graph)
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("given", ["integers", "floats", "nullable", "texts", "csv", "parquet"])
-def test_classes_keep_their_type(tmp_path: Path, small: Graph, given: str) -> None:
+def test_classes_keep_their_type(tmp_path, small, given):
     """As scikit-learn does; what is written to files are names."""
     values = 5 * small.labels.numpy() - 5
     labels = pandas.Series(values).where(np.arange(300) % 3 > 0)
@@ -188,7 +186,7 @@ def test_classes_keep_their_type(tmp_path: Path, small: Graph, given: str) -> No
     "given", ["frame", "array", "list", "tensor", "csv", "parquet", "packed csv", "packed parquet"]
 )
 @pytest.mark.parametrize("unknown", [False, True])
-def test_boolean_labels_stay_boolean(tmp_path: Path, small: Graph, given: str, unknown: bool) -> None:
+def test_boolean_labels_stay_boolean(tmp_path, small, given, unknown):
     values = pandas.Series(small.labels.numpy() > 0)
     labels = values.astype(object).where(np.arange(300) % 3 > 0, None) if unknown else values
     nodes = pandas.DataFrame({"id": np.arange(300), "x": small.features.to_dense()[:, 0], "y": labels})
@@ -218,14 +216,14 @@ def test_boolean_labels_stay_boolean(tmp_path: Path, small: Graph, given: str, u
     assert NodeClassifier.load(tmp_path / "model").predict(graph).dtype == bool
 
 
-def test_renamed_classes_are_text(small: Graph) -> None:
+def test_renamed_classes_are_text(small):
     assert small.classes.tolist() == [0, 1]
     assert small.replace(class_names=("low", "7")).classes.tolist() == ["low", "7"]
     assert small.replace(class_names=("3", "7")).classes.tolist() == ["3", "7"]
     assert small.replace(name="other").classes.tolist() == [0, 1]
 
 
-def test_score_excludes_fitted_nodes(small: Graph) -> None:
+def test_score_excludes_fitted_nodes(small):
     """Also if only the test part is missing, or labels or nodes have changed since."""
     small = small.replace(node_names=np.arange(300))
     no_nodes = torch.zeros_like(small.test)
@@ -243,7 +241,7 @@ def test_score_excludes_fitted_nodes(small: Graph) -> None:
     assert classifier.score(as_text) == pytest.approx(right[held_out].mean())
 
 
-def test_refit_uses_all_labels_except_a_given_test_part(small: Graph) -> None:
+def test_refit_uses_all_labels_except_a_given_test_part(small):
     graph = without_split(small)
     before, after = (NodeClassifier(depth=(1, 4), refit=refit).fit(graph) for refit in (False, True))
     assert before.held_out_ is not None
@@ -267,7 +265,7 @@ def rare(small: Graph) -> Graph:
     return without_split(small).replace(labels=labels, features=small.features.to_dense() + 0.5 * noise)
 
 
-def test_metric_and_class_weight_raise_recall_of_rare_class(small: Graph) -> None:
+def test_metric_and_class_weight_raise_recall_of_rare_class(small):
     graph, result = rare(small), {}
     for name, options in {
         "plain": {},
@@ -286,7 +284,7 @@ def test_metric_and_class_weight_raise_recall_of_rare_class(small: Graph) -> Non
     assert result["metric"].recall[1] >= result["plain"].recall[1]
 
 
-def test_average_has_no_larger_validation_loss_than_its_parts(small: Graph) -> None:
+def test_average_has_no_larger_validation_loss_than_its_parts(small):
     classifier = NodeClassifier().fit(small)
     assert classifier.best_.validation_loss <= min(one.validation_loss for _, one in classifier.parts_) + 1e-6
     assert classifier.best_.validation_loss <= min(one.validation_loss for one in classifier.search_) + 1e-6
@@ -309,23 +307,23 @@ def test_average_has_no_larger_validation_loss_than_its_parts(small: Graph) -> N
         ("dropout", 1.0, "not-a-number"),
     ],
 )
-def test_invalid_parameter_raises(small: Graph, raises, parameter: str, value: object, code: str) -> None:
+def test_invalid_parameter_raises(small, raises, parameter, value, code):
     with raises(code, value=value) as caught:
         NodeClassifier("SGC", **{parameter: value}).fit(small)
     assert str(caught.value).startswith(f"{parameter} is {value!r}; expected ")
 
 
-def test_separate_labels_raise(small: Graph, raises) -> None:
+def test_separate_labels_raise(small, raises):
     with raises("conflicting-options"):
         NodeClassifier("SGC").fit(small, small.labels)
 
 
-def test_model_names_accept_hyphens(small: Graph) -> None:
+def test_model_names_accept_hyphens(small):
     result = [NodeClassifier(name).fit(small) for name in ("label propagation", "label-propagation")]
     assert result[0].best_ == result[1].best_
 
 
-def test_ring_without_features_is_fitted() -> None:
+def test_ring_without_features_is_fitted():
     """In a ring all nodes have the same structure, so that only labels are informative."""
     ring = torch.arange(60)
     labels = torch.arange(60) // 30
@@ -335,7 +333,7 @@ def test_ring_without_features_is_fitted() -> None:
     assert classifier.score(graph) > 0.8
 
 
-def test_score_without_unseen_labels_raises(small: Graph, raises) -> None:
+def test_score_without_unseen_labels_raises(small, raises):
     classifier = NodeClassifier(depth=2, norm="PN").fit(small)
     labels = torch.where(small.test, -1, small.labels)
     with raises("nothing-to-evaluate"):
@@ -345,9 +343,7 @@ def test_score_without_unseen_labels_raises(small: Graph, raises) -> None:
 @pytest.mark.parametrize(
     "parameters", [{}, {"scaling": "columns"}, {"model": "GCN", "scaling": "columns"}, {"time_limit": "5m"}]
 )
-def test_too_large_features_raise_before_densification(
-    small: Graph, monkeypatch: pytest.MonkeyPatch, raises, parameters: dict[str, str]
-) -> None:
+def test_too_large_features_raise_before_densification(small, monkeypatch, raises, parameters):
     monkeypatch.setattr(scaling, "MAX_DENSE_BYTES", 1000)
     monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
     with raises("too-large"):
@@ -355,7 +351,7 @@ def test_too_large_features_raise_before_densification(
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])
-def test_few_labels_per_class_are_enough(small: Graph, each: int) -> None:
+def test_few_labels_per_class_are_enough(small, each):
     rank = sum(((small.labels == k).cumsum(0) * (small.labels == k)) for k in (0, 1))
     graph = without_split(
         small.replace(
@@ -369,7 +365,7 @@ def test_few_labels_per_class_are_enough(small: Graph, each: int) -> None:
     assert (classifier.held_out_ is None) == (each < 3)
 
 
-def test_unfitted_classifier_raises(small: Graph, tmp_path: Path, raises) -> None:
+def test_unfitted_classifier_raises(small, tmp_path, raises):
     classifier, p = NodeClassifier(), np.ones((small.num_nodes, 2), np.float32)
     for use in (
         classifier.predict,
@@ -395,7 +391,7 @@ def test_unfitted_classifier_raises(small: Graph, tmp_path: Path, raises) -> Non
         NodeClassifier.load(tmp_path).probabilities_
 
 
-def test_invalid_or_unlabeled_graph_raises(small: Graph, raises) -> None:
+def test_invalid_or_unlabeled_graph_raises(small, raises):
     with raises("wrong-type", value="ndarray") as caught:
         NodeClassifier().fit(np.ones((3, 2)))
     assert "from_frames" in caught.value.hint
@@ -411,7 +407,7 @@ def test_invalid_or_unlabeled_graph_raises(small: Graph, raises) -> None:
         classifier.score(bare)
 
 
-def test_larger_graph_is_predicted(small: Graph) -> None:
+def test_larger_graph_is_predicted(small):
     classifier = NodeClassifier(depth=4, norm="PN").fit(small)
     keep = torch.arange(small.num_nodes) < 250
     ends = small.edge_index[:, keep[small.edge_index].all(0)]
@@ -422,7 +418,7 @@ def test_larger_graph_is_predicted(small: Graph) -> None:
     assert agreement > 0.85
 
 
-def test_fit_does_not_need_pydantic() -> None:
+def test_fit_does_not_need_pydantic():
     """So that ``fit`` can be evaluated on a machine on which nothing can be installed."""
     program = """
 import sys
@@ -432,11 +428,10 @@ from pairnorm.data import csbm
 graph = csbm(200, classes=2).with_split("per-class-20")
 assert NodeClassifier("SGC", 2).fit(graph).score(graph) > 0.7
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", program)
 
 
-def test_rows_of_unrelated_graphs_share_no_labels(small: Graph) -> None:
+def test_rows_of_unrelated_graphs_share_no_labels(small):
     """Graphs without names: what is known of row 7 of one graph says nothing about row 7 of another."""
     classifier = NodeClassifier("label propagation").fit(without_split(small))
     again = classifier.predict_proba(small)
@@ -451,7 +446,7 @@ def test_rows_of_unrelated_graphs_share_no_labels(small: Graph) -> None:
     )
 
 
-def test_time_column_is_not_a_feature() -> None:
+def test_time_column_is_not_a_feature():
     """The day says the class of early nodes, and the opposite of later ones."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 2
@@ -468,7 +463,7 @@ def test_time_column_is_not_a_feature() -> None:
     assert ranked.cross_fitted_ is None, "folds would mix times"
 
 
-def test_scikit_learn_contract(small: Graph) -> None:
+def test_scikit_learn_contract(small):
     for check in (
         check_estimator_cloneable,
         check_estimator_repr,
@@ -485,7 +480,7 @@ def test_scikit_learn_contract(small: Graph) -> None:
     assert np.array_equal(deepcopy(fitted).predict_proba(small), fitted.predict_proba(small))
 
 
-def test_pickle_size_is_unchanged_by_other_graphs(small: Graph) -> None:
+def test_pickle_size_is_unchanged_by_other_graphs(small):
     classifier = NodeClassifier(depth=[2, 4], scale=10.0).fit(small)
     before, copied = (len(pickle.dumps(one)) for one in (classifier, deepcopy(classifier)))
     other = csbm(2000, classes=2, seed=2)
@@ -511,9 +506,7 @@ def with_strangers(graph: Graph, count: int) -> Graph:
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("model", ["GCN", "GAT", "SGC"])
 @pytest.mark.parametrize("norm", ["PN", "PN-SI"])
-def test_unconnected_later_nodes_change_no_prediction(
-    small: Graph, model: str, norm: str, tmp_path: Path
-) -> None:
+def test_unconnected_later_nodes_change_no_prediction(small, model, norm, tmp_path):
     named = small.replace(
         node_names=[f"old {number}" for number in range(300)], features=small.features.to_dense()
     )
@@ -527,7 +520,7 @@ def test_unconnected_later_nodes_change_no_prediction(
         np.testing.assert_allclose(loaded.predict_proba(grown)[:300], before, atol=1e-5)
 
 
-def test_deep_model_predicts_a_graph_with_fewer_nodes() -> None:
+def test_deep_model_predicts_a_graph_with_fewer_nodes():
     """Bug: below nine tenths of the fitted nodes, stored statistics turned all labels into one class."""
     whole = csbm(400, classes=2, features=8, signal=0.0, seed=0)
     whole = whole.replace(node_names=[f"n{number}" for number in range(400)])
@@ -541,7 +534,7 @@ def test_deep_model_predicts_a_graph_with_fewer_nodes() -> None:
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("model", ["GCN", "SGC", "logistic regression"])
-def test_component_is_predicted_as_in_whole_graph(model: str) -> None:
+def test_component_is_predicted_as_in_whole_graph(model):
     """Two components: one alone is normalized by the stored statistics of both."""
     halves = [csbm(200, classes=2, seed=seed) for seed in (1, 2)]
     shift = torch.tensor([[0.0], [1.0]]) * torch.ones(1, halves[0].num_features)

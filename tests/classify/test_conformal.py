@@ -44,7 +44,7 @@ def covers(
     ("held_out", "rate", "rank"),
     [(9, 0.2, 8), (10, 0.2, 9), (20, 0.1, 19), (19, 0.1, 18), (10, 0.5, 6), (19, 0.05, 19), (19, 1.0, 1)],
 )
-def test_threshold_is_the_defined_order_statistic(held_out: int, rate: float, rank: int) -> None:
+def test_threshold_is_the_defined_order_statistic(held_out, rate, rank):
     """The true class is the second one and scores 0.51, 0.52, ...; the threshold is one of these."""
     scores = 0.5 + np.arange(1, held_out + 1) / 100
     evaluated = np.stack([scores, 1 - scores], 1).astype(np.float32)
@@ -67,21 +67,21 @@ def test_threshold_is_the_defined_order_statistic(held_out: int, rate: float, ra
     assert (result.sizes == 1).all(), "where the first class is always right, one is enough"
 
 
-def test_threshold_rank_is_exact_in_float64() -> None:
+def test_threshold_rank_is_exact_in_float64():
     """In float64, 100 · (1 - 0.45) is above 55."""
     scores = np.arange(1, 100) / 100
     [[threshold, _]] = Calibration(scores, np.zeros(99, dtype=bool)).thresholds([0.45], by_group=False)
     assert threshold == 0.55
 
 
-def test_few_held_out_nodes_give_full_sets() -> None:
+def test_few_held_out_nodes_give_full_sets():
     drawn = simulate(30, 0)
     [result] = sets_of(drawn, np.arange(30) < 9, 0.05)
     assert (result.sizes == 4).all(), "nine nodes cannot promise 95%"
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.15])
-def test_coverage_is_nominal_in_both_groups(rate: float) -> None:
+def test_coverage_is_nominal_in_both_groups(rate):
     covered: dict[bool, list[float]] = {False: [], True: []}
     for seed in range(20):
         drawn = simulate(4000, seed)
@@ -94,7 +94,7 @@ def test_coverage_is_nominal_in_both_groups(rate: float) -> None:
         assert np.mean(shares) == pytest.approx(1 - rate, abs=0.008)
 
 
-def test_measured_coverage_equals_coverage_of_new_nodes() -> None:
+def test_measured_coverage_equals_coverage_of_new_nodes():
     drawn, held_out = simulate(20_000, 0), np.arange(20_000) < 2000
     for result in sets_of(drawn, held_out, *ERROR_RATES, 0.6):
         measured = result.coverage["all held-out nodes"]
@@ -104,7 +104,7 @@ def test_measured_coverage_equals_coverage_of_new_nodes() -> None:
         assert result.coverage["without features"].nodes == (held_out & drawn[2]).sum()
 
 
-def test_coverage_is_measured_on_separate_nodes() -> None:
+def test_coverage_is_measured_on_separate_nodes():
     """Of 20 + 20 nodes at 10%, the 19th of 20 scores covers 19 of 20 that set it, and 19 / 21 of others."""
     measured = []
     for seed in range(60):
@@ -117,14 +117,14 @@ def test_coverage_is_measured_on_separate_nodes() -> None:
     assert np.mean(measured) == pytest.approx(19 / 21, abs=0.02)
 
 
-def test_larger_error_rate_gives_smaller_nonempty_sets() -> None:
+def test_larger_error_rate_gives_smaller_nonempty_sets():
     sizes = [result.sizes for result in sets_of(simulate(2000, 0), np.arange(2000) < 500, *ERROR_RATES, 0.9)]
     assert all((one >= other).all() for one, other in pairwise(sizes))
     assert (sizes[-1] == 1).all()
 
 
 @pytest.mark.parametrize(("few", "guaranteed"), [(29, False), (30, True)])
-def test_small_group_has_no_separate_guarantee(few: int, guaranteed: bool) -> None:
+def test_small_group_has_no_separate_guarantee(few, guaranteed):
     probabilities, labels, incomplete = simulate(1000, 0)
     incomplete[:] = np.arange(1000) < few
     [result] = sets_of((probabilities, labels, incomplete), np.arange(1000) < 500, 0.1)
@@ -181,9 +181,7 @@ def simulate_coverage(
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("columns", [False, True])
-def test_coverage_is_nominal_for_nodes_without_features(
-    monkeypatch: pytest.MonkeyPatch, rate: float, columns: bool
-) -> None:
+def test_coverage_is_nominal_for_nodes_without_features(monkeypatch, rate, columns):
     monkeypatch.setattr(predictions, "MAX_SPLITS", 2)
     runs = [simulate_coverage(seed, rate, columns) for seed in range(200)]
     for name in ("all", "with", "without"):
@@ -196,6 +194,6 @@ def test_coverage_is_nominal_for_nodes_without_features(
         assert 0.9 - 2 * error <= result[:, 0].mean() <= 0.9 + 2 * error + 1 / (held_out + 1), name
 
 
-def test_unmasked_held_out_nodes_give_too_low_coverage() -> None:
+def test_unmasked_held_out_nodes_give_too_low_coverage():
     shares = [simulate_coverage(seed, 0.9, columns=True, masked=False)["all"][0] for seed in range(20)]
     assert np.mean(shares) < 0.85

@@ -1,15 +1,13 @@
 """``fit`` on a GPU equals that on a CPU; without a GPU, the kernels run in Triton's interpreter."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from helpers import run_python
 from pairnorm.classify import NodeClassifier
 from pairnorm.data import csbm
 
@@ -66,11 +64,4 @@ def test_all_candidates_are_trained_saved_and_loaded_on_cuda(graph, tmp_path):
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU")
 def test_fit_with_kernels_in_the_interpreter():
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_THE_INTERPRETER],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr[-5000:]
+    run_python("-W", "ignore", "-c", IN_THE_INTERPRETER, env={"TRITON_INTERPRET": "1"})

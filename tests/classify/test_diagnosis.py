@@ -15,7 +15,7 @@ def half_missing(small: Graph) -> Graph:
 
 
 @pytest.mark.parametrize("nodes_kept", [300, 40], ids=["full rank", "few rows"])
-def test_smoothing_equals_measures_of_dense_iterates(small: Graph, nodes_kept: int) -> None:
+def test_smoothing_equals_measures_of_dense_iterates(small, nodes_kept):
     columns = torch.arange(300)
     features = small.features.to_dense()[:, columns] * (torch.arange(300) < nodes_kept)[:, None]
     graph = small.replace(features=features, feature_names=None)
@@ -34,7 +34,7 @@ def test_smoothing_equals_measures_of_dense_iterates(small: Graph, nodes_kept: i
                 assert row.effective_rank == pytest.approx(float(effective_rank(state)), rel=2e-3)
 
 
-def test_pair_norm_keeps_row_diff_larger(small: Graph) -> None:
+def test_pair_norm_keeps_row_diff_larger(small):
     rows = smoothing(small, Scaling.of(small)(small))
     left = {norm: [row.row_diff for row in rows if row.norm == norm] for norm in ("none", "PN")}
     shares = {norm: [value / values[0] for value in values[1:]] for norm, values in left.items()}
@@ -55,7 +55,7 @@ def exact_sources(graph: Graph, depth: int) -> float:
     return float(sources.median())
 
 
-def test_suggested_depth_is_first_with_enough_sources(half_missing: Graph) -> None:
+def test_suggested_depth_is_first_with_enough_sources(half_missing):
     result = suggest_depth(half_missing)
     assert result.sources >= MIN_SOURCES
     assert result.sources == pytest.approx(exact_sources(half_missing, result.depth), rel=0.3)
@@ -64,7 +64,7 @@ def test_suggested_depth_is_first_with_enough_sources(half_missing: Graph) -> No
     assert f"At depth {result.depth} half of the nodes without features" in result.reason
 
 
-def test_fewer_known_features_increase_suggested_depth(small: Graph) -> None:
+def test_fewer_known_features_increase_suggested_depth(small):
     depths = []
     for kept in (300, 60, 10):
         missing = torch.arange(small.num_nodes) >= kept
@@ -73,7 +73,7 @@ def test_fewer_known_features_increase_suggested_depth(small: Graph) -> None:
     assert depths[0] < depths[-1]
 
 
-def test_unreachable_nodes_are_counted_and_excluded() -> None:
+def test_unreachable_nodes_are_counted_and_excluded():
     missing = torch.tensor([False, True, True, True, True])
     graph = Graph.from_edges([[0, 3], [1, 4]], torch.ones(5, 1), num_nodes=5, missing=missing)
     result = suggest_depth(graph, deepest=7)
@@ -85,7 +85,7 @@ def test_unreachable_nodes_are_counted_and_excluded() -> None:
     )
 
 
-def test_small_components_need_depth_one() -> None:
+def test_small_components_need_depth_one():
     """Bug: the largest depth was suggested, and a node counted among its others."""
     pairs = [(4 * clique + i, 4 * clique + j) for clique in range(10) for i in range(4) for j in range(i)]
     result = suggest_depth(Graph.from_edges(torch.tensor(pairs).t(), torch.randn(40, 3)))
@@ -93,13 +93,13 @@ def test_small_components_need_depth_one() -> None:
     assert "average over at least 4 nodes including themselves, fewer" in result.reason
 
 
-def test_path_graph_gets_largest_measured_depth() -> None:
+def test_path_graph_gets_largest_measured_depth():
     line = torch.stack([torch.arange(59), torch.arange(1, 60)])
     result = suggest_depth(Graph.from_edges(line, torch.ones(60, 1)), deepest=5)
     assert (result.depth, result.deepest) == (5, 5)
     assert "a larger depth was not measured" in result.reason
 
 
-def test_graph_without_known_features_gets_depth_one() -> None:
+def test_graph_without_known_features_gets_depth_one():
     graph = Graph.from_edges([[0], [1]], torch.zeros(2, 1), missing=torch.ones(2, dtype=torch.bool))
     assert suggest_depth(graph).depth == 1

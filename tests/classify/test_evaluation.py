@@ -35,7 +35,7 @@ def draw_rare(seed: int) -> tuple[Graph, NDArray[np.int64]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_cross_fitted_average_precision_is_not_optimistic() -> None:
+def test_cross_fitted_average_precision_is_not_optimistic():
     """Over 40 data sets it errs little, and to the low side: models of folds are fitted to fewer labels."""
     errors, test_errors, covered = [], [], 0
     for seed in range(40):
@@ -55,7 +55,7 @@ def test_cross_fitted_average_precision_is_not_optimistic() -> None:
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "balanced-accuracy", "macro-f1"])
-def test_metric_difference_equals_difference_of_scores(metric: str) -> None:
+def test_metric_difference_equals_difference_of_scores(metric):
     """With a thousand classes, a matrix per node would take gigabytes."""
     random = np.random.default_rng(0)
     labels = np.arange(2000) % 1000
@@ -69,7 +69,7 @@ def test_metric_difference_equals_difference_of_scores(metric: str) -> None:
     assert low < gain < high
 
 
-def test_scores_equal_hand_computed_values() -> None:
+def test_scores_equal_hand_computed_values():
     scores = Scores.of(LABELS, PREDICTED, 4)
     assert scores.confusion.tolist() == [[3, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
     assert (scores.count, scores.right) == (7, 5)
@@ -81,13 +81,13 @@ def test_scores_equal_hand_computed_values() -> None:
     assert scores.value("macro-f1") == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
 
 
-def test_absent_predicted_class_lowers_f1_only() -> None:
+def test_absent_predicted_class_lowers_f1_only():
     scores = Scores.of(np.array([0, 0]), np.array([0, 1]), 2)
     assert scores.value("balanced-accuracy") == 0.5
     assert scores.value("macro-f1") == pytest.approx((2 / 3 + 0) / 2)
 
 
-def test_metrics_of_zero_nodes_are_nan() -> None:
+def test_metrics_of_zero_nodes_are_nan():
     scores = Scores.of(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 2)
     assert isnan(scores.accuracy)
     assert isnan(scores.value("macro-f1"))
@@ -99,18 +99,18 @@ def interval(right: int, count: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("right", "count", "low", "high"), [(81, 263, 0.2553, 0.3662), (0, 20, 0.0, 0.1611)])
-def test_wilson_interval_equals_published_values(right: int, count: int, low: float, high: float) -> None:
+def test_wilson_interval_equals_published_values(right, count, low, high):
     """Newcombe (1998), Table I: method 3."""
     assert interval(right, count) == pytest.approx((low, high), abs=1e-4)
 
 
-def test_wilson_interval_has_nominal_coverage() -> None:
+def test_wilson_interval_has_nominal_coverage():
     draws = np.random.default_rng(0).binomial(50, 0.8, 1000)
     covered = [low <= 0.8 <= high for low, high in (interval(int(right), 50) for right in draws)]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
 
 
-def test_paired_interval_is_narrower_for_shared_errors() -> None:
+def test_paired_interval_is_narrower_for_shared_errors():
     ours = np.array([True] * 80 + [False] * 20)
     theirs = np.array([True] * 75 + [False] * 25)
     mean, low, high = paired_difference(ours, theirs)
@@ -119,7 +119,7 @@ def test_paired_interval_is_narrower_for_shared_errors() -> None:
     assert 0.8 - interval(80, 100)[0] > mean - low
 
 
-def test_paired_interval_of_equal_predictions_has_width() -> None:
+def test_paired_interval_of_equal_predictions_has_width():
     """Bug: two models that were right on the same 60 nodes had an interval from 0 to 0."""
     for count in (5, 60, 2000):
         right = np.arange(count) % 3 > 0
@@ -142,7 +142,7 @@ def draw(nodes: int, positives: float, seed: int) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize("digits", [1, 8])
-def test_rankings_equal_scikit_learn_with_ties_and_weights(digits: int) -> None:
+def test_rankings_equal_scikit_learn_with_ties_and_weights(digits):
     labels, probabilities = draw(300, 0.2, 0)
     probabilities = probabilities.round(digits)
     expected = (
@@ -161,7 +161,7 @@ def test_rankings_equal_scikit_learn_with_ties_and_weights(digits: int) -> None:
 
 @pytest.mark.parametrize("metric", ["accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc"])
 @pytest.mark.parametrize("nodes", [60, 400])
-def test_metric_intervals_have_nominal_coverage(metric: str, nodes: int) -> None:
+def test_metric_intervals_have_nominal_coverage(metric, nodes):
     labels, probabilities = draw(200_000, 0.15, 0)
     truth = Scores.of(labels, (probabilities[:, 1] > 0.6).astype(int), 2, probabilities).value(metric)
     covered = []
@@ -174,14 +174,14 @@ def test_metric_intervals_have_nominal_coverage(metric: str, nodes: int) -> None
     assert 0.89 <= np.mean(covered) <= 0.995, np.mean(covered)
 
 
-def test_unavailable_metrics_have_nan_intervals() -> None:
+def test_unavailable_metrics_have_nan_intervals():
     scores = Scores.of(LABELS, PREDICTED, 4)
     assert np.isnan(scores.interval_of("auc")).all()
     assert np.isnan(scores.interval_of("loss")).all()
 
 
 @pytest.mark.parametrize("metric", ["balanced-accuracy", "macro-f1", "average-precision", "auc"])
-def test_metric_difference_uses_the_requested_metric(metric: str) -> None:
+def test_metric_difference_uses_the_requested_metric(metric):
     labels, probabilities = draw(500, 0.15, 0)
     ours = (probabilities[:, 1] > 0.6).astype(int), probabilities
     frequent = np.zeros(500, dtype=np.int64), np.tile([0.85, 0.15], (500, 1))
@@ -192,21 +192,21 @@ def test_metric_difference_uses_the_requested_metric(metric: str) -> None:
     assert gain == pytest.approx(ours_scores - others)
 
 
-def test_loss_metric_compares_accuracy() -> None:
+def test_loss_metric_compares_accuracy():
     ours, theirs = (LABELS, np.ones((7, 3))), (PREDICTED, np.ones((7, 3)))
     expected = paired_difference(np.ones(7), LABELS == PREDICTED)
     assert metric_difference("loss", LABELS, ours, theirs) == expected
 
 
 @pytest.mark.parametrize("true", [1.0, 4.0])
-def test_temperature_recovers_true_calibration(true: float) -> None:
+def test_temperature_recovers_true_calibration(true):
     generator = torch.Generator().manual_seed(0)
     honest = torch.randn(4000, 1, 3, generator=generator)
     labels = torch.multinomial(honest[:, 0].softmax(-1), 1, generator=generator).squeeze(1)
     assert fit_temperature(true * honest, labels) == pytest.approx(true, rel=0.15)
 
 
-def test_temperature_stays_one_if_all_correct_or_few_nodes() -> None:
+def test_temperature_stays_one_if_all_correct_or_few_nodes():
     labels = torch.arange(60) % 3
     logits = torch.nn.functional.one_hot(labels).float()[:, None]
     assert fit_temperature(logits, labels) == 1.0
@@ -216,7 +216,7 @@ def test_temperature_stays_one_if_all_correct_or_few_nodes() -> None:
     assert fit_temperature(logits[: MIN_TEMPERATURE_NODES - 1], wrong[: MIN_TEMPERATURE_NODES - 1]) == 1.0
 
 
-def test_mean_probabilities_averages_after_softmax() -> None:
+def test_mean_probabilities_averages_after_softmax():
     logits = torch.tensor([[[2.0, 0.0], [0.0, 4.0]]])
     probabilities = (
         torch.softmax(torch.tensor([1.0, 0.0]), 0) + torch.softmax(torch.tensor([0.0, 2.0]), 0)
@@ -224,7 +224,7 @@ def test_mean_probabilities_averages_after_softmax() -> None:
     torch.testing.assert_close(mean_probabilities(logits, 2.0)[0], probabilities)
 
 
-def test_non_finite_probabilities_raise(raises) -> None:
+def test_non_finite_probabilities_raise(raises):
     for logits, temperature in ((torch.tensor([[[1.0, float("nan")]]]), 1.0), (torch.ones(1, 1, 2), 0.0)):
         with raises("not-finite"):
             mean_probabilities(logits, temperature)
@@ -232,7 +232,7 @@ def test_non_finite_probabilities_raise(raises) -> None:
 
 @pytest.mark.parametrize("metric", ["average-precision", "auc"])
 @pytest.mark.parametrize(("positives", "most"), [(6, 0.8), (60, 0.98)])
-def test_perfect_ranking_of_few_nodes_has_wide_interval(metric: str, positives: int, most: float) -> None:
+def test_perfect_ranking_of_few_nodes_has_wide_interval(metric, positives, most):
     """The interval is neither a point nor everything, and shrinks with the number of positive nodes."""
     confusion = np.array([[10 * positives, 0], [0, positives]])
     low, high = Scores(confusion, auc=1.0, average_precision=1.0).interval_of(metric)
@@ -243,7 +243,7 @@ def test_perfect_ranking_of_few_nodes_has_wide_interval(metric: str, positives: 
     assert 0 < best < 0.7
 
 
-def test_average_precision_ranks_the_rarer_class() -> None:
+def test_average_precision_ranks_the_rarer_class():
     random = np.random.default_rng(0)
     labels = (np.arange(200) >= 30).astype(np.int64)  # class 0 is rarer
     first = np.clip(0.3 + 0.3 * (labels == 0) + random.normal(0, 0.2, 200), 0, 1)
@@ -252,7 +252,7 @@ def test_average_precision_ranks_the_rarer_class() -> None:
     assert scores.average_precision < average_precision_score(labels == 1, 1 - first) - 0.1
 
 
-def test_expected_average_precision_is_nearly_unbiased() -> None:
+def test_expected_average_precision_is_nearly_unbiased():
     """On samples with few positive nodes, its mean is nearer to the value on very many than the usual one."""
     random = np.random.default_rng(0)
 
@@ -272,14 +272,14 @@ def test_expected_average_precision_is_nearly_unbiased() -> None:
     assert abs(errors[1]) < 0.6 * errors[0]
 
 
-def test_expected_average_precision_of_ties_is_class_share() -> None:
+def test_expected_average_precision_of_ties_is_class_share():
     positive = np.arange(20) < 4
     assert expected_average_precision(positive, np.zeros(20)) == pytest.approx(0.2)
     assert expected_average_precision(positive, positive.astype(float)) == 1
     assert expected_average_precision(positive, -positive.astype(float)) == pytest.approx(0.2, abs=0.1)
 
 
-def test_comparable_scores_remove_shift_and_scale() -> None:
+def test_comparable_scores_remove_shift_and_scale():
     random = np.random.default_rng(0)
     logits = random.normal(size=500)
     scores = [

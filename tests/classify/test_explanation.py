@@ -1,7 +1,5 @@
 """Contributions of features and neighbors to predicted classes."""
 
-from pathlib import Path
-
 import lightgbm
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from pairnorm.classify import NodeClassifier, Task
 from pairnorm.classify.candidates import (
     Average,
     BoostedTrees,
-    Family,
     LabelPropagation,
     LogisticRegression,
     PreparedGraph,
@@ -33,7 +30,7 @@ def three_classes() -> Task:
     return Task(graph, PreparedGraph(graph, graph.features.to_dense(), CPU))
 
 
-def test_linear_contributions_are_products_of_feature_and_weight() -> None:
+def test_linear_contributions_are_products_of_feature_and_weight():
     """By hand: the margin of a class is its logit minus the mean logit of the other two."""
     graph = Graph.from_edges([[0], [1]], [[2.0, 3.0], [1.0, 0.0]], [0, 1], feature_names=("age", "income"))
     weight, bias = torch.tensor([[6.0, 3.0, 0.0], [1.0, 2.0, 3.0]]), torch.tensor([1.0, 0.0, -1.0])
@@ -59,7 +56,7 @@ def test_linear_contributions_are_products_of_feature_and_weight() -> None:
     ],
     ids=lambda family: f"{family.name} {getattr(family, 'norms', '')}",
 )
-def test_contributions_sum_to_the_margin(three_classes: Task, family: Family) -> None:
+def test_contributions_sum_to_the_margin(three_classes, family):
     task = three_classes
     [result] = family.fit(task, lambda done: None)
     fitted = result.fit(task)
@@ -73,7 +70,7 @@ def test_contributions_sum_to_the_margin(three_classes: Task, family: Family) ->
     assert values.sum(1) + rest == pytest.approx(margins.numpy(), abs=1e-4)
 
 
-def test_tree_contributions_equal_lightgbm(small: Graph) -> None:
+def test_tree_contributions_equal_lightgbm(small):
     """With two classes, a margin is the raw score of the second one, or minus it."""
     graph = small.replace(features=small.features.to_dense()[:, :5])
     task = Task(graph, PreparedGraph(graph, graph.features, CPU))
@@ -92,7 +89,7 @@ def test_tree_contributions_equal_lightgbm(small: Graph) -> None:
     assert ("labels", "neighbors labeled b") in member.keys
 
 
-def test_label_propagation_is_explained_by_labeled_neighbors() -> None:
+def test_label_propagation_is_explained_by_labeled_neighbors():
     """A star: node 0 between two nodes labeled a and one labeled b. All three send the same amount."""
     graph = Graph.from_edges([[0, 0, 0], [1, 2, 3]], np.eye(4), [-1, 0, 0, 1], node_names=list("xuvw"))
     prepared = PreparedGraph(graph, graph.features, CPU)
@@ -124,7 +121,7 @@ def aged() -> Graph:
 
 
 @pytest.mark.parametrize("model", ["logistic regression", "boosted trees"])
-def test_decisive_feature_comes_first(aged: Graph, model: str, tmp_path: Path) -> None:
+def test_decisive_feature_comes_first(aged, model, tmp_path):
     classifier = NodeClassifier(model, simple=True).fit(aged)
     table = classifier.explain(aged, top=2)
     first = table.groupby("id", sort=False).first()
@@ -136,7 +133,7 @@ def test_decisive_feature_comes_first(aged: Graph, model: str, tmp_path: Path) -
     assert again["value"].tolist() == pytest.approx(table["value"].tolist(), abs=1e-5)
 
 
-def test_members_without_additive_form_are_not_explained(small: Graph) -> None:
+def test_members_without_additive_form_are_not_explained(small):
     classifier = NodeClassifier("GCN", depth=2, norm="none", epochs=3, seeds=1).fit(small)
     explanation = classifier.explain_nodes(small, classifier.decide(classifier.probabilities_))
     assert explanation.explained == 0
@@ -144,7 +141,7 @@ def test_members_without_additive_form_are_not_explained(small: Graph) -> None:
 
 
 @pytest.mark.parametrize("metric", ["loss", "balanced-accuracy"])
-def test_prediction_sets_reach_the_requested_coverage(aged: Graph, metric: str, tmp_path: Path) -> None:
+def test_prediction_sets_reach_the_requested_coverage(aged, metric, tmp_path):
     random = np.random.default_rng(1)
     truth = (aged.features[:, 0] + torch.from_numpy(random.normal(0, 0.7, 300)) > 0.8).long()
     graph = aged.replace(labels=truth.where(aged.labeled, -1))
@@ -167,7 +164,7 @@ def test_prediction_sets_reach_the_requested_coverage(aged: Graph, metric: str, 
 
 
 @pytest.mark.filterwarnings("ignore:no labeled node is left")
-def test_prediction_sets_need_held_out_nodes(aged: Graph) -> None:
+def test_prediction_sets_need_held_out_nodes(aged):
     labels = torch.full_like(aged.labels, -1)
     labels[:2] = torch.tensor([0, 1])
     classifier = NodeClassifier("logistic regression").fit(aged.replace(labels=labels))
@@ -177,7 +174,7 @@ def test_prediction_sets_need_held_out_nodes(aged: Graph) -> None:
         classifier.predict_set(aged, 1.5)
 
 
-def test_label_propagation_has_no_features_to_explain(three_classes: Task) -> None:
+def test_label_propagation_has_no_features_to_explain(three_classes):
     result, *_ = LabelPropagation().fit(three_classes, lambda done: None)
     member = explain_member(result.fit(three_classes), three_classes.prepared, "abc")
     assert member.keys == []

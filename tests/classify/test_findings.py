@@ -2,7 +2,6 @@ import itertools
 import warnings
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +47,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 5)
 
 
-def test_groups_partition_the_held_out_nodes(findings: Findings) -> None:
+def test_groups_partition_the_held_out_nodes(findings):
     groups = findings.groups()
     assert list(groups) == ["all held-out nodes", "with features", "without features", LATER]
     all_nodes, *parts, _ = (scores.confusion for scores in groups.values())
@@ -58,14 +57,14 @@ def test_groups_partition_the_held_out_nodes(findings: Findings) -> None:
     assert groups["without features"].count == test.sum()
 
 
-def test_complete_features_give_one_group(findings: Findings) -> None:
+def test_complete_features_give_one_group(findings):
     classifier = copy(findings.classifier)
     complete = findings.graph.replace(missing=torch.zeros_like(findings.graph.train))
     classifier.task_ = replace(classifier.task_, graph=complete)
     assert list(replace(findings, classifier=classifier).groups()) == ["all held-out nodes", LATER]
 
 
-def test_groups_of_nodes_with_some_features_are_not_called_without_features(findings: Findings) -> None:
+def test_groups_of_nodes_with_some_features_are_not_called_without_features(findings):
     """Bug: nodes without most features were listed as nodes without features."""
     classifier, graph = copy(findings.classifier), findings.classifier.task_.graph
     entries = graph.missing[:, None].repeat(1, graph.num_features)
@@ -75,7 +74,7 @@ def test_groups_of_nodes_with_some_features_are_not_called_without_features(find
     assert names == ["all held-out nodes", "with most features", "without most features", LATER]
 
 
-def test_weighted_accuracy_names_the_share_of_nodes_that_it_describes(findings: Findings) -> None:
+def test_weighted_accuracy_names_the_share_of_nodes_that_it_describes(findings):
     """Bug: the accuracy over 25% of the unlabeled nodes was stated as that of all."""
     found = replace(findings)
     found.__dict__["standardized"] = Standardized(0.5, (0.4, 0.6), 0.75)
@@ -87,7 +86,7 @@ def test_weighted_accuracy_names_the_share_of_nodes_that_it_describes(findings: 
 
 @pytest.mark.filterwarnings("ignore:column .* alone predicts")
 @pytest.mark.usefixtures("brief")
-def test_masked_and_unmasked_accuracies_are_stated(small: Graph) -> None:
+def test_masked_and_unmasked_accuracies_are_stated(small):
     """The same nodes have labels and features, and the features determine the class."""
     known = torch.arange(300) % 3 > 0
     no_nodes = torch.zeros_like(known)
@@ -114,7 +113,7 @@ def test_masked_and_unmasked_accuracies_are_stated(small: Graph) -> None:
 
 
 @pytest.mark.usefixtures("brief")
-def test_later_nodes_are_predicted_without_retraining(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_nodes_are_predicted_without_retraining(small, monkeypatch):
     """Features, labels and edges of later nodes do not change the fitted model."""
     classifier = NodeClassifier("SGC", depth=4, norm="PN", scale=10.0, refit=False).fit(small)
     fit, fitted = Choice.fit, []
@@ -131,7 +130,7 @@ def test_later_nodes_are_predicted_without_retraining(small: Graph, monkeypatch:
 
 
 @pytest.mark.usefixtures("brief")
-def test_later_features_do_not_affect_scaling(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_features_do_not_affect_scaling(small, monkeypatch):
     learned, fit = [], Choice.fit
 
     def record(choice: Choice, task: Task) -> Average:
@@ -151,7 +150,7 @@ def test_later_features_do_not_affect_scaling(small: Graph, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("brief")
-def test_metric_is_stated_without_baselines(small: Graph) -> None:
+def test_metric_is_stated_without_baselines(small):
     classifier = NodeClassifier("logistic regression", metric="average-precision", refit=False).fit(small)
     stated = headline(Findings.of(classifier, small, compare=False))
     assert stated.startswith("**Not compared with baselines.** The model")
@@ -160,7 +159,7 @@ def test_metric_is_stated_without_baselines(small: Graph) -> None:
 
 
 @pytest.mark.usefixtures("brief")
-def test_selected_directions_are_reported(flow: Graph, tmp_path: Path) -> None:
+def test_selected_directions_are_reported(flow, tmp_path):
     classifier = NodeClassifier("boosted trees", refit=False).fit(flow)
     assert classifier.held_out_ is not None
     assert classifier.held_out_.accuracy > 0.85
@@ -174,7 +173,7 @@ def test_selected_directions_are_reported(flow: Graph, tmp_path: Path) -> None:
     assert plain.held_out_.accuracy < 0.65
 
 
-def test_remove_nodes_keeps_directions(flow: Graph) -> None:
+def test_remove_nodes_keeps_directions(flow):
     before = remove_nodes(flow, flow.test)
     assert flow.directed is not None
     assert before.directed is not None
@@ -188,7 +187,7 @@ def test_remove_nodes_keeps_directions(flow: Graph) -> None:
 
 @pytest.mark.filterwarnings("ignore:column .* alone predicts")
 @pytest.mark.usefixtures("brief")
-def test_time_column_determines_held_out_nodes(raises, tmp_path: Path) -> None:
+def test_time_column_determines_held_out_nodes(raises, tmp_path):
     """Classes drift: the sign of the informative feature is reversed late."""
     generator = torch.Generator().manual_seed(0)
     labels, day = torch.arange(400) % 2, torch.arange(400.0)
@@ -215,7 +214,7 @@ def test_time_column_determines_held_out_nodes(raises, tmp_path: Path) -> None:
         NodeClassifier(time="day").fit(graph.replace(feature_names=None))
 
 
-def test_comparison_starts_with_the_model(findings: Findings) -> None:
+def test_comparison_starts_with_the_model(findings):
     baselines = findings.comparison()
     assert next(iter(baselines)) == findings.classifier.best_.name
     assert baselines[findings.classifier.best_.name].accuracy == findings.classifier.held_out_.accuracy
@@ -238,14 +237,14 @@ def baseline(findings: Findings, wrong: float) -> Findings:
 @pytest.mark.parametrize(
     ("wrong", "opening"), [(0.9, "**The model beats the baselines.**"), (0.0, "**A baseline does better.**")]
 )
-def test_verdict_follows_the_interval(findings: Findings, wrong: float, opening: str) -> None:
+def test_verdict_follows_the_interval(findings, wrong, opening):
     text = verdict(baseline(findings, wrong))
     assert text.startswith(opening)
     assert "a guess" in text
     assert f"{100 * findings.classifier.held_out_.accuracy:.1f}%" in text
 
 
-def test_verdict_of_equal_models_is_a_draw(findings: Findings) -> None:
+def test_verdict_of_equal_models_is_a_draw(findings):
     same = replace(findings, baselines=[guess(findings, "a twin", findings.predicted)])
     assert verdict(same).startswith("**A twin does as well.** Its predictions are the same.")
     twin, test_nodes = findings.predicted.copy(), np.flatnonzero(findings.test)
@@ -260,14 +259,14 @@ def test_verdict_of_equal_models_is_a_draw(findings: Findings) -> None:
     assert "The difference is +0.6 points" in ahead
 
 
-def test_target_strata_ignore_target_labels(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_strata_ignore_target_labels(findings, monkeypatch):
     strata: list[np.ndarray] = []
     monkeypatch.setattr("pairnorm.classify.findings.standardize", lambda *given: strata.extend(given[1:]))
     assert replace(findings).standardized is None  # the target are the test nodes, as all nodes are labeled
     assert (strata[1] // (MAX_HOPS + 2) > 0).all()
 
 
-def test_large_insignificant_loss_is_reported(findings: Findings) -> None:
+def test_large_insignificant_loss_is_reported(findings):
     """Of 40 nodes the model is right on the first 20, the baseline on the last 24."""
     nodes = findings.graph.test.nonzero()[:40].squeeze(1)
     few = torch.zeros_like(findings.graph.test)
@@ -286,14 +285,14 @@ def test_large_insignificant_loss_is_reported(findings: Findings) -> None:
     assert "10.0 points less than a guess" in text
 
 
-def test_never_predicted_class_is_reported(findings: Findings) -> None:
+def test_never_predicted_class_is_reported(findings):
     assert "never predicts" not in verdict(findings)
     probabilities = np.tile(np.float32([0.7, 0.3]), (300, 1))
     text = verdict(replace(findings, probabilities=probabilities))
     assert "It never predicts '1'; selecting by macro F1 (`--metric macro-f1`)" in text
 
 
-def test_two_classes_report_ranking_and_threshold(findings: Findings) -> None:
+def test_two_classes_report_ranking_and_threshold(findings):
     scores = findings.classifier.held_out_
     low, high = scores.interval_of("average-precision")
     text, average = verdict(findings), 100 * scores.average_precision
@@ -306,7 +305,7 @@ def test_two_classes_report_ranking_and_threshold(findings: Findings) -> None:
     assert "from a probability of 0.50." in text
 
 
-def test_cross_fitted_scores_replace_few_test_nodes(findings: Findings) -> None:
+def test_cross_fitted_scores_replace_few_test_nodes(findings):
     classifier = copy(findings.classifier)
     classifier.cross_fitted_ = Scores(np.array([[180, 0], [10, 10]]), auc=0.7, average_precision=0.4)
     classifier.metric = "average-precision"
@@ -322,7 +321,7 @@ def test_cross_fitted_scores_replace_few_test_nodes(findings: Findings) -> None:
 @pytest.mark.parametrize(
     "metric", ["loss", "accuracy", "balanced-accuracy", "macro-f1", "average-precision", "auc"]
 )
-def test_gain_is_over_best_baseline_by_metric(findings: Findings, metric: str) -> None:
+def test_gain_is_over_best_baseline_by_metric(findings, metric):
     classifier = copy(findings.classifier)
     classifier.metric = metric
     result = replace(findings, classifier=classifier)
@@ -343,7 +342,7 @@ def test_gain_is_over_best_baseline_by_metric(findings: Findings, metric: str) -
     )
 
 
-def test_one_held_out_class_compares_accuracy(findings: Findings) -> None:
+def test_one_held_out_class_compares_accuracy(findings):
     """A ranking of nodes of one class has no value."""
     classifier = copy(findings.classifier)
     classifier.metric = "auc"
@@ -354,7 +353,7 @@ def test_one_held_out_class_compares_accuracy(findings: Findings) -> None:
     assert "nan" not in render_markdown(fit_page(result))
 
 
-def test_too_few_held_out_nodes_are_reported(findings: Findings) -> None:
+def test_too_few_held_out_nodes_are_reported(findings):
     few = torch.zeros_like(findings.graph.test)
     few[findings.graph.test.nonzero()[:5].squeeze(1)] = True
     assert "is right on " in (result := verdict(replace(findings, graph=findings.graph.replace(test=few))))
@@ -363,7 +362,7 @@ def test_too_few_held_out_nodes_are_reported(findings: Findings) -> None:
     assert "they selected the model: expect less" in verdict(replace(findings, graph=no_nodes))
 
 
-def test_baselines_learn_an_easy_graph(findings: Findings) -> None:
+def test_baselines_learn_an_easy_graph(findings):
     accuracy = {
         baseline.name: findings.comparison()[baseline.name].accuracy for baseline in findings.baselines
     }
@@ -378,7 +377,7 @@ def test_baselines_learn_an_easy_graph(findings: Findings) -> None:
     }
 
 
-def test_gcn_without_features_uses_one_hot_ids() -> None:
+def test_gcn_without_features_uses_one_hot_ids():
     """Two communities: degrees are uninformative, neighborhoods determine the class."""
     graph = csbm(300, classes=2, seed=3).with_split("per-class-20")
     bare = Graph.from_edges(
@@ -392,7 +391,7 @@ def test_gcn_without_features_uses_one_hot_ids() -> None:
 
 
 @pytest.mark.usefixtures("brief")
-def test_baselines_are_tuned_after_an_expired_search(small: Graph) -> None:
+def test_baselines_are_tuned_after_an_expired_search(small):
     classifier = NodeClassifier("most frequent class", refit=False).fit(small)
     classifier.task_ = replace(classifier.task_, started=classifier.task_.started - 1000, time_limit=900.0)
     counts = {one.name: one.num_candidates for one in Findings.of(classifier, small).baselines}
@@ -401,7 +400,7 @@ def test_baselines_are_tuned_after_an_expired_search(small: Graph) -> None:
     }  # fmt: skip
 
 
-def test_gcn_baseline_stops_at_its_time_limit(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gcn_baseline_stops_at_its_time_limit(small, monkeypatch):
     """A GCN of 100,000 epochs stops when that time is up, with its best weights so far."""
     monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 100_000)
     monkeypatch.setattr(search_module, "MIN_NETWORK_SECONDS", 1.0)
@@ -418,7 +417,7 @@ def test_gcn_baseline_stops_at_its_time_limit(small: Graph, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("brief")
-def test_model_predicts_the_graph_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_predicts_the_graph_once(small, monkeypatch):
     calls, logits = [], FittedSGC.logits
 
     def count(self: FittedSGC, *arguments: object) -> torch.Tensor:
@@ -432,14 +431,14 @@ def test_model_predicts_the_graph_once(small: Graph, monkeypatch: pytest.MonkeyP
     assert np.array_equal(findings.probabilities, classifier.predict_proba(small))
 
 
-def test_findings_of_a_loaded_model_raise(small: Graph, tmp_path, raises) -> None:
+def test_findings_of_a_loaded_model_raise(small, tmp_path, raises):
     NodeClassifier(depth=1, norm="PN").fit(small).save(tmp_path)
     with raises("not-fitted", value="csbm"):
         Findings.of(NodeClassifier.load(tmp_path), small)
 
 
 @pytest.mark.usefixtures("brief")
-def test_baselines_evaluated_by_fit_are_not_refitted(small: Graph, monkeypatch) -> None:
+def test_baselines_evaluated_by_fit_are_not_refitted(small, monkeypatch):
     classifier = NodeClassifier(model=["SGC", "label propagation", "logistic regression"], depth=(1, 4))
     classifier.fit(small)
     searched = []

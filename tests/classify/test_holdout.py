@@ -46,12 +46,12 @@ def sizes(graph: Graph, seed: int = 0) -> list[list[int]]:
         ((1, 10), [[1, 6], [0, 2], [0, 2]]),
     ],
 )
-def test_split_is_stratified_by_class(counts: tuple[int, int], expected: list[list[int]]) -> None:
+def test_split_is_stratified_by_class(counts, expected):
     labels = [0] * counts[0] + [1] * counts[1] + [-1] * 7
     assert sizes(graph(labels)) == expected
 
 
-def test_given_test_nodes_stay_and_validation_is_drawn() -> None:
+def test_given_test_nodes_stay_and_validation_is_drawn():
     labels = [0, 1] * 20
     assert sizes(graph(labels, test=[0, 1, 2, 3])) == [[14, 14], [4, 4], [2, 2]]
 
@@ -68,9 +68,7 @@ def test_given_test_nodes_stay_and_validation_is_drawn() -> None:
         ((100, 100, 10), "auc", False, True),
     ],
 )
-def test_few_test_nodes_require_cross_fitting(
-    counts: tuple[int, ...], metric: str, given: bool, expected: bool
-) -> None:
+def test_few_test_nodes_require_cross_fitting(counts, metric, given, expected):
     labels = [number for number, count in enumerate(counts) for _ in range(count)]
     whole = graph(labels)
     split = complete_split(whole)
@@ -78,7 +76,7 @@ def test_few_test_nodes_require_cross_fitting(
     assert needs_cross_fitting(whole.with_split(split), parts, metric) is expected
 
 
-def test_given_parts_stay_and_missing_parts_are_drawn() -> None:
+def test_given_parts_stay_and_missing_parts_are_drawn():
     labels = [0, 1] * 10 + [-1]
     given = graph(labels, train=[0, 1, 2, 3])
     with warnings.catch_warnings():
@@ -91,18 +89,18 @@ def test_given_parts_stay_and_missing_parts_are_drawn() -> None:
     assert sizes(graph(labels, validation=[0, 1], test=[2, 3])) == [[8, 8], [1, 1], [1, 1]]
 
 
-def test_validation_is_drawn_from_train_if_nothing_else_is_labeled() -> None:
+def test_validation_is_drawn_from_train_if_nothing_else_is_labeled():
     assert sizes(graph([0, 1] * 10, train=list(range(20)))) == [[8, 8], [2, 2], [0, 0]]
 
 
-def test_seed_determines_split() -> None:
+def test_seed_determines_split():
     labeled = graph([0, 1] * 100)
     first, again, other = (complete_split(labeled, seed).train for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-def test_unlearnable_labels_raise(raises) -> None:
+def test_unlearnable_labels_raise(raises):
     with raises("no-labels"):
         complete_split(graph([-1, -1]))
     with raises("one-class", value="1"):
@@ -120,20 +118,20 @@ def test_unlearnable_labels_raise(raises) -> None:
         ([0] * 20 + [1], "no test node is of class '1'"),
     ],
 )
-def test_few_labels_warn(labels: list[int], message: str) -> None:
+def test_few_labels_warn(labels, message):
     with pytest.warns(ClassifierWarning) as caught:
         complete_split(graph(labels))
     assert any(re.search(message, str(warning.message)) for warning in caught)
 
 
-def test_fingerprints_of_names_are_stable() -> None:
+def test_fingerprints_of_names_are_stable():
     named = graph([0, 1]).replace(node_names=np.array(["c1", "7"]))
     assert fingerprints(named).tolist() == [5653263758500360259, -9038873097560174361]
     again = graph([0, 1, -1, 1]).replace(node_names=np.array([7, 8, 9, 10]))
     assert unseen(again, fingerprints(named)).tolist() == [False, True, False, True]
 
 
-def test_unnamed_nodes_are_identified_by_edges() -> None:
+def test_unnamed_nodes_are_identified_by_edges():
     first, second = graph([0, 1, 0]), Graph.from_edges([[0], [2]], torch.ones(3, 1), [0, 1, 0])
     assert fingerprints(first).tolist() == fingerprints(first.replace(labels=[1, 1, 0])).tolist()
     assert not np.isin(fingerprints(second), fingerprints(first)).any()
@@ -143,7 +141,7 @@ def test_unnamed_nodes_are_identified_by_edges() -> None:
     assert fingerprints(given.replace(labels=[1, 1, 1])).tolist() == fingerprints(given).tolist()
 
 
-def test_folds_hold_out_each_label_once_and_keep_all_classes() -> None:
+def test_folds_hold_out_each_label_once_and_keep_all_classes():
     whole = graph([0] * 37 + [1] * 14 + [2] + [-1] * 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClassifierWarning)
@@ -159,7 +157,7 @@ def test_folds_hold_out_each_label_once_and_keep_all_classes() -> None:
         assert len(torch.unique(whole.labels[learnable & ~held])) == 3
 
 
-def test_too_many_classes_for_memory_raise(raises, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_classes_for_memory_raise(raises, monkeypatch):
     many = graph([number % 8000 for number in range(16_000)] + [-1] * 8000)
     monkeypatch.setattr(holdout, "free_memory", lambda: 8 * 2**30)
     with raises("too-many-classes", "8,000 classes of 24,000 nodes take about", value=8000):
@@ -167,7 +165,7 @@ def test_too_many_classes_for_memory_raise(raises, monkeypatch: pytest.MonkeyPat
     holdout.check_num_classes(graph([number % 200 for number in range(400)] + [-1] * 2000))
 
 
-def test_unreachable_nodes_of_a_fold_get_its_class_shares() -> None:
+def test_unreachable_nodes_of_a_fold_get_its_class_shares():
     """Of six nodes of class 0 and four of class 1, the folds hold out 2 + 1, 4 + 0 and 0 + 3."""
     whole = graph([0] * 6 + [1] * 4)
     masks = [
@@ -182,7 +180,7 @@ def test_unreachable_nodes_of_a_fold_get_its_class_shares() -> None:
     assert torch.allclose(task.held_out_fallback, torch.tensor(expected))
 
 
-def test_given_validation_nodes_disable_folds() -> None:
+def test_given_validation_nodes_disable_folds():
     given = graph([0, 1] * 50, train=list(range(40)), validation=list(range(40, 60)))
     assert draw_folds(given, complete_split(given)) == []
     drawn = graph([0, 1] * 50, train=list(range(40)), test=list(range(60, 100)))
@@ -192,7 +190,7 @@ def test_given_validation_nodes_disable_folds() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:only 15 labeled nodes are left to test on")
-def test_time_split_counts_labeled_nodes_and_keeps_ties_together() -> None:
+def test_time_split_counts_labeled_nodes_and_keeps_ties_together():
     """Two labeled nodes without a time count as the first; 50 later ones without a label do not count."""
     node = torch.arange(150)
     day = torch.where(node < 100, node // 7, 1000)
@@ -205,7 +203,7 @@ def test_time_split_counts_labeled_nodes_and_keeps_ties_together() -> None:
     assert torch.equal(split.test, (day > 78 // 7) & (node < 100) & ~missing)
 
 
-def test_columns_that_predict_the_label_warn() -> None:
+def test_columns_that_predict_the_label_warn():
     """A code of the label, a category that is one, and a threshold; neither noise nor a rare class counts."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 3, 400)
@@ -237,7 +235,7 @@ def test_columns_that_predict_the_label_warn() -> None:
 @pytest.mark.parametrize(
     ("positive", "right", "named"), [(28, 1.0, True), (28, 0.96, False), (6, 1.0, False)]
 )
-def test_column_that_predicts_a_rare_class_warns(positive: int, right: float, named: bool) -> None:
+def test_column_that_predicts_a_rare_class_warns(positive, right, named):
     """Bug: where one class had more than 90% of the labels, no column was named, as of frauds."""
     random = np.random.default_rng(0)
     labels = random.permutation(np.arange(400) < positive).astype(np.int64)
@@ -250,7 +248,7 @@ def test_column_that_predicts_a_rare_class_warns(positive: int, right: float, na
     assert ["column '0' alone predicts" in str(one.message) for one in caught] == [True] * named
 
 
-def test_column_missing_for_one_class_warns() -> None:
+def test_column_missing_for_one_class_warns():
     """Not one that is missing at random, or with all other columns of a node."""
     random = np.random.default_rng(0)
     labels, missing = np.arange(300) % 2, random.random((300, 3)) < 0.3
@@ -276,7 +274,7 @@ def test_column_missing_for_one_class_warns() -> None:
         warn_label_predictors(graph_.replace(missing=torch.tensor(missing)), all_nodes)
 
 
-def test_numeric_label_with_many_values_warns() -> None:
+def test_numeric_label_with_many_values_warns():
     ages = graph([number % 60 for number in range(600)])
     with pytest.warns(ClassifierWarning, match="the label has 60 different numbers"):
         complete_split(ages)

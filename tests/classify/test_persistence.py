@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
-def test_loaded_model_predicts_the_same(small: Graph, tmp_path: Path, settings: dict[str, object]) -> None:
+def test_loaded_model_predicts_the_same(small, tmp_path, settings):
     fitted = NodeClassifier(**settings).fit(small)
     fitted.save(tmp_path / "run")
     loaded = NodeClassifier.load(tmp_path / "run")
@@ -47,7 +47,7 @@ def test_loaded_model_predicts_the_same(small: Graph, tmp_path: Path, settings: 
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model.json", "model.safetensors"]
 
 
-def test_loaded_model_keeps_edge_directions(flow: Graph, tmp_path: Path) -> None:
+def test_loaded_model_keeps_edge_directions(flow, tmp_path):
     fitted = NodeClassifier("boosted trees", simple=True).fit(flow)
     fitted.save(tmp_path)
     loaded = NodeClassifier.load(tmp_path)
@@ -66,22 +66,20 @@ def test_loaded_model_keeps_edge_directions(flow: Graph, tmp_path: Path) -> None
         ({"depth": 2, "random_state": np.int64(3)}, {"depth": 2, "random_state": 3}),
     ],
 )
-def test_numpy_parameters_are_saved(
-    small: Graph, tmp_path: Path, given: dict[str, object], kept: dict[str, object]
-) -> None:
+def test_numpy_parameters_are_saved(small, tmp_path, given, kept):
     NodeClassifier(**given, norm="PN").fit(small).save(tmp_path)
     result = NodeClassifier.load(tmp_path).get_params()
     assert {name: result[name] for name in kept} == kept
 
 
-def test_failed_save_leaves_no_folder(small: Graph, tmp_path: Path) -> None:
+def test_failed_save_leaves_no_folder(small, tmp_path):
     fitted = NodeClassifier(depth=2, norm="PN").fit(small).set_params(device=object())
     with pytest.raises((TypeError, ValueError)):
         fitted.save(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_class_and_feature_names_are_saved(small: Graph, tmp_path: Path) -> None:
+def test_class_and_feature_names_are_saved(small, tmp_path):
     named = small.replace(
         class_names=("niedrig", "hoch, sehr"), feature_names=tuple(f"Wörter {n}" for n in range(500))
     )
@@ -105,7 +103,7 @@ def write(folder: Path, facts: dict[str, Any] | str, tensors: bytes) -> None:
     (folder / "model.safetensors").write_bytes(tensors)
 
 
-def test_saving_over_a_file_raises(small: Graph, tmp_path: Path, raises) -> None:
+def test_saving_over_a_file_raises(small, tmp_path, raises):
     classifier = NodeClassifier("most frequent class").fit(small)
     (tmp_path / "model").write_text("mine")
     with raises("is-a-file"):
@@ -113,7 +111,7 @@ def test_saving_over_a_file_raises(small: Graph, tmp_path: Path, raises) -> None
     assert (tmp_path / "model").read_text() == "mine"
 
 
-def test_missing_or_damaged_model_raises(tmp_path: Path, saved, raises) -> None:
+def test_missing_or_damaged_model_raises(tmp_path, saved, raises):
     with raises("file-missing"):
         NodeClassifier.load(tmp_path)
     facts, tensors = saved
@@ -126,7 +124,7 @@ def test_missing_or_damaged_model_raises(tmp_path: Path, saved, raises) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '{"a":' * 100_000])
-def test_invalid_json_raises(tmp_path: Path, saved, raises, text: str) -> None:
+def test_invalid_json_raises(tmp_path, saved, raises, text):
     write(tmp_path, text, saved[1])
     with raises("file-damaged"):
         NodeClassifier.load(tmp_path)
@@ -175,7 +173,7 @@ def test_invalid_json_raises(tmp_path: Path, saved, raises, text: str) -> None:
         ("parts.0.candidate.scale", 0),
     ],
 )
-def test_invalid_field_raises(tmp_path: Path, saved, raises, field: str, value: object) -> None:
+def test_invalid_field_raises(tmp_path, saved, raises, field, value):
     facts = json.loads(json.dumps(saved[0]))
     *parents, last = field.split(".")
     within = facts
@@ -188,7 +186,7 @@ def test_invalid_field_raises(tmp_path: Path, saved, raises, field: str, value: 
 
 
 @pytest.mark.parametrize("name", sorted(FACTS_OF_A_MODEL))
-def test_missing_field_raises(tmp_path: Path, saved, raises, name: str) -> None:
+def test_missing_field_raises(tmp_path, saved, raises, name):
     facts, tensors = saved
     assert set(facts) == {"format", *FACTS_OF_A_MODEL}
     write(tmp_path, {key: value for key, value in facts.items() if key != name}, tensors)
@@ -210,7 +208,7 @@ def test_missing_field_raises(tmp_path: Path, saved, raises, name: str) -> None:
         *("fallback", "prior", "seen", "tested", "calibration.scores", "calibration.incomplete"),
     ],
 )
-def test_invalid_tensor_raises(tmp_path: Path, saved, raises, name: str) -> None:
+def test_invalid_tensor_raises(tmp_path, saved, raises, name):
     before = safetensors.torch.load(saved[1])
     tensor = before[name]
     changed = [None, tensor[:0], tensor[None]]
@@ -228,7 +226,7 @@ def test_invalid_tensor_raises(tmp_path: Path, saved, raises, name: str) -> None
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
 @pytest.mark.parametrize("target", ["pipe", "/dev/zero", "/proc/kmsg"])
-def test_pipe_or_device_raises_without_blocking(tmp_path: Path, saved, name: str, target: str) -> None:
+def test_pipe_or_device_raises_without_blocking(tmp_path, saved, name, target):
     write(tmp_path, *saved)
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / "pipe")
@@ -239,7 +237,7 @@ def test_pipe_or_device_raises_without_blocking(tmp_path: Path, saved, name: str
     assert not holds_model(tmp_path) or name == "model.safetensors"
 
 
-def test_interrupted_save_is_completed_by_load(small: Graph, tmp_path: Path, saved) -> None:
+def test_interrupted_save_is_completed_by_load(small, tmp_path, saved):
     """The killed run had decided: its files are those that count."""
     write(tmp_path, *saved)
     change = tmp_path / CHANGE
@@ -250,7 +248,7 @@ def test_interrupted_save_is_completed_by_load(small: Graph, tmp_path: Path, sav
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
 
 
-def test_loaded_encoder_reads_later_files_like_fit(tmp_path: Path) -> None:
+def test_loaded_encoder_reads_later_files_like_fit(tmp_path):
     files = write_customers(tmp_path)
     read = {"label": "risk", "ignore": ["abroad"]}
     with pytest.warns(GraphWarning):
@@ -267,7 +265,7 @@ def test_loaded_encoder_reads_later_files_like_fit(tmp_path: Path) -> None:
     assert np.array_equal(loaded.predict_proba(later), fitted.predict_proba(graph))
 
 
-def test_trees_with_infinite_thresholds_are_saved(tmp_path: Path) -> None:
+def test_trees_with_infinite_thresholds_are_saved(tmp_path):
     """A column that is empty for one class gives thresholds that are infinite."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(600) % 2
@@ -282,7 +280,7 @@ def test_trees_with_infinite_thresholds_are_saved(tmp_path: Path) -> None:
     assert NodeClassifier.load(tmp_path).score(graph) > 0.95
 
 
-def test_verify_raises_if_predictions_differ(tmp_path: Path, small: Graph, raises) -> None:
+def test_verify_raises_if_predictions_differ(tmp_path, small, raises):
     classifier = NodeClassifier("SGC", depth=(1, 2), scale=(3.0, 10.0), norm="PN").fit(small)
     classifier.save(tmp_path)
     verify(classifier, tmp_path)
@@ -291,14 +289,14 @@ def test_verify_raises_if_predictions_differ(tmp_path: Path, small: Graph, raise
         verify(classifier, tmp_path)
 
 
-def test_loaded_parameters_equal_those_saved(tmp_path: Path, small: Graph) -> None:
+def test_loaded_parameters_equal_those_saved(tmp_path, small):
     given = {"depth": (1, 2), "scale": [3.0, 10.0], "norm": "PN"}
     NodeClassifier(**given).fit(small).save(tmp_path)
     loaded = NodeClassifier.load(tmp_path)
     assert {name: loaded.get_params()[name] for name in given} == given
 
 
-def test_parts_sharing_statistics_are_saved(tmp_path: Path, small: Graph) -> None:
+def test_parts_sharing_statistics_are_saved(tmp_path, small):
     classifier = NodeClassifier("SGC", depth=2, scale=(3.0, 10.0), norm="PN").fit(small)
     classifier.model_ = replace(classifier.model_, parts=[*classifier.model_.parts] * 2)
     classifier.save(tmp_path)

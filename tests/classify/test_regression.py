@@ -27,7 +27,7 @@ def gradient(rows: Tensor, labels: Tensor, scale: float, weight: Tensor, bias: T
 
 @pytest.mark.parametrize(("rows", "columns"), [(60, 5), (12, 40)], ids=["tall", "wide"])
 @pytest.mark.parametrize("unit", [1.0, 0.01])
-def test_gradient_vanishes_at_each_scale(rows: int, columns: int, unit: float) -> None:
+def test_gradient_vanishes_at_each_scale(rows, columns, unit):
     features, labels = problem(rows, columns, unit)
     result = list(regressions(features, labels, 3, (10.0, 0.5, 2.0), EXACT))
     assert [scale for scale, _, _ in result] == [0.5, 2.0, 10.0]
@@ -35,7 +35,7 @@ def test_gradient_vanishes_at_each_scale(rows: int, columns: int, unit: float) -
         assert gradient(features, labels, scale, weight, bias).abs().max() < 1e-5
 
 
-def test_solution_does_not_depend_on_earlier_scales() -> None:
+def test_solution_does_not_depend_on_earlier_scales():
     features, labels = problem(60, 5)
     *_, (_, weight, bias) = regressions(features, labels, 3, (1.0, 3.0, 10.0))
     ((_, alone, alone_bias),) = regressions(features, labels, 3, (10.0,))
@@ -44,7 +44,7 @@ def test_solution_does_not_depend_on_earlier_scales() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(60, 5), (20, 40)], ids=["tall", "wide"])
-def test_fold_solution_equals_regression_on_its_rows(rows: int, columns: int) -> None:
+def test_fold_solution_equals_regression_on_its_rows(rows, columns):
     features, labels = problem(rows, columns)
     folds = torch.stack([torch.arange(rows) % 3 != number for number in range(3)])
     target, scales = one_hot(labels, 3), (0.5, 30.0)
@@ -53,7 +53,7 @@ def test_fold_solution_equals_regression_on_its_rows(rows: int, columns: int) ->
             assert gradient(features[fold], labels[fold], scale, own, constant).abs().max() < 1e-5
 
 
-def test_weighted_soft_labels_equal_repeated_labels() -> None:
+def test_weighted_soft_labels_equal_repeated_labels():
     """Where a class has probability 0.7, a row that counts for ten is seven of it and three of another."""
     features, labels = problem(30, 4)
     target = 0.7 * one_hot(labels, 3) + 0.3 * one_hot((labels + 1) % 3, 3)
@@ -83,7 +83,7 @@ def propagated(request: pytest.FixtureRequest, blanked_cora: Graph) -> tuple[Ten
     return pair_norm(state)[blanked_cora.train], blanked_cora.labels[blanked_cora.train]
 
 
-def test_objective_is_as_low_as_scikit_learn(propagated: tuple[Tensor, Tensor]) -> None:
+def test_objective_is_as_low_as_scikit_learn(propagated):
     rows, labels = propagated
     # As few coordinates as there are rows, which changes neither problem nor solution.
     rows = rows @ torch.linalg.qr(rows.T.double())[0].float()
@@ -95,7 +95,7 @@ def test_objective_is_as_low_as_scikit_learn(propagated: tuple[Tensor, Tensor]) 
         assert objective(rows, labels, scale, weight, bias) < expected + 1e-5
 
 
-def test_loose_solution_has_nearly_optimal_objective(propagated: tuple[Tensor, Tensor]) -> None:
+def test_loose_solution_has_nearly_optimal_objective(propagated):
     rows, labels = propagated
     scales = (1.0, 30.0, 300.0)
     exact, loose = (
@@ -106,7 +106,7 @@ def test_loose_solution_has_nearly_optimal_objective(propagated: tuple[Tensor, T
         assert -1e-6 < gap < 1e-3
 
 
-def test_large_scale_alone_equals_warm_start(propagated: tuple[Tensor, Tensor]) -> None:
+def test_large_scale_alone_equals_warm_start(propagated):
     rows, labels = propagated
     *_, (_, weight, bias) = regressions(rows, labels, 7, (1.0, 30.0, 300.0))
     ((_, alone, alone_bias),) = regressions(rows, labels, 7, (300.0,))
@@ -116,7 +116,7 @@ def test_large_scale_alone_equals_warm_start(propagated: tuple[Tensor, Tensor]) 
     assert together == pytest.approx(apart, abs=1e-6)
 
 
-def test_failed_eigh_gives_the_same_solution(monkeypatch) -> None:
+def test_failed_eigh_gives_the_same_solution(monkeypatch):
     features, labels = problem(12, 40)
     (expected,) = regressions(features, labels, 3, (10.0,))
 
@@ -129,26 +129,26 @@ def test_failed_eigh_gives_the_same_solution(monkeypatch) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_zero_rows_give_class_frequencies() -> None:
+def test_zero_rows_give_class_frequencies():
     ((_, weight, bias),) = regressions(torch.zeros(4, 3), torch.tensor([0, 1, 1, 1]), 2, (1.0,))
     assert not weight.any()
     torch.testing.assert_close(bias.softmax(0), torch.tensor([0.25, 0.75]), atol=1e-5, rtol=0)
 
 
-def test_zero_columns_give_class_frequencies() -> None:
+def test_zero_columns_give_class_frequencies():
     ((_, weight, bias),) = regressions(torch.zeros(4, 0), torch.tensor([0, 1, 1, 1]), 2, (1.0,))
     assert weight.shape == (0, 2)
     torch.testing.assert_close(bias.softmax(0), torch.tensor([0.25, 0.75]), atol=1e-5, rtol=0)
 
 
-def test_number_of_threads_is_restored() -> None:
+def test_number_of_threads_is_restored():
     torch.set_num_threads(2)
     list(regressions(*problem(10, 3), 3, (1.0,)))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
 
 
-def test_span_keeps_distances_and_pair_norm() -> None:
+def test_span_keeps_distances_and_pair_norm():
     features = torch.zeros(30, 50)
     features[:8] = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
     basis, reduced = span(features)
@@ -159,7 +159,7 @@ def test_span_keeps_distances_and_pair_norm() -> None:
     torch.testing.assert_close(pair_norm(reduced) @ basis.T, pair_norm(features), atol=1e-5, rtol=1e-5)
 
 
-def test_span_keeps_full_rank_features() -> None:
+def test_span_keeps_full_rank_features():
     features = torch.randn(30, 5)
     basis, reduced = span(features)
     assert basis is None

@@ -17,13 +17,13 @@ def mixed() -> Graph:
     return Graph.from_edges(EDGES, values, [0, 0, 1, 1], missing=missing)
 
 
-def test_counts_are_scaled_by_row_and_mixed_columns_by_column() -> None:
+def test_counts_are_scaled_by_row_and_mixed_columns_by_column():
     assert Scaling.of(load("cora")).kind == "rows"
     assert Scaling.of(csbm(200)).kind == "rows"
     assert Scaling.of(mixed()).kind == "columns"
 
 
-def test_negative_columns_are_not_counts() -> None:
+def test_negative_columns_are_not_counts():
     words = csbm(200)
     dense = words.features.to_dense()
     assert Scaling.of(words.replace(features=dense)).kind == "rows"
@@ -31,7 +31,7 @@ def test_negative_columns_are_not_counts() -> None:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_counts_and_numbers_in_one_table_are_scaled_separately(sparse: bool) -> None:
+def test_counts_and_numbers_in_one_table_are_scaled_separately(sparse):
     words = csbm(200)
     dense = words.features.to_dense()
     dense[:, :9] = 0  # words without occurrences
@@ -48,7 +48,7 @@ def test_counts_and_numbers_in_one_table_are_scaled_separately(sparse: bool) -> 
     assert "columns of counts are divided" in scaling.sentence
 
 
-def test_sparse_numbers_and_categories_are_not_counts() -> None:
+def test_sparse_numbers_and_categories_are_not_counts():
     """One categorical column of 30 texts, income and age, each 60% empty: no column is a count."""
     generator = torch.Generator().manual_seed(0)
     job = torch.nn.functional.one_hot(torch.randint(30, (500,), generator=generator), 30).float()
@@ -65,7 +65,7 @@ def test_sparse_numbers_and_categories_are_not_counts() -> None:
     assert Scaling.of(graph).kind == "columns"
 
 
-def test_fitted_to_uses_statistics_of_another_graph() -> None:
+def test_fitted_to_uses_statistics_of_another_graph():
     scaling = Scaling.of(mixed(), "columns")
     other = mixed().replace(features=2 * mixed().features)
     np.testing.assert_allclose(scaling.fitted_to(other)(other), scaling(mixed()), atol=1e-6)
@@ -73,7 +73,7 @@ def test_fitted_to_uses_statistics_of_another_graph() -> None:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_column_scaling_ignores_missing_values(sparse: bool) -> None:
+def test_column_scaling_ignores_missing_values(sparse):
     graph = mixed()
     expected = np.array([[-1, -np.sqrt(0.5), 0], [1, np.sqrt(2), 0], [0, 0, 0], [0, np.sqrt(2), 0]])
     expected[1, 1] = expected[3, 1] = (1 - 2 / 3) / np.sqrt(2 / 9)
@@ -83,13 +83,13 @@ def test_column_scaling_ignores_missing_values(sparse: bool) -> None:
     np.testing.assert_allclose(Scaling.of(graph, "columns")(graph), expected, atol=1e-6)
 
 
-def test_fitted_statistics_scale_another_graph() -> None:
+def test_fitted_statistics_scale_another_graph():
     scaling = Scaling.of(mixed(), "columns")
     other = Graph.from_edges(EDGES, torch.full((4, 3), 60.0))
     np.testing.assert_allclose(scaling(other)[:, 0], [2.0] * 4, atol=1e-6)
 
 
-def test_missing_vectors_do_not_affect_statistics() -> None:
+def test_missing_vectors_do_not_affect_statistics():
     features = torch.tensor([[1.0], [3.0], [0.0], [0.0]])
     graph = Graph.from_edges(EDGES, features, missing=torch.tensor([False, False, True, True]))
     scaling = Scaling.of(graph, "columns")
@@ -98,20 +98,20 @@ def test_missing_vectors_do_not_affect_statistics() -> None:
     assert scaling(graph).flatten().tolist() == [-1.0, 1.0, 0.0, 0.0]
 
 
-def test_nearly_constant_column_stays_near_zero() -> None:
+def test_nearly_constant_column_stays_near_zero():
     features = 1e6 + 0.0625 * (torch.arange(50.0) % 2)[:, None]  # a bit of float32
     graph = Graph.from_edges([[0], [1]], features, num_nodes=50)
     assert Scaling.of(graph, "columns")(graph).abs().max() < 0.1
 
 
-def test_none_keeps_features_and_unknown_scaling_raises(raises) -> None:
+def test_none_keeps_features_and_unknown_scaling_raises(raises):
     graph = mixed()
     assert torch.equal(Scaling.of(graph, "none")(graph), graph.features)
     with raises("unknown-choice", value="column", hint="Did you mean 'columns'?"):
         Scaling.of(graph, "column")
 
 
-def test_graph_without_features_raises(raises) -> None:
+def test_graph_without_features_raises(raises):
     with raises("no-features"):
         check_features(Graph.from_edges(EDGES))
     with raises("no-features") as caught:
@@ -119,7 +119,7 @@ def test_graph_without_features_raises(raises) -> None:
     assert "structure then stands in" in caught.value.hint
 
 
-def test_adjacency_is_normalized_once(small: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adjacency_is_normalized_once(small, monkeypatch):
     normalized = list[str]()
 
     def count(adjacency: torch.Tensor, normalization: str) -> SparseMatrix:

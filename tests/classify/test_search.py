@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import run_python
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify import ClassifierWarning, NodeClassifier, Scaling, scaling
 from pairnorm.classify.candidates import (
@@ -30,11 +29,10 @@ from pairnorm.classify.explanation import suggest_depth
 from pairnorm.classify.progress import FINAL_STEPS, ProgressTracker
 from pairnorm.classify.search import Choice, search
 from pairnorm.classify.search_space import SGC_DEPTHS, SIMPLE, baselines, plan, resolve_time_limit
-from pairnorm.data import Graph
 from pairnorm.train import METHODS
 
 
-def test_default_plan_has_sgc_at_all_depths_with_two_norms(small: Graph) -> None:
+def test_default_plan_has_sgc_at_all_depths_with_two_norms(small):
     families = plan(NodeClassifier(time_limit=0), small)
     assert {family.name for family in families} >= {"SGC", *SIMPLE, "residual GCN"}
     sgc = find_sgc(families)
@@ -49,7 +47,7 @@ def find_sgc(families: Sequence[Family]) -> SGCFamily:
     return sgc
 
 
-def test_missing_features_add_imputations_to_the_plan(blanked_cora: Graph) -> None:
+def test_missing_features_add_imputations_to_the_plan(blanked_cora):
     sgc = find_sgc(plan(NodeClassifier(), blanked_cora))
     assert sgc.imputations == ("zero", "fp", "mass")
     (sgc,) = plan(NodeClassifier(impute="fp"), blanked_cora)
@@ -59,9 +57,7 @@ def test_missing_features_add_imputations_to_the_plan(blanked_cora: Graph) -> No
 
 
 @pytest.mark.parametrize(("directed", "mixed", "once"), [("auto", 2, 1), ("yes", 2, 2), ("no", 1, 1)])
-def test_directed_option_decides_number_of_tree_candidates(
-    flow: Graph, directed: str, mixed: int, once: int
-) -> None:
+def test_directed_option_decides_number_of_tree_candidates(flow, directed, mixed, once):
     """A list that has every edge once may be that of an undirected graph."""
     source, target = flow.edge_index
     graphs = {flow: mixed, flow.replace(directed=source < target): once, flow.replace(directed=None): 1}
@@ -71,14 +67,14 @@ def test_directed_option_decides_number_of_tree_candidates(
 
 
 @pytest.mark.parametrize("name", SIMPLE)
-def test_simple_method_can_be_requested_as_model(small: Graph, name: str) -> None:
+def test_simple_method_can_be_requested_as_model(small, name):
     (family,) = plan(NodeClassifier(name), small)
     assert family.name == name
     (one,) = plan(NodeClassifier(name), small.replace(validation=torch.zeros_like(small.validation)))
     assert one.steps <= 1
 
 
-def test_self_training_is_used_if_it_lowers_the_loss(small: Graph, monkeypatch) -> None:
+def test_self_training_is_used_if_it_lowers_the_loss(small, monkeypatch):
     """Few labels on a graph of many nodes; then as from labels that count for as much as all others do."""
     graph = small.with_split("per-class-3")
     task = Task(graph, PreparedGraph(graph, Scaling.of(graph)(graph), torch.device("cpu")), "rw")
@@ -108,7 +104,7 @@ def test_self_training_is_used_if_it_lowers_the_loss(small: Graph, monkeypatch) 
     assert PseudoLabels.of(replace(task, graph=all_nodes), probabilities) is None
 
 
-def test_pseudo_labels_of_a_fold_come_from_the_ensemble_of_that_fold(small: Graph, monkeypatch) -> None:
+def test_pseudo_labels_of_a_fold_come_from_the_ensemble_of_that_fold(small, monkeypatch):
     """An ensemble of another fold has learned the labels that this fold holds out."""
     graph = small.with_split("per-class-5")
     nodes = graph.train | graph.validation
@@ -130,7 +126,7 @@ def test_pseudo_labels_of_a_fold_come_from_the_ensemble_of_that_fold(small: Grap
     assert calls == [True] * 3
 
 
-def test_random_labels_average_the_best_of_each_model(small: Graph) -> None:
+def test_random_labels_average_the_best_of_each_model(small):
     """Otherwise the most frequent class would be selected, which cannot rank nodes."""
     order = torch.randperm(small.num_nodes, generator=torch.Generator().manual_seed(1))
     without_meaning = small.replace(labels=small.labels[order].where(small.labels >= 0, -1))
@@ -143,7 +139,7 @@ def test_random_labels_average_the_best_of_each_model(small: Graph) -> None:
     assert (len(classifier.best_.parts), classifier.best_.one_per_model) == (5, True)
 
 
-def test_time_limit_adds_networks_ordered_by_depth(small: Graph) -> None:
+def test_time_limit_adds_networks_ordered_by_depth(small):
     *_, gnn = plan(NodeClassifier(time_limit="2m", seeds=3, random_state=7), small)
     assert {spec.model for spec in gnn.specs} == {"GCN", "GAT"}
     assert {spec.norm for spec in gnn.specs} == {"none", "PN-SI"}
@@ -154,7 +150,7 @@ def test_time_limit_adds_networks_ordered_by_depth(small: Graph) -> None:
     assert not gnn.required
 
 
-def test_requested_settings_are_planned(small: Graph) -> None:
+def test_requested_settings_are_planned(small):
     expected = NodeClassifier("GCN", [4, 2], "PN", 3.0, hidden=8, dropout=0.1, epochs=11, adjacency="sym")
     (gnn,) = plan(expected, small)
     assert gnn.required
@@ -164,7 +160,7 @@ def test_requested_settings_are_planned(small: Graph) -> None:
     assert (spec.hidden, spec.dropout, spec.epochs, spec.adjacency) == (8, 0.1, 11, "sym")
 
 
-def test_initial_residual_methods_are_planned_without_norm(small: Graph, raises: Any) -> None:
+def test_initial_residual_methods_are_planned_without_norm(small, raises):
     (gnn,) = plan(NodeClassifier(["GCN", "APPNP"], 3, "PN"), small)
     assert [spec.method for spec in gnn.specs] == ["none"]
     (gnn,) = plan(NodeClassifier("APPNP", 3, ["none", "PN"], hidden=8), small)
@@ -183,14 +179,14 @@ def test_initial_residual_methods_are_planned_without_norm(small: Graph, raises:
         ((4, np.int32(2)), [4, 2]),
     ],
 )
-def test_numpy_values_and_any_iterable_are_accepted(small: Graph, given: object, depths: list[int]) -> None:
+def test_numpy_values_and_any_iterable_are_accepted(small, given, depths):
     options = {"depth": given, "norm": np.array(["PN"]), "scale": np.float32(0.5), "time_limit": 0}
     sgc = find_sgc(plan(NodeClassifier(**options), small))
     assert sgc == SGCFamily(["PN"], depths, [0.5])
     assert {type(depth) for depth in sgc.depths} == {int}
 
 
-def test_no_validation_nodes_plan_one_fixed_sgc(small: Graph, raises) -> None:
+def test_no_validation_nodes_plan_one_fixed_sgc(small, raises):
     graph = small.replace(validation=torch.zeros_like(small.validation))
     assert plan(NodeClassifier(time_limit=0), graph) == [
         SGCFamily(["PN"], [suggest_depth(graph).depth], [30.0])
@@ -220,15 +216,13 @@ def test_no_validation_nodes_plan_one_fixed_sgc(small: Graph, raises) -> None:
         ({"time_limit": "soon"}, "not-a-time", "soon"),
     ],
 )
-def test_invalid_search_parameter_raises(
-    small: Graph, raises, parameters: dict[str, object], code: str, value: object
-) -> None:
+def test_invalid_search_parameter_raises(small, raises, parameters, code, value):
     with raises(code, value=value) as caught:
         plan(NodeClassifier(**parameters), small)
     assert value is None or f"{next(iter(parameters))} is {value!r}; expected" in str(caught.value)
 
 
-def test_invalid_epochs_raise(small: Graph) -> None:
+def test_invalid_epochs_raise(small):
     with pytest.raises(PairNormError, match="epochs is 0"):
         plan(NodeClassifier("GCN", epochs=0), small)
 
@@ -237,18 +231,18 @@ def test_invalid_epochs_raise(small: Graph) -> None:
     ("text", "seconds"),
     [("90s", 90), ("5m", 300), ("1.5 h", 5400), (12, 12), ("0.5", 0.5), (None, 60), (0, inf)],
 )
-def test_time_limit_is_parsed(text: Any, seconds: float) -> None:
+def test_time_limit_is_parsed(text, seconds):
     assert resolve_time_limit(text, 20_000) == seconds
     assert text is not None or resolve_time_limit(text, 2_000_000) == 600
 
 
 @pytest.mark.parametrize("text", ["-5", "5 d", "m", ""])
-def test_invalid_time_limit_raises(raises, text: str) -> None:
+def test_invalid_time_limit_raises(raises, text):
     with raises("not-a-time", value=text):
         resolve_time_limit(text, 10)
 
 
-def test_search_returns_best_candidate_and_reports_each_step(task: Task) -> None:
+def test_search_returns_best_candidate_and_reports_each_step(task):
     families = plan(NodeClassifier(["SGC", "GCN"], [2, 3], scale=[1, 10], epochs=5, seeds=2), task.graph)
     directed: list[str] = []
     choice = search(task, families, directed.append)
@@ -268,7 +262,7 @@ def test_search_returns_best_candidate_and_reports_each_step(task: Task) -> None
 
 
 @pytest.mark.filterwarnings("ignore:the time limit of")
-def test_expired_time_limit_still_gives_one_candidate(task: Task) -> None:
+def test_expired_time_limit_still_gives_one_candidate(task):
     """With SGC, no GCN is begun; without, the first is trained to its end."""
     expected, late = {"depth": [2, 3], "epochs": 5, "seeds": 1}, replace(task, time_limit=1e-6)
     for model, result in ((["SGC", "GCN"], {("SGC", 2)}), ("GCN", {("GCN", 2)})):
@@ -276,7 +270,7 @@ def test_expired_time_limit_still_gives_one_candidate(task: Task) -> None:
         assert {(one.candidate.model, one.candidate.depth) for one in candidates} == result
 
 
-def test_baselines_are_tuned_on_validation_nodes(task: Task) -> None:
+def test_baselines_are_tuned_on_validation_nodes(task):
     """Each has several settings to choose from, in which it differs, and its best is that of its search."""
     families = {family.name: family for family in baselines(task.graph)}
     assert list(families) == [
@@ -298,7 +292,7 @@ def test_baselines_are_tuned_on_validation_nodes(task: Task) -> None:
         assert choice.best == max(choice.results, key=lambda one: one.rank).candidate
 
 
-def test_baselines_without_validation_use_the_fixed_scale(small: Graph) -> None:
+def test_baselines_without_validation_use_the_fixed_scale(small):
     graph = small.replace(validation=torch.zeros_like(small.validation))
     _, _, regression = baselines(graph)
     assert regression.scales == (plan(NodeClassifier(), graph)[0].scales[0],)
@@ -308,12 +302,12 @@ def test_baselines_without_validation_use_the_fixed_scale(small: Graph) -> None:
     ]
 
 
-def test_large_graph_has_no_gcn_baseline(task: Task, monkeypatch) -> None:
+def test_large_graph_has_no_gcn_baseline(task, monkeypatch):
     monkeypatch.setattr(scaling, "MANY_NODES", 1)
     assert [family.name for family in baselines(task.graph)][-1] == "logistic regression"
 
 
-def test_time_limit_evaluates_at_least_one_candidate_and_refines_best_depth(small: Graph) -> None:
+def test_time_limit_evaluates_at_least_one_candidate_and_refines_best_depth(small):
     features = Scaling.of(small)(small)
     hurried, limited, exhaustive = (
         search(
@@ -330,7 +324,7 @@ def test_time_limit_evaluates_at_least_one_candidate_and_refines_best_depth(smal
     assert {SGC_DEPTHS[max(best - 1, 0)], SGC_DEPTHS[min(best + 1, len(SGC_DEPTHS) - 1)]} <= depths
 
 
-def test_interrupted_search_returns_best_candidate(task: Task) -> None:
+def test_interrupted_search_returns_best_candidate(task):
     def interrupt(what: str) -> None:
         raise KeyboardInterrupt
 
@@ -358,10 +352,9 @@ except ZeroDivisionError:
 """
 
 
-def test_libraries_are_imported_before_the_first_candidate() -> None:
+def test_libraries_are_imported_before_the_first_candidate():
     """What Ctrl-C interrupts while it is imported, the process could not import again."""
-    ran = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
-    assert ran.stdout == "[True]\n"
+    assert run_python("-c", IMPORTED).stdout == "[True]\n"
 
 
 class Interrupted:
@@ -375,7 +368,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("family", [LogisticRegression(), SGCFamily(["PN"], [2])], ids=lambda one: one.name)
-def test_expired_search_returns_best_scale_of_each_family(task: Task, family: Family) -> None:
+def test_expired_search_returns_best_scale_of_each_family(task, family):
     late = replace(task, started=time.perf_counter() - 100, time_limit=1.0)
     (only,), all_results = search(late, [family]).results, search(task, [family]).results
     assert only.validation_loss == pytest.approx(min(one.validation_loss for one in all_results), rel=1e-3)
@@ -383,9 +376,7 @@ def test_expired_search_returns_best_scale_of_each_family(task: Task, family: Fa
 
 
 @pytest.mark.parametrize(("ratio", "count"), [(0.0, 1), (100.0, 2)])
-def test_residual_networks_continue_if_loss_is_competitive(
-    task: Task, monkeypatch: pytest.MonkeyPatch, ratio: float, count: int
-) -> None:
+def test_residual_networks_continue_if_loss_is_competitive(task, monkeypatch, ratio, count):
     monkeypatch.setattr("pairnorm.classify.search.MAX_LOSS_RATIO", ratio)
     monkeypatch.setattr("pairnorm.classify.candidates.residual.FIRST_EPOCHS", 5)
     monkeypatch.setattr("pairnorm.classify.candidates.residual.MAX_EPOCHS", 10)
@@ -407,9 +398,7 @@ def test_residual_networks_continue_if_loss_is_competitive(
         (5.0, ["slow"]),
     ],
 )
-def test_least_used_family_runs_next_if_its_step_fits_the_time_limit(
-    task: Task, monkeypatch: Any, limit: float, expected: list[str]
-) -> None:
+def test_least_used_family_runs_next_if_its_step_fits_the_time_limit(task, monkeypatch, limit, expected):
     clock = [0.0]
     result = next(iter(LabelPropagation().fit(task, lambda step: None)))
 
@@ -485,7 +474,7 @@ RECORDED: dict[str, tuple[dict[str, tuple[int, list[tuple[float, float]]]], list
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_estimated_time_left_is_within_a_factor_of_two(task: Task, monkeypatch: Any, name: str) -> None:
+def test_estimated_time_left_is_within_a_factor_of_two(task, monkeypatch, name):
     clock = [0.0]
     (result, *_) = LabelPropagation().fit(task, lambda step: None)
 
@@ -529,7 +518,7 @@ def test_estimated_time_left_is_within_a_factor_of_two(task: Task, monkeypatch: 
             assert 0.5 < left / (clock[0] - when) < 2, (when, left)
 
 
-def test_members_without_time_to_refit_are_excluded(task: Task, monkeypatch: Any) -> None:
+def test_members_without_time_to_refit_are_excluded(task, monkeypatch):
     clock, fits = [0.0], []
     families = [LabelPropagation(), SGCFamily(["PN"], (2, 4), (1.0, 10.0)), LogisticRegression()]
     results = [one for family in families for one in family.fit(task, lambda step: None)]
@@ -564,7 +553,7 @@ def test_members_without_time_to_refit_are_excluded(task: Task, monkeypatch: Any
         assert len(fits) == count if limit < inf else len(fits) > count  # self-training fits them again
 
 
-def test_short_time_limit_excludes_networks(small: Graph) -> None:
+def test_short_time_limit_excludes_networks(small):
     short, long = (
         {family.name for family in plan(NodeClassifier(time_limit=limit), small)} for limit in (10, 60)
     )

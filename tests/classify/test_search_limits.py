@@ -19,7 +19,7 @@ def of(losses: Iterator[float]) -> Iterator[Candidate]:
         (MIN_PARALLEL_SIZE - 1, "loss", 3.0),
     ],
 )
-def test_expensive_scales_that_overfit_are_skipped(numbers: int, metric: str, last: float) -> None:
+def test_expensive_scales_that_overfit_are_skipped(numbers, metric, last):
     losses = iter([1.0, 0.5, 0.9, 1.1, 3.0])
     *_, result = SearchLimits(True, numbers, metric).scales(of(losses))
     assert result.validation_loss == last
@@ -29,7 +29,7 @@ def test_expensive_scales_that_overfit_are_skipped(numbers: int, metric: str, la
 @pytest.mark.parametrize(
     ("many_nodes", "numbers", "ends"), [(True, 1, True), (False, MIN_PARALLEL_SIZE, True), (False, 1, False)]
 )
-def test_depths_end_after_patience_without_gain(many_nodes: bool, numbers: int, ends: bool) -> None:
+def test_depths_end_after_patience_without_gain(many_nodes, numbers, ends):
     losses, ticks = [3.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.0, 4.0, 0.1], []
     results = (of(iter([9.0, loss])) for loss in losses)
     by_depth = list(SearchLimits(many_nodes, numbers).depths(range(1, 10), results, ticks.append, "SGC"))
@@ -42,7 +42,7 @@ def test_depths_end_after_patience_without_gain(many_nodes: bool, numbers: int, 
     assert len(ticks) == len(losses)
 
 
-def test_subsample_keeps_every_class() -> None:
+def test_subsample_keeps_every_class():
     labels = torch.tensor([1, 2] + [0] * 5000 + [1] * 4)
     sample = subsample(labels, 100)
     assert len(sample) <= 100 + 3

@@ -58,9 +58,7 @@ def situation(
     [{}, {"single_columns": True}, {"strong": True}, {"strong": True, "single_columns": True}],
     ids=["vectors", "columns", "strong-vectors", "strong-columns"],
 )
-def test_stated_accuracy_and_coverage_hold_for_nodes_without_features(
-    monkeypatch: pytest.MonkeyPatch, setting: dict[str, bool]
-) -> None:
+def test_stated_accuracy_and_coverage_hold_for_nodes_without_features(monkeypatch, setting):
     monkeypatch.setattr(search_module, "BASELINE_EPOCHS", 30)
     graph, classes = situation(0, **setting)
     classifier = NodeClassifier(**CHEAP).fit(graph)
@@ -87,7 +85,7 @@ def test_stated_accuracy_and_coverage_hold_for_nodes_without_features(
             assert sets.coverage["all held-out nodes"].mean == pytest.approx(covered, abs=3 * error)
 
 
-def test_masked_held_out_features_change_no_result() -> None:
+def test_masked_held_out_features_change_no_result():
     """Features of held-out nodes that are masked change nothing: neither the choice nor any score."""
     graph, _ = situation(1)
     first = NodeClassifier(**CHEAP, refit=False).fit(graph)
@@ -101,7 +99,7 @@ def test_masked_held_out_features_change_no_result() -> None:
     np.testing.assert_allclose(second.evaluation_probabilities_, first.evaluation_probabilities_, atol=1e-5)
 
 
-def test_unreachable_nodes_are_predicted_from_training_labels_only() -> None:
+def test_unreachable_nodes_are_predicted_from_training_labels_only():
     """Labels of validation nodes change no probability of a node that neither feature nor label reaches."""
     graph, _ = situation(2)
     lonely = torch.arange(NODES) >= NODES - 50
@@ -129,7 +127,7 @@ def test_unreachable_nodes_are_predicted_from_training_labels_only() -> None:
 
 
 @pytest.mark.parametrize("single_columns", [False, True])
-def test_masked_test_features_do_not_affect_scaling(single_columns: bool) -> None:
+def test_masked_test_features_do_not_affect_scaling(single_columns):
     graph, _ = situation(1, single_columns=single_columns)
     first = NodeClassifier(**CHEAP, refit=False).fit(graph)
     masked = first.task_.graph.missing & ~graph.missing

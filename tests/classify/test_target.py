@@ -29,7 +29,7 @@ def drawn(rates: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("labeled", "target"), [(0.0, 0.8), (0.1, 0.8), (0.3, 0.5), (0.0, 1.0)])
-def test_held_out_vectors_are_masked_at_target_rate(labeled: float, target: float) -> None:
+def test_held_out_vectors_are_masked_at_target_rate(labeled, target):
     rate = torch.where(LABELED, labeled, target)
     whole = graph(torch.rand(NODES, generator=torch.Generator().manual_seed(0)) < rate)
     held_out = LABELED & (torch.arange(NODES) % 2 == 0)
@@ -41,7 +41,7 @@ def test_held_out_vectors_are_masked_at_target_rate(labeled: float, target: floa
     assert not torch.equal(mask, Target.estimate(whole).mask(whole, held_out, seed=1)) or target == 1
 
 
-def test_held_out_columns_are_masked_at_target_rate_jointly() -> None:
+def test_held_out_columns_are_masked_at_target_rate_jointly():
     """Columns 0 and 1 go together in the target; column 2 less often; column 3 is always known."""
     own, target = drawn(torch.tensor([0.2, 0.2, 0.6, 0.0]), 0), drawn(torch.tensor([0.7, 0, 0.3, 0.0]), 1)
     target[:, 1] = target[:, 0]
@@ -55,7 +55,7 @@ def test_held_out_columns_are_masked_at_target_rate_jointly() -> None:
     assert (mask[free][:, 0] == mask[free][:, 1]).float().mean() > 0.97
 
 
-def test_small_difference_of_missing_rates_is_masked() -> None:
+def test_small_difference_of_missing_rates_is_masked():
     own, target = drawn(torch.tensor([0.2, 0.0, 0.0, 0.0]), 0), drawn(torch.tensor([0.3, 0.0, 0.0, 0.1]), 1)
     whole = graph(torch.where(LABELED[:, None], own, target))
     after = mask_features(whole, Target.estimate(whole).mask(whole, LABELED)).missing
@@ -63,7 +63,7 @@ def test_small_difference_of_missing_rates_is_masked() -> None:
 
 
 @pytest.mark.parametrize("own", [0, 1000])
-def test_vectors_and_columns_are_masked_together(own: int) -> None:
+def test_vectors_and_columns_are_masked_together(own):
     """Held-out nodes that lack their whole vector, ``own`` of them, say nothing about single columns."""
     target = drawn(torch.tensor([0.5, 0.5, 0.5, 0.0]), 0)
     target[torch.arange(NODES) % 2 == 0] = True
@@ -75,7 +75,7 @@ def test_vectors_and_columns_are_masked_together(own: int) -> None:
     )
 
 
-def test_column_masks_do_not_depend_on_masked_vectors() -> None:
+def test_column_masks_do_not_depend_on_masked_vectors():
     """Without those nodes, and with a target that has no missing vectors, the same gaps are drawn."""
     target = drawn(torch.tensor([0.5, 0.5, 0.5, 0.0]), 0)
     target[torch.arange(NODES) % 2 == 0] = True
@@ -88,14 +88,14 @@ def test_column_masks_do_not_depend_on_masked_vectors() -> None:
     assert torch.equal(partly.mask(whole, rest)[rest], mask[rest])
 
 
-def test_nothing_is_masked_if_target_is_as_complete() -> None:
+def test_nothing_is_masked_if_target_is_as_complete():
     same = graph(drawn(torch.tensor([0.3, 0.3, 0.5, 0.1]), 0))
     assert Target.estimate(same).mask(same, LABELED) is None
     more = graph(drawn(torch.tensor([0.3, 0.3, 0.5, 0.1]), 0) & LABELED[:, None])
     assert Target.estimate(more).mask(more, LABELED) is None
 
 
-def test_target_is_unlabeled_nodes_then_test_nodes(raises) -> None:
+def test_target_is_unlabeled_nodes_then_test_nodes(raises):
     whole = graph(~LABELED)
     assert torch.equal(Target.estimate(whole).nodes, ~LABELED)
     assert Target.estimate(whole, "labeled") is None
@@ -110,7 +110,7 @@ def test_target_is_unlabeled_nodes_then_test_nodes(raises) -> None:
 
 
 @pytest.mark.parametrize("entries", [False, True])
-def test_masked_features_are_zero_in_dense_and_sparse(entries: bool) -> None:
+def test_masked_features_are_zero_in_dense_and_sparse(entries):
     features = torch.arange(1.0, 13).view(4, 3)
     mask = torch.tensor([True, False, True, False])
     if entries:
@@ -120,7 +120,7 @@ def test_masked_features_are_zero_in_dense_and_sparse(entries: bool) -> None:
     assert torch.equal(zero_masked(features.to_sparse_csr(), mask).to_dense(), dense)
 
 
-def test_strata_encode_distance_to_labels_and_features() -> None:
+def test_strata_encode_distance_to_labels_and_features():
     whole = graph(torch.arange(NODES) > 3)
     result = strata(whole, torch.arange(NODES) == 0)
     assert result[:7].tolist() == [0, 5, 10, 15, 21, 22, 23]
@@ -130,13 +130,13 @@ def test_strata_encode_distance_to_labels_and_features() -> None:
     assert strata(pair, torch.arange(4) == 0).tolist() == [0, 5, 20, 24], "unreachable counts as far"
 
 
-def test_node_is_incomplete_if_half_its_features_are_missing() -> None:
+def test_node_is_incomplete_if_half_its_features_are_missing():
     missing = torch.zeros(NODES, 5, dtype=torch.bool)
     missing[0], missing[1, :3], missing[2, :2] = True, True, True
     assert incomplete_nodes(graph(missing, 5))[:4].tolist() == [True, True, False, False]
 
 
-def test_standardize_weights_accuracy_by_target_strata() -> None:
+def test_standardize_weights_accuracy_by_target_strata():
     right = np.array([True] * 80 + [False] * 20 + [True] * 5 + [False] * 5)
     held_out = np.array([0] * 100 + [1] * 10)
     result = standardize(right, held_out, np.array([0] * 10 + [1] * 30))
@@ -148,7 +148,7 @@ def test_standardize_weights_accuracy_by_target_strata() -> None:
     assert np.isnan(standardize(right, held_out, np.array([2])).accuracy)
 
 
-def test_standardized_interval_has_nominal_coverage() -> None:
+def test_standardized_interval_has_nominal_coverage():
     random, truth, covered = np.random.default_rng(0), np.array([0.9, 0.6]), 0
     for _ in range(2000):
         held_out = np.repeat([0, 1], [150, 40])

@@ -33,7 +33,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "%s {}",
     ],
 )
-def test_markup_in_names_is_printed_literally(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_markup_in_names_is_printed_literally(capsys, name):
     console.show(f"[bold]Wrote[/] {console.safe(name)}[dim]![/]")
     assert capsys.readouterr().out == f"Wrote {name}!\n"
 
@@ -50,7 +50,7 @@ def test_markup_in_names_is_printed_literally(capsys: pytest.CaptureFixture[str]
         ("\x00[red]", r"\x00[red]"),
     ],
 )
-def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str], name: str, shown: str) -> None:
+def test_control_characters_are_escaped(capsys, name, shown):
     console.show(console.safe(name))
     console.table(["Name"], [[name]])
     console.facts([(name, name)])
@@ -61,7 +61,7 @@ def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str], name
         assert text.isprintable()
 
 
-def test_markup_sets_the_style(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markup_sets_the_style(monkeypatch):
     with redirect_stdout(Terminal()) as screen:
         console.show("[bold]Next:[/] go")
         monkeypatch.setenv("NO_COLOR", "1")
@@ -69,7 +69,7 @@ def test_markup_sets_the_style(monkeypatch: pytest.MonkeyPatch) -> None:
     assert screen.getvalue() == "\x1b[1mNext:\x1b[0m go\nNext: go\n"
 
 
-def test_table_aligns_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_aligns_numbers_right(capsys):
     console.table(["Name", "Nodes", "Files"], [["cora", "2,708", "found"], ["日本", "5", "-"]], left=(0, 2))
     assert capsys.readouterr().out.splitlines() == [
         "",
@@ -81,9 +81,7 @@ def test_table_aligns_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_long_facts_are_wrapped_and_indented(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_facts_are_wrapped_and_indented(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     console.facts([("nodes", "400"), ("features", "age, income, job, abroad, zip, phone")])
     assert capsys.readouterr().out.splitlines() == [
@@ -93,14 +91,14 @@ def test_long_facts_are_wrapped_and_indented(
     ]
 
 
-def test_text_is_printed_during_progress() -> None:
+def test_text_is_printed_during_progress():
     with redirect_stdout(Terminal()) as screen, console.stage("Training", 4) as advance:
         advance("cora")
         console.show("[bold]Training[/] stops")
     assert "stops" in screen.getvalue()
 
 
-def test_terminal_redraws_one_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_redraws_one_progress_line(monkeypatch):
     clock = iter([0.0, 1.0, 2.0, 2.05, 3.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     with redirect_stdout(Terminal()) as screen, console.progress() as on_progress:
@@ -113,9 +111,7 @@ def test_terminal_redraws_one_progress_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert lines[3:] == ["", "writing …", ""]
 
 
-def test_progress_lines_exclude_start_of_workers_from_rate(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_lines_exclude_start_of_workers_from_rate(capsys, monkeypatch):
     clock = iter([0.0, 20.0, 40.0, 41.0, 42.0, 62.0, 80.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     with console.progress() as on_progress:
@@ -135,7 +131,7 @@ def test_progress_lines_exclude_start_of_workers_from_rate(
     ]
 
 
-def test_closed_stdout_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_stdout_is_ignored(monkeypatch):
     """Python sets a stream to None where a shell has closed it, as ``pairnorm demo >&-`` does."""
     monkeypatch.setattr(sys, "stdout", None)
     with console.stage("Training", 2) as advance:
@@ -143,7 +139,7 @@ def test_closed_stdout_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
         console.show("text")
 
 
-def test_closed_pipe_raises_output_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_pipe_raises_output_closed(monkeypatch):
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -153,9 +149,7 @@ def test_closed_pipe_raises_output_closed(monkeypatch: pytest.MonkeyPatch) -> No
         console.show("text")
 
 
-def test_uneven_steps_show_no_time_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uneven_steps_show_no_time_left(capsys, monkeypatch):
     clock = iter([0.0, 20.0, 40.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     with console.stage("Comparing", 4, is_even=False) as advance:

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from written import Files, write_customers, write_papers
 
+from helpers import run_python
 from pairnorm import cli
 from pairnorm.classify import classifier, complete_split
 from pairnorm.classify.persistence import OUTPUT_FILES
@@ -33,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, Path]:
     return files, folder / "run"
 
 
-def test_fit_writes_all_outputs(run: tuple[Files, Path]) -> None:
+def test_fit_writes_all_outputs(run):
     written = {path.name for path in run[1].iterdir()}
     assert written == {
         "predictions.csv",
@@ -50,7 +51,7 @@ def test_fit_writes_all_outputs(run: tuple[Files, Path]) -> None:
     assert written == OUTPUT_FILES, "a later run would not know these as its own"
 
 
-def test_predictions_have_one_row_per_node(run: tuple[Files, Path]) -> None:
+def test_predictions_have_one_row_per_node(run):
     result = pandas.read_csv(run[1] / "predictions.csv")
     nodes = pandas.read_csv(run[0].nodes)
     assert list(result) == ["id", "predicted", "p_high", "p_low", "features_missing", "labeled"]
@@ -64,14 +65,14 @@ def test_predictions_have_one_row_per_node(run: tuple[Files, Path]) -> None:
     )
 
 
-def test_nodes_without_features_are_predicted_well(run: tuple[Files, Path]) -> None:
+def test_nodes_without_features_are_predicted_well(run):
     result = pandas.read_csv(run[1] / "predictions.csv")
     truth = np.array(["low", "high"])[csbm(400, classes=2, seed=0).labels]
     unlabeled = ~result["labeled"] & result["features_missing"]
     assert (result["predicted"] == truth)[unlabeled].mean() > 0.75
 
 
-def test_report_has_all_sections_and_figures(run: tuple[Files, Path]) -> None:
+def test_report_has_all_sections_and_figures(run):
     text = (run[1] / "report.md").read_text(encoding="utf-8")
     for heading in (
         "# Labels for customers",
@@ -94,7 +95,7 @@ def test_report_has_all_sections_and_figures(run: tuple[Files, Path]) -> None:
     assert "each column is standardized" in text
 
 
-def test_model_file_stores_column_types(run: tuple[Files, Path]) -> None:
+def test_model_file_stores_column_types(run):
     facts = json.loads((run[1] / "model.json").read_text(encoding="utf-8"))
     kinds = {column["name"]: column["kind"] for column in facts["encoder"]["columns"]}
     assert (kinds["risk"], kinds["customer"], kinds["age"]) == ("label", "id", "number")
@@ -103,7 +104,7 @@ def test_model_file_stores_column_types(run: tuple[Files, Path]) -> None:
     assert kinds["job"] == "category"
 
 
-def test_fit_prints_summary_and_notes(tmp_path: Path, pairnorm) -> None:
+def test_fit_prints_summary_and_notes(tmp_path, pairnorm):
     files = write_customers(tmp_path, labeled=6)
     printed = pairnorm("fit", *files.options, *QUICK, "--out", str(tmp_path / "run"))
     for part in (
@@ -120,9 +121,7 @@ def test_fit_prints_summary_and_notes(tmp_path: Path, pairnorm) -> None:
 
 
 @pytest.mark.filterwarnings("always:.* is deprecated")
-def test_warnings_of_other_libraries_stay_out_of_the_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_of_other_libraries_stay_out_of_the_report(tmp_path, capsys, monkeypatch):
     def split(graph: Graph, *given: object) -> Split:
         warnings.warn("an option of theirs is deprecated", FutureWarning, stacklevel=1)
         return complete_split(graph, *given)
@@ -139,9 +138,7 @@ def test_warnings_of_other_libraries_stay_out_of_the_report(
         assert "labeled nodes are left to test on" in text
 
 
-def test_password_appears_in_no_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_password_appears_in_no_output(tmp_path, capsys, monkeypatch):
     """A file takes the place of the database server, so that a run with a password succeeds."""
     files, logs = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "logs"
     logs.mkdir()
@@ -168,7 +165,7 @@ def test_password_appears_in_no_output(
     assert [name for name, text in texts.items() if "MARKER77" in text] == []
 
 
-def test_one_label_per_class_gives_no_accuracy(tmp_path: Path, pairnorm) -> None:
+def test_one_label_per_class_gives_no_accuracy(tmp_path, pairnorm):
     files = write_customers(tmp_path, labeled=2)
     printed = pairnorm("fit", *files.options, "--label", "risk", "--out", str(tmp_path / "run"))
     assert "depth and scale are set by rule" in printed.err
@@ -177,7 +174,7 @@ def test_one_label_per_class_gives_no_accuracy(tmp_path: Path, pairnorm) -> None
     assert (tmp_path / "run" / "predictions.csv").exists()
 
 
-def test_cora_without_features_is_fitted_from_files(tmp_path: Path) -> None:
+def test_cora_without_features_is_fitted_from_files(tmp_path):
     cora = load("cora")
     missing = missing_vectors(cora, 1.0)
     graph: Graph = cora.replace(features=features_after(cora, missing).trial(0), missing=missing.mask[:, 0])
@@ -193,7 +190,7 @@ def test_cora_without_features_is_fitted_from_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("directed", ["auto", "yes"])
-def test_directed_option_is_saved_for_predict(tmp_path: Path, directed: str) -> None:
+def test_directed_option_is_saved_for_predict(tmp_path, directed):
     files, out = write_customers(tmp_path, nodes=200, labeled=120), tmp_path / "run"
     quick = ["--label", "risk", "--model", "boosted-trees", "--directed", directed]
     assert cli.main(["fit", *files.options, *quick, "--out", str(out)]) == 0
@@ -234,9 +231,7 @@ BAD: dict[str, tuple[Callable[[Files], object], dict[str, str | list[str] | None
 
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("before", [False, True])
-def test_invalid_input_is_reported_and_keeps_the_folder(
-    tmp_path: Path, pairnorm, case: str, before: bool
-) -> None:
+def test_invalid_input_is_reported_and_keeps_the_folder(tmp_path, pairnorm, case, before):
     damage, changes, message = BAD[case]
     files = write_customers(tmp_path, nodes=100, labeled=60)
     damage(files)
@@ -257,7 +252,7 @@ def test_invalid_input_is_reported_and_keeps_the_folder(
     assert ([path.read_text() for path in out.iterdir()] == [old]) if before else not out.exists()
 
 
-def test_old_imputation_name_prints_note(tmp_path: Path, pairnorm) -> None:
+def test_old_imputation_name_prints_note(tmp_path, pairnorm):
     words = ["--nodes", tmp_path / "absent.csv", "--label", "risk", "--out", tmp_path / "run"]
     for name, is_old in (("mass", True), ("zero,mass", True), ("known-neighbor-mean", False)):
         error = pairnorm("fit", *words, "--impute", name, code=1).err
@@ -265,7 +260,7 @@ def test_old_imputation_name_prints_note(tmp_path: Path, pairnorm) -> None:
         assert "Pass --edges" in error
 
 
-def test_foreign_output_folder_is_refused_early(tmp_path: Path, pairnorm) -> None:
+def test_foreign_output_folder_is_refused_early(tmp_path, pairnorm):
     (tmp_path / "thesis.tex").write_text("x")
     assert (
         "holds files that no run wrote"
@@ -273,7 +268,7 @@ def test_foreign_output_folder_is_refused_early(tmp_path: Path, pairnorm) -> Non
     )
 
 
-def test_input_inside_output_folder_is_refused(tmp_path: Path, pairnorm) -> None:
+def test_input_inside_output_folder_is_refused(tmp_path, pairnorm):
     for name in ("model.json", "predictions.csv"):
         (tmp_path / name).write_text('{"format": 1, "pairnorm": "0.1"}')
     nodes = str(tmp_path / "predictions.csv")
@@ -283,7 +278,7 @@ def test_input_inside_output_folder_is_refused(tmp_path: Path, pairnorm) -> None
     )
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -293,18 +288,12 @@ def packed(run: tuple[Files, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def test_torchrun_ranks_predict_like_one_process(packed: Path, tmp_path: Path) -> None:
+def test_torchrun_ranks_predict_like_one_process(packed, tmp_path):
     # Five folds of three networks each: a rank trains two of a fold, the other rank one.
     common = ["--model", "GCN,GCNII", "--depth", "2", "--epochs", "4", "--seeds", "15"]
     fit = ["fit", "--graph", str(packed), *common, "--out"]
     assert cli.main([*fit, str(tmp_path / "alone")]) == 0
-    done = subprocess.run(
-        [*TORCHRUN, "-m", "pairnorm", *fit, str(tmp_path / "together")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(*TORCHRUN, "-m", "pairnorm", *fit, tmp_path / "together", timeout=300)
     assert done.stdout.count("Wrote to") == 1
     alone, together = (pandas.read_csv(tmp_path / name / "predictions.csv") for name in ("alone", "together"))
     np.testing.assert_allclose(together["p_high"], alone["p_high"], atol=1e-6)
@@ -312,13 +301,13 @@ def test_torchrun_ranks_predict_like_one_process(packed: Path, tmp_path: Path) -
 
 @pytest.mark.slow  # two launches of torchrun, the second after a rank was killed
 @pytest.mark.skipif(not Path("/proc").exists(), reason="Linux says which process is which rank")
-def test_killed_rank_resumes_from_last_checkpoint(packed: Path, tmp_path: Path) -> None:
+def test_killed_rank_resumes_from_last_checkpoint(packed, tmp_path):
     common = ["--model", "GCN", "--depth", "2", "--norm", "PN-SI", "--epochs", "100", "--seeds", "1"]
     fit = ["fit", "--graph", str(packed), *common, "--checkpoint"]
     whole = tmp_path / "kept alone"
     assert cli.main([*fit, str(whole), "--out", str(tmp_path / "alone")]) == 0
     kept, epochs, at_kill = tmp_path / "kept", dict[str, int](), dict[str, int]()
-    words = [*TORCHRUN, "--max-restarts", "1", "-m", "pairnorm", *fit, str(kept)]
+    words = [sys.executable, *TORCHRUN, "--max-restarts", "1", "-m", "pairnorm", *fit, str(kept)]
     words += ["--out", str(tmp_path / "again")]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as launcher:
         end = time.monotonic() + 300
@@ -370,14 +359,8 @@ def _rank(launcher: int, rank: int) -> int:
     ],
 )
 def test_unsupported_backend_for_model_is_refused(
-    packed: Path,
-    tmp_path: Path,
-    pairnorm,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    ranks: str,
-    message: str,
-) -> None:
+    packed, tmp_path, pairnorm, monkeypatch, words, ranks, message
+):
     monkeypatch.setenv("WORLD_SIZE", ranks)
     assert message in " ".join(
         pairnorm("fit", "--graph", str(packed), *words, "--out", str(tmp_path / "run"), code=1).err.split()

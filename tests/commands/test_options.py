@@ -1,8 +1,7 @@
 import argparse
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ def parser() -> CommandParser:
     return parser_of(DEPTH)
 
 
-def test_help_has_docstring_options_and_example(parser: CommandParser) -> None:
+def test_help_has_docstring_options_and_example(parser):
     words = re.sub(r"\s+", " ", parser.format_help())
     assert "pairnorm do WHAT... [options] Do it. And more." in words
     assert "Columns: --ignore COLUMN [COLUMN ...] Leave out this column. May be repeated." in words
@@ -50,7 +49,7 @@ def test_help_has_docstring_options_and_example(parser: CommandParser) -> None:
     assert words.endswith("Example: pairnorm do a ")
 
 
-def test_options_and_arguments_are_accepted_in_any_order() -> None:
+def test_options_and_arguments_are_accepted_in_any_order():
     parser = parser_of(WHAT | DEPTH)
     result = parser.parse(["a", "--depth=2", "b", "--ignore", "x", "--ignore", "y", "--id", "z", "c"])
     assert result.what == ["a", "b", "c"]
@@ -60,12 +59,12 @@ def test_options_and_arguments_are_accepted_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("value", ["-1", "-", "-x y", "", "=a", "a=b"])
-def test_option_value_can_be_any_text(parser: CommandParser, value: str) -> None:
+def test_option_value_can_be_any_text(parser, value):
     assert parser.parse(["--ignore", value, "--id", "key"]).ignore == [value]
     assert parser.parse([f"--ignore={value}"]).ignore == [value]
 
 
-def test_value_like_an_option_needs_an_equals_sign(parser: CommandParser) -> None:
+def test_value_like_an_option_needs_an_equals_sign(parser):
     assert parser.parse(["--ignore=-age", "--ignore=--age"]).ignore == ["-age", "--age"]
 
 
@@ -78,9 +77,7 @@ def test_value_like_an_option_needs_an_equals_sign(parser: CommandParser) -> Non
         (["--depth", "two"], "argument --depth: invalid int value: 'two'"),
     ],
 )
-def test_usage_error_prints_usage_and_reason(
-    parser: CommandParser, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_usage_error_prints_usage_and_reason(parser, capsys, words, message):
     with pytest.raises(SystemExit, match="2"):
         parser.parse(words)
     assert capsys.readouterr().err.splitlines() == [
@@ -90,7 +87,7 @@ def test_usage_error_prints_usage_and_reason(
     ]
 
 
-def test_output_equal_to_input_raises(tmp_path: Path, raises) -> None:
+def test_output_equal_to_input_raises(tmp_path, raises):
     nodes, other = tmp_path / "nodes.csv", tmp_path / "other.csv"
     nodes.touch()
     (tmp_path / "link.csv").symlink_to(nodes)
@@ -104,7 +101,7 @@ def test_output_equal_to_input_raises(tmp_path: Path, raises) -> None:
 
 
 @pytest.mark.parametrize("delimiter", ["\t", ";", "|"])
-def test_hinted_option_works_in_a_shell(tmp_path: Path, delimiter: str) -> None:
+def test_hinted_option_works_in_a_shell(tmp_path, delimiter):
     nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
     nodes.write_text(f"id{delimiter}age\na{delimiter}31\nb{delimiter}25\n")
     edges.write_text(f"source{delimiter}target\na{delimiter}b\n")
@@ -117,7 +114,7 @@ def test_hinted_option_works_in_a_shell(tmp_path: Path, delimiter: str) -> None:
     assert read_graph(options).features.tolist() == [[31], [25]]
 
 
-def test_table_options_accept_several_values() -> None:
+def test_table_options_accept_several_values():
     parser = parser_of(shared("nodes edges id"), required=("nodes",))
     result = parser.parse(["--nodes", "a", "--edges", "b", "c", "--id", "x", "--edges", "d"])
     assert (result.nodes, result.edges) == (["a"], ["b", "c", "d"])
@@ -126,7 +123,7 @@ def test_table_options_accept_several_values() -> None:
     assert parsed.edge_columns == ["amount", "day"]
 
 
-def test_comma_separated_options_can_be_repeated() -> None:
+def test_comma_separated_options_can_be_repeated():
     """``--dataset cora --dataset citeseer`` selects both; dropping the first would go unnoticed."""
     parser = parser_of({**shared("dataset device"), "--missing NUMBERS=0": "Percent."})
     words = "--missing 0 --dataset cora,pubmed --device cpu --missing=50 --dataset=citeseer"
@@ -135,7 +132,7 @@ def test_comma_separated_options_can_be_repeated() -> None:
     assert parser.parse(["--missing", "90"]).missing == "90"
 
 
-def test_several_edge_files_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_edge_files_are_printed(tmp_path, capsys):
     (tmp_path / "n.csv").write_text("id,age\na,31\nb,25\nc,1\n")
     edges = [tmp_path / "e1.csv", tmp_path / "e2.csv"]
     for path, pair in zip(edges, ("a,b", "b,c"), strict=True):
@@ -147,11 +144,11 @@ def test_several_edge_files_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("each", "each")])
-def test_classes_option_is_a_number_or_each(text: str, value: object) -> None:
+def test_classes_option_is_a_number_or_each(text, value):
     assert columns_of(parser_of(shared("classes")).parse(["--classes", text])) == {"classes": value}
 
 
-def test_names_and_numbers_are_parsed(raises: Callable) -> None:
+def test_names_and_numbers_are_parsed(raises):
     assert names_in("dataset", None) is names_in("dataset", "all") is numbers_in("depth", None) is None
     assert numbers_in("missing", "0%, 100%") == [0, 100]
     assert numbers_in("missing", "99.5", float) == [99.5]
@@ -161,7 +158,7 @@ def test_names_and_numbers_are_parsed(raises: Callable) -> None:
         names_in("dataset", "cora,corra", ("cora", "pubmed"))
 
 
-def test_unknown_argument_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_argument_is_a_usage_error(capsys):
     parser = parser_of(shared("ignore id"))
     assert parser.parse(["--ignore", "a", "b"]).ignore == ["a", "b"]
     with pytest.raises(SystemExit, match="2"):
@@ -169,7 +166,7 @@ def test_unknown_argument_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err.endswith("Error: there is no argument 'b'.\n")
 
 
-def test_repeated_single_value_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_single_value_option_is_a_usage_error(capsys):
     """``--label winner --label state`` would silently make a feature of ``winner``."""
     parser = parser_of(shared("label"))
     with pytest.raises(SystemExit, match="2"):
@@ -178,7 +175,7 @@ def test_repeated_single_value_option_is_a_usage_error(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("old", OLD_NAMES)
-def test_old_option_names_are_accepted_with_a_note(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_option_names_are_accepted_with_a_note(old, capsys):
     new = OLD_NAMES[old]
     parsed = parser_of({f"{new} TEXT": "Do it."}).parse([old, "7"])
     assert getattr(parsed, new[2:].replace("-", "_")) == ("7m" if old == "--minutes" else "7")
@@ -186,9 +183,7 @@ def test_old_option_names_are_accepted_with_a_note(old: str, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", ["--task", "--multilabel", "--link-prediction", "--edge-type"])
-def test_out_of_scope_option_is_explained(
-    parser: CommandParser, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_of_scope_option_is_explained(parser, name, capsys):
     with pytest.raises(SystemExit, match="2"):
         parser.parse([name, "x"])
     error = capsys.readouterr().err
@@ -196,7 +191,7 @@ def test_out_of_scope_option_is_explained(
     assert len(error) > 150
 
 
-def test_help_shows_essential_options_and_help_all_shows_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_essential_options_and_help_all_shows_all(capsys):
     shown = {}
     for word in ("--help", "--help-all"):
         with pytest.raises(SystemExit):

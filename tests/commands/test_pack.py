@@ -1,8 +1,6 @@
 """From tables to predictions without the graph in memory."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ import pandas
 import pytest
 from written import write_customers
 
+from helpers import run_python
 from pairnorm import cli
 from pairnorm.data import Graph
 
@@ -26,7 +25,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "graph"
 
 
-def test_pack_prints_summary_and_next_command(packed: Path, pairnorm, tmp_path: Path) -> None:
+def test_pack_prints_summary_and_next_command(packed, pairnorm, tmp_path):
     assert Graph.open(packed).facts.nodes == 400
     files = write_customers(tmp_path)
     printed = pairnorm("pack", *files.options, "--label", "risk", "--out", str(tmp_path / "graph")).out
@@ -37,7 +36,7 @@ def test_pack_prints_summary_and_next_command(packed: Path, pairnorm, tmp_path: 
     ).err.replace("\n", " ")
 
 
-def test_fit_on_packed_graph(packed: Path, tmp_path: Path, pairnorm) -> None:
+def test_fit_on_packed_graph(packed, tmp_path, pairnorm):
     options = ["--memory", "2GB", "--depth", "1,4", "--out", str(tmp_path / "run")]
     printed = pairnorm("fit", "--graph", str(packed), *options).out
     assert printed.index("Memory: at most") < printed.index("Propagating")  # the plan comes before the work
@@ -57,16 +56,13 @@ def test_fit_on_packed_graph(packed: Path, tmp_path: Path, pairnorm) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def test_pack_prints_no_leak_warning(tmp_path: Path) -> None:
+def test_pack_prints_no_leak_warning(tmp_path):
     files = write_customers(tmp_path)
     words = [*files.options, "--id", "customer", "--label", "risk", "--out", str(tmp_path / "graph")]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pairnorm", "pack", *words], capture_output=True, text=True, check=True
-    )
-    assert "leaked" not in ended.stderr
+    assert "leaked" not in run_python("-m", "pairnorm", "pack", *words).stderr
 
 
-def test_refit_replaces_own_files_only(packed: Path, tmp_path: Path) -> None:
+def test_refit_replaces_own_files_only(packed, tmp_path):
     out = tmp_path / "run"
     words = ["fit", "--graph", str(packed), "--depth", "1", "--norm", "none", "--out", str(out)]
     assert [cli.main([*words, "--seed", str(seed)]) for seed in (0, 1)] == [0, 0]
@@ -75,7 +71,7 @@ def test_refit_replaces_own_files_only(packed: Path, tmp_path: Path) -> None:
     assert (out / "mine.md").exists()
 
 
-def test_invalid_options_for_packed_graph_raise(packed: Path, tmp_path: Path, pairnorm) -> None:
+def test_invalid_options_for_packed_graph_raise(packed, tmp_path, pairnorm):
     out = ["--out", str(tmp_path / "run")]
     for words, printed in (
         (["--graph", str(packed), "--memory", "10MB"], "--memory"),
@@ -107,9 +103,7 @@ HONORED = {
 }
 
 
-def test_fit_options_are_supported_or_refused_for_packed_graph(
-    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fit_options_are_supported_or_refused_for_packed_graph(packed, tmp_path, capsys):
     values = {"N": "3", "KIND": "yes", "NUMBERS": "2", "TIME": "90s"}
     own = {"--on-unknown-node": "drop", "--class-weight": "balanced", "--feature-scaling": "rows"}
     for action in cli.build_parser()[1]["fit"]._actions:
@@ -124,7 +118,7 @@ def test_fit_options_are_supported_or_refused_for_packed_graph(
     assert not (tmp_path / "run").exists()
 
 
-def test_non_utf8_name_is_valid_for_tables_only(packed: Path, tmp_path: Path, pairnorm) -> None:
+def test_non_utf8_name_is_valid_for_tables_only(packed, tmp_path, pairnorm):
     nodes = tmp_path / os.fsdecode(b"n\xff.csv")
     nodes.write_text("id,age\na,1\nb,2\n")
     (tmp_path / "e.csv").write_text("source,target\na,b\n")

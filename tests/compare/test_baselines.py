@@ -58,7 +58,7 @@ def dense_diffusion(
 
 
 @pytest.mark.parametrize("gamma", [1.0, 1.2, 2.0])
-def test_fractional_adjacency_equals_dense_reference(graph: Graph, gamma: float) -> None:
+def test_fractional_adjacency_equals_dense_reference(graph, gamma):
     inside = torch.arange(100) % 3 > 0
     result = fractional(
         normalized_adjacency(graph.adjacency).pattern, inside, gamma, torch.float64
@@ -67,7 +67,7 @@ def test_fractional_adjacency_equals_dense_reference(graph: Graph, gamma: float)
 
 
 @pytest.mark.parametrize("known", [5, 60], ids=["few", "more than columns"])
-def test_subgraph_diffusion_equals_dense_reference(graph: Graph, known: int) -> None:
+def test_subgraph_diffusion_equals_dense_reference(graph, known):
     mask = torch.randperm(100, generator=torch.Generator().manual_seed(2)) < known
     wrong = torch.where(mask[:, None], graph.features, torch.nan)  # unknown vectors are not looked at
     result = subgraph_diffusion(graph.adjacency, wrong, mask, gamma=1.2, memory=0.2, steps=30)
@@ -76,14 +76,14 @@ def test_subgraph_diffusion_equals_dense_reference(graph: Graph, known: int) -> 
     assert torch.equal(result[mask], graph.features[mask])
 
 
-def test_unreachable_vectors_stay_zero() -> None:
+def test_unreachable_vectors_stay_zero():
     graph = Graph.from_edges(torch.tensor([[0, 1, 3], [1, 2, 4]]), torch.ones(5, 2))
     result = subgraph_diffusion(graph.adjacency, graph.features, torch.arange(5) == 0)
     assert (result[:3] > 0).all()
     assert not result[3:].any()
 
 
-def test_class_aware_weighs_nodes_by_neighborhood_entropy(graph: Graph) -> None:
+def test_class_aware_weighs_nodes_by_neighborhood_entropy(graph):
     generator = torch.Generator().manual_seed(3)
     classes = torch.randint(3, (100,), generator=generator)
     confidence = torch.rand(100, generator=generator, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_class_aware_weighs_nodes_by_neighborhood_entropy(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.99], ids=["dense", "sparse"])
-def test_fsd_cap_uses_validation_labels_only_on_request(rate: float) -> None:
+def test_fsd_cap_uses_validation_labels_only_on_request(rate):
     graph = csbm(300, classes=3, seed=3).with_split("per-class-10-of-150@0")
     graph = graph.replace(features=graph.features.to_dense())
     graph = mask_features(graph, missing_nodes(graph, rate, seed=1))
@@ -129,7 +129,7 @@ def test_fsd_cap_uses_validation_labels_only_on_request(rate: float) -> None:
 
 
 @pytest.mark.parametrize(("correct", "smooth"), [(0.5, 0.8), (0.99, 0.5)])
-def test_correct_and_smooth_equals_pyg(correct: float, smooth: float) -> None:
+def test_correct_and_smooth_equals_pyg(correct, smooth):
     graph = csbm(150, classes=3, degree=3, seed=2).with_split("per-class-10")
     matrix = normalized_adjacency(graph.adjacency, "sym")
     generator = torch.Generator().manual_seed(1)
@@ -144,7 +144,7 @@ def test_correct_and_smooth_equals_pyg(correct: float, smooth: float) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_correct_and_smooth_uses_training_labels_only() -> None:
+def test_correct_and_smooth_uses_training_labels_only():
     graph = csbm(100, classes=2, seed=3).with_split("per-class-10")
     matrix, probabilities = normalized_adjacency(graph.adjacency, "sym"), torch.full((100, 2), 0.5)
     others = torch.where(graph.train, graph.labels, 1 - graph.labels)

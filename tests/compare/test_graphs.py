@@ -1,6 +1,3 @@
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,14 +10,14 @@ has_minesweeper = (data_folder() / "tables" / MINESWEEPER).is_dir()
 
 
 @pytest.mark.parametrize("name", LONG_RANGE)
-def test_long_range_graphs_keep_their_fingerprints(name: str) -> None:
+def test_long_range_graphs_keep_their_fingerprints(name):
     if name == MINESWEEPER and not has_minesweeper:
         pytest.skip("its files are not part of the package")
     assert long_range_graph(name).fingerprint == FINGERPRINTS[name]
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_chain_labels_have_the_stated_distance(name: str) -> None:
+def test_chain_labels_have_the_stated_distance(name):
     graph = long_range_graph(name)
     shown = graph.features.any(1)
     away = torch.from_numpy(hops(graph.adjacency, shown.numpy()))
@@ -29,12 +26,12 @@ def test_chain_labels_have_the_stated_distance(name: str) -> None:
         assert graph.labels[mask].bincount().unique().numel() == 1  # classes are equally frequent
 
 
-def test_missing_minesweeper_files_raise(raises: Any, tmp_path: Path) -> None:
+def test_missing_minesweeper_files_raise(raises, tmp_path):
     with raises("file-missing", value="nodes.csv"):
         long_range_graph(MINESWEEPER, tmp_path)
 
 
-def test_last_node_of_chain_has_class_of_first_node() -> None:
+def test_last_node_of_chain_has_class_of_first_node():
     graph = chains(3, count=40, classes=5, seed=1)
     assert (graph.num_nodes, graph.num_edges) == (160, 120)
     first, last = torch.arange(40) * 4, torch.arange(40) * 4 + 3

@@ -21,14 +21,14 @@ from pairnorm.compare.missing import (
 from pairnorm.data import Graph, csbm, missing_entries, missing_vectors
 
 
-def test_methods_have_equally_many_candidates() -> None:
+def test_methods_have_equally_many_candidates():
     counts = {len(SSNC.candidates(cell, 0)) for cell in SSNC.cells() if cell.dataset == "cora"}
     assert counts == {12}
     assert {len(FP_VECTORS.candidates(cell, 0)) for cell in FP_VECTORS.cells()} == {1}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
-def test_runs_are_unique_and_candidate_order_is_stable(protocol) -> None:
+def test_runs_are_unique_and_candidate_order_is_stable(protocol):
     cells = [cell for cell in protocol.cells() if cell.dataset == protocol.datasets[0]]
     specs = [spec for cell in cells for spec in protocol.candidates(cell, 0)]
     assert len(specs) == len(set(specs))
@@ -41,7 +41,7 @@ def test_runs_are_unique_and_candidate_order_is_stable(protocol) -> None:
     assert len(set(protocol.evaluated_cells())) == len(list(protocol.evaluated_cells()))
 
 
-def test_deterministic_methods_run_once_for_equal_masks() -> None:
+def test_deterministic_methods_run_once_for_equal_masks():
     cells = [*SSNC.cells(), *SSNC.evaluated_cells()]
     once = {cell[3:] for cell in cells if len(SSNC.seeds(cell)) == 1}
     assert once == {
@@ -51,12 +51,12 @@ def test_deterministic_methods_run_once_for_equal_masks() -> None:
     assert {len(FP_VECTORS.seeds(cell)) for cell in FP_VECTORS.evaluated_cells()} == {10}
 
 
-def test_complete_features_are_not_imputed() -> None:
+def test_complete_features_are_not_imputed():
     imputations = {cell.imputation for cell in SSNC.cells() if cell.missing_percent == 0}
     assert imputations == {"zero"}
 
 
-def test_fsd_cap_is_evaluated_on_missing_vectors_only() -> None:
+def test_fsd_cap_is_evaluated_on_missing_vectors_only():
     cells = [cell for protocol in PROTOCOLS.values() for cell in protocol.evaluated_cells()]
     own = {cell[:2] + cell[3:] for cell in cells if cell.model in (FSD_CAP, FSD_CAP_RELEASED)}
     assert own == {
@@ -67,7 +67,7 @@ def test_fsd_cap_is_evaluated_on_missing_vectors_only() -> None:
     }
 
 
-def test_fallback_is_evaluated_on_graphs_with_unreachable_nodes() -> None:
+def test_fallback_is_evaluated_on_graphs_with_unreachable_nodes():
     cells = [cell for protocol in PROTOCOLS.values() for cell in protocol.fallback_cells()]
     assert {cell[:2] + cell[4:] for cell in cells} == {
         *(("ssnc-mv", name, percent) for name in ("cora", "citeseer") for percent in (100, 80, 40)),
@@ -85,12 +85,12 @@ def test_fallback_is_evaluated_on_graphs_with_unreachable_nodes() -> None:
 
 @pytest.mark.skipif("PAIRNORM_DATA" not in os.environ, reason="PAIRNORM_DATA is not set")
 @pytest.mark.parametrize("name", ["pubmed", "coauthor-cs"])
-def test_other_graphs_have_no_unreachable_nodes(name: str) -> None:
+def test_other_graphs_have_no_unreachable_nodes(name):
     graph = SSNC.graph(name)
     assert bool(reached(graph)[graph.test].all())
 
 
-def test_choose_protocols_selects_a_subset() -> None:
+def test_choose_protocols_selects_a_subset():
     whole = {cell for protocol in PROTOCOLS.values() for cell in protocol.cells()}
     chosen = choose_protocols(["ssnc-mv", "fp-vectors"], ["cora"], ["GCN", FIT], [99.5, 100], runs=2)
     selected = {cell for protocol in chosen for cell in protocol.cells()}
@@ -120,12 +120,12 @@ def test_choose_protocols_selects_a_subset() -> None:
         ({"protocols": ["tables-80"], "models": ["GCN"]}, "nothing-selected"),
     ],
 )
-def test_invalid_selection_raises(options: dict, code: str, raises) -> None:
+def test_invalid_selection_raises(options, code, raises):
     with raises(code):
         choose_protocols(**options)
 
 
-def test_mask_features_combines_drawn_and_missing_features() -> None:
+def test_mask_features_combines_drawn_and_missing_features():
     graph = csbm(100, classes=2, features=6, words=3, seed=1)
     graph = graph.replace(missing=torch.arange(100) % 7 == 0)
     whole = graph.features.to_dense()
@@ -143,7 +143,7 @@ def test_mask_features_combines_drawn_and_missing_features() -> None:
 
 
 @pytest.mark.parametrize("share", [0.8, 0.95])
-def test_hold_out_labels_is_stratified(share: float) -> None:
+def test_hold_out_labels_is_stratified(share):
     labels = torch.tensor([0] * 200 + [1] * 60 + [-1] * 40)
     split = hold_out_labels(labels, share, seed=4)
     assert torch.equal(torch.stack(split).sum(0), (labels >= 0).long())
@@ -154,7 +154,7 @@ def test_hold_out_labels_is_stratified(share: float) -> None:
     assert not torch.equal(split.train, hold_out_labels(labels, share, seed=5).train)
 
 
-def test_largest_component_and_reached_nodes() -> None:
+def test_largest_component_and_reached_nodes():
     edges = torch.tensor([[0, 1, 3, 4, 5, 7], [1, 2, 4, 5, 6, 8]])
     features, labels = torch.eye(10), torch.arange(10) % 2
     train = torch.zeros(10, dtype=torch.bool).index_fill_(0, torch.tensor([1, 9]), True)
@@ -167,7 +167,7 @@ def test_largest_component_and_reached_nodes() -> None:
     assert torch.equal(largest.adjacency.to_dense().double(), torch.from_numpy(path))
 
 
-def test_published_protocol_uses_largest_component_of_cora() -> None:
+def test_published_protocol_uses_largest_component_of_cora():
     graph = FP_VECTORS.graph("cora", seed=3)
     assert (graph.num_nodes, graph.num_edges) == (2485, 5069)
     assert [int(part.sum()) for part in graph.split] == [140, 1360, 985]

@@ -1,13 +1,11 @@
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
-from pathlib import Path
 
 import pytest
 import torch
 
+from helpers import make_trial, run_python
 from pairnorm.classify import NodeClassifier
 from pairnorm.compare import missing
 from pairnorm.compare.baselines import fsd_cap
@@ -51,18 +49,12 @@ SMALL = replace(
 CELL = MissingCell("ssnc-mv", "cora", "fp", "SGC", 100)
 
 
-def a_trial(seed: int, validation: float, test: float = 0.5) -> Trial:
-    parts = {f"{part}_loss": 1.0 for part in ("train", "validation", "test")}
-    accuracies = {"train_accuracy": 1.0, "validation_accuracy": validation, "test_accuracy": test}
-    return Trial(seed=seed, best_epoch=1, **parts, **accuracies)
-
-
 def an_evaluation(**changes: object) -> Evaluation:
     row = Evaluation("ssnc-mv", "cora", "", "label propagation", 99.5, 3, 0.7, 0.6, nan, 1.5, "abc", "2026")
     return row._replace(**changes)  # type: ignore[arg-type]
 
 
-def test_sweep_trains_evaluates_and_resumes(tmp_path: Path) -> None:
+def test_sweep_trains_evaluates_and_resumes(tmp_path):
     path = tmp_path / "missing.sqlite"
     # Two candidates of two cells, the second run of the selected ones, and one evaluation; then both runs of
     # the selected ones with the fallback.
@@ -104,18 +96,18 @@ def test_sweep_trains_evaluates_and_resumes(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_fallback_waits_for_the_selected_candidate() -> None:
+def test_fallback_waits_for_the_selected_candidate():
     one = replace(SMALL, imputations=("fp",))
     first, second = one.candidates(CELL, 0)
-    searched = {first: [a_trial(0, 0.7)], second: [a_trial(0, 0.8)]}
-    assert pending_fallbacks([one], MissingResults({first: [a_trial(0, 0.7)]})) == []
+    searched = {first: [make_trial(0, 0.7)], second: [make_trial(0, 0.8)]}
+    assert pending_fallbacks([one], MissingResults({first: [make_trial(0, 0.7)]})) == []
     pairs = [(second, 0), (second, 1)]
     assert pending_fallbacks([one], MissingResults(searched)) == [(one, CELL, pairs)]
     done = Evaluation(*CELL, 0, 0.7, 0.6, nan, 1.5, "abc", "2026")
     assert pending_fallbacks([one], MissingResults(searched, [done])) == [(one, CELL, pairs[1:])]
 
 
-def test_fallback_uses_shares_of_unreachable_labeled_nodes() -> None:
+def test_fallback_uses_shares_of_unreachable_labeled_nodes():
     nodes = torch.arange(60)
     chain, train = torch.stack([nodes[:29], nodes[1:30]]), (nodes < 15) | ((nodes >= 30) & (nodes < 45))
     labels = (nodes >= 30).long()  # all isolated nodes, from 30 on, are of the second class
@@ -132,7 +124,7 @@ def test_fallback_uses_shares_of_unreachable_labeled_nodes() -> None:
     )
 
 
-def test_evaluations_are_ordered_by_run() -> None:
+def test_evaluations_are_ordered_by_run():
     protocols = [replace(SMALL, missing=(80, 40)), replace(SMALL, missing=(20,), evaluated=("fit",))]
     jobs = [
         (cell.missing_percent, seed) for _, cell, seed in pending_evaluations(protocols, MissingResults({}))
@@ -140,7 +132,7 @@ def test_evaluations_are_ordered_by_run() -> None:
     assert jobs == [(80, 0), (40, 0), (20, 0), (80, 1), (40, 1), (20, 1)]
 
 
-def test_first_run_selects_and_fingerprints_are_ignored() -> None:
+def test_first_run_selects_and_fingerprints_are_ignored():
     first, second = SMALL.candidates(CELL, 0)
     own = second.replace(dataset="cora@0123456789abcdef")
 
@@ -148,21 +140,21 @@ def test_first_run_selects_and_fingerprints_are_ignored() -> None:
         specs = {"first": first, "second": second, "own": own}
         return MissingResults({specs[name]: stored for name, stored in trials.items()}).index
 
-    result = index(first=[a_trial(0, 0.7), a_trial(1, 0.9)], own=[a_trial(0, 0.8, 0.6)])
+    result = index(first=[make_trial(0, 0.7), make_trial(1, 0.9)], own=[make_trial(0, 0.8, 0.6)])
     assert [trial.test_accuracy for trial in result.runs(SMALL, CELL)] == [0.6]
     assert result.pending(SMALL, [CELL]) == [(second, 1)]
-    assert index(first=[a_trial(0, 0.7)], second=[a_trial(0, nan)]).finalists(SMALL, CELL) == [0]
-    assert index(first=[a_trial(0, 0.7)], second=[a_trial(0, 0.7)]).finalists(SMALL, CELL) == [0]
-    assert index(first=[a_trial(0, 0.7)]).finalists(SMALL, CELL) is None
+    assert index(first=[make_trial(0, 0.7)], second=[make_trial(0, nan)]).finalists(SMALL, CELL) == [0]
+    assert index(first=[make_trial(0, 0.7)], second=[make_trial(0, 0.7)]).finalists(SMALL, CELL) == [0]
+    assert index(first=[make_trial(0, 0.7)]).finalists(SMALL, CELL) is None
 
 
-def test_single_candidate_requests_all_runs() -> None:
+def test_single_candidate_requests_all_runs():
     alone = replace(SMALL, trained={"SGC": {"model": "SGC", "depth": 2}}, imputations=("zero",), runs=3)
     spec = Spec("cora", "SGC", 2, missing_rate=1)
     assert ResultIndex({}).pending(alone) == [(spec, seed) for seed in range(3)]
 
 
-def test_evaluations_round_trip_through_the_store(tmp_path: Path, raises) -> None:
+def test_evaluations_round_trip_through_the_store(tmp_path, raises):
     rows = [an_evaluation(seed=1, accuracy=0.123456), an_evaluation()]
     with Store(tmp_path / "s.sqlite") as store:
         assert read_evaluations(store) == []
@@ -177,7 +169,7 @@ def test_evaluations_round_trip_through_the_store(tmp_path: Path, raises) -> Non
 
 
 @pytest.mark.parametrize("model", ["label propagation", "logistic regression", "Correct & Smooth"])
-def test_methods_are_evaluated_on_masked_features(model: str) -> None:
+def test_methods_are_evaluated_on_masked_features(model):
     protocol = replace(SMALL, datasets=("csbm",), missing=(60,), evaluated=(model,))
     [cell] = protocol.evaluated_cells()
     [row] = evaluate(protocol, cell, 1)
@@ -194,7 +186,7 @@ def test_methods_are_evaluated_on_masked_features(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", [FSD_CAP, FSD_CAP_RELEASED])
-def test_released_fsd_cap_uses_validation_labels(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_fsd_cap_uses_validation_labels(model, monkeypatch):
     monkeypatch.setitem(missing.FSD_CAP_GCN, "epochs", 5)
     protocol = replace(SMALL, datasets=("cora-small",), missing=(90,), evaluated=(model,), kind="nodes")
     graph = csbm(200, classes=3, seed=3).with_split("per-class-10-of-100@0")
@@ -230,9 +222,7 @@ def rows(small: Graph) -> dict[MissingCell, Evaluation]:
     return {row.cell: row for row in evaluate(FIT_PROTOCOL, cell, 0)}
 
 
-def test_candidates_of_fit_equal_separate_evaluations(
-    rows: dict[MissingCell, Evaluation],
-) -> None:
+def test_candidates_of_fit_equal_separate_evaluations(rows):
     *others, cell = FIT_PROTOCOL.evaluated_cells()
     assert pending_evaluations([FIT_PROTOCOL], MissingResults({})) == [(FIT_PROTOCOL, cell, 0)]
     assert pending_evaluations([FIT_PROTOCOL], MissingResults({}, [rows[cell]])) == [
@@ -243,7 +233,7 @@ def test_candidates_of_fit_equal_separate_evaluations(
         assert rows[other][6:9] == pytest.approx(alone[6:9], abs=2e-6)
 
 
-def test_refitted_fit_is_a_separate_row(small: Graph, rows: dict[MissingCell, Evaluation]) -> None:
+def test_refitted_fit_is_a_separate_row(small, rows):
     result = {row.model: row.accuracy for row in rows.values()}
     assert result.keys() == {FIT, REFITTED, *CANDIDATES}
     classifier = NodeClassifier(device="cpu").fit(mask_features(small, missing_vectors(small, 0.9, seed=0)))
@@ -253,7 +243,7 @@ def test_refitted_fit_is_a_separate_row(small: Graph, rows: dict[MissingCell, Ev
     assert result[REFITTED] == pytest.approx((predicted == small.labels.numpy()[test]).mean(), abs=1e-6)
 
 
-def test_sweep_needs_no_optional_library(tmp_path: Path) -> None:
+def test_sweep_needs_no_optional_library(tmp_path):
     """Bug: a function borrowed from ``classify`` brought pydantic, which the GPU machine has not."""
     blocked = ["typer", "rich", "pandas", "matplotlib", "pyarrow", "pydantic", "sklearn", "torch_geometric"]
     program = f"""
@@ -265,6 +255,5 @@ sys.argv = ["pairnorm", "reproduce", "missing", "--dataset", "cora", "--protocol
     "--out", {str(tmp_path / "out")!r}]
 sys.exit(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", program)
     assert (tmp_path / "out" / "missing.md").exists()

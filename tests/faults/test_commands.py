@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import contents
 from pairnorm import cli
 
 
@@ -23,13 +24,9 @@ def predict(folder: Path) -> list[str]:
     return ["predict", "--run", str(folder / "run"), *graph_of(folder)]
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("name", ["nodes.csv", "edges.csv", "run/model.json", "run/model.safetensors"])
 @pytest.mark.parametrize("way", ["itself", "symlink", "hard link", "dots"])
-def test_output_never_overwrites_input(fails, folder: Path, predict: list[str], name: str, way: str) -> None:
+def test_output_never_overwrites_input(fails, folder, predict, name, way):
     out = folder / name
     if way == "dots":
         out = folder / "run" / ".." / name
@@ -42,7 +39,7 @@ def test_output_never_overwrites_input(fails, folder: Path, predict: list[str], 
     assert contents(folder) == before
 
 
-def test_symlink_output_is_followed_and_kept(folder: Path, predict: list[str], tmp_path: Path) -> None:
+def test_symlink_output_is_followed_and_kept(folder, predict, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     target, link = tmp_path / "elsewhere" / "real.csv", folder / "link.csv"
     link.symlink_to(target)
@@ -55,7 +52,7 @@ def test_symlink_output_is_followed_and_kept(folder: Path, predict: list[str], t
 
 
 @pytest.mark.parametrize("name", ["pipe.csv", "/dev/null", "/dev/full"])
-def test_pipe_or_device_output_is_refused(fails, folder: Path, predict: list[str], name: str) -> None:
+def test_pipe_or_device_output_is_refused(fails, folder, predict, name):
     """Opening a pipe without a reader would block forever."""
     if not name.startswith("/"):
         os.mkfifo(folder / name)
@@ -66,7 +63,7 @@ def test_pipe_or_device_output_is_refused(fails, folder: Path, predict: list[str
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "duckdb"])
-def test_symlink_loop_is_refused_as_database(fails, folder: Path, predict: list[str], scheme: str) -> None:
+def test_symlink_loop_is_refused_as_database(fails, folder, predict, scheme):
     (folder / "loop").symlink_to(folder / "loop")
     fails(*predict, "--out", f"{scheme}:///{folder / 'loop'}")
 
@@ -91,17 +88,17 @@ def test_symlink_loop_is_refused_as_database(fails, folder: Path, predict: list[
     ],
     ids=" ".join,
 )
-def test_invalid_options_write_nothing(fails, folder: Path, options: list[str]) -> None:
+def test_invalid_options_write_nothing(fails, folder, options):
     fails("fit", *graph_of(folder), "--label", "risk", "--out", folder / "new", *options)
     assert not (folder / "new").exists()
 
 
 @pytest.mark.parametrize("option", ["--seed", "--epochs", "--" + "x" * 5000])
-def test_long_values_are_truncated_in_messages(fails, folder: Path, option: str) -> None:
+def test_long_values_are_truncated_in_messages(fails, folder, option):
     fails("fit", *graph_of(folder), "--label", "risk", option, "9" * 5000, code=2)
 
 
-def test_huge_scale_gives_finite_output_or_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_huge_scale_gives_finite_output_or_error(folder, capsys):
     words = ["fit", *graph_of(folder), "--label", "risk", "--depth", "2", "--norm", "PN", "--scale", "1e38"]
     code = cli.main([*words, "--out", str(folder / "new")])
     assert code in (0, 1)
@@ -112,7 +109,7 @@ def test_huge_scale_gives_finite_output_or_error(folder: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("option", ["--nodes", "--edges", "--out"])
 @pytest.mark.parametrize("name", ["x" * 256, "é" * 200, "a/" * 3000 + "x", "loop", "file/in"])
-def test_invalid_file_names_are_refused(fails, folder: Path, option: str, name: str) -> None:
+def test_invalid_file_names_are_refused(fails, folder, option, name):
     (folder / "loop").symlink_to(folder / "loop")
     (folder / "file").touch()
     words = ["fit", *graph_of(folder), "--label", "risk", "--out", str(folder / "new")]
@@ -121,13 +118,13 @@ def test_invalid_file_names_are_refused(fails, folder: Path, option: str, name: 
 
 
 @pytest.mark.parametrize("name", ["x" * 251 + ".csv", "日" * 83 + ".csv"])
-def test_longest_valid_file_names_are_supported(folder: Path, predict: list[str], name: str) -> None:
+def test_longest_valid_file_names_are_supported(folder, predict, name):
     assert cli.main([*predict, "--out", str(folder / name)]) == 0
     assert (folder / name).exists()
     assert not list(folder.glob(".*"))
 
 
-def test_failed_download_leaves_no_store(fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_leaves_no_store(fails, tmp_path, monkeypatch):
     from pairnorm.data import named
 
     monkeypatch.setattr(named, "SECONDS_PER_REPLY", 0.2)
@@ -146,9 +143,7 @@ def test_failed_download_leaves_no_store(fails, tmp_path: Path, monkeypatch: pyt
         *[("curves", "5"), ("curves", '{"a": 5}'), ("best_epoch", "1e9"), ("depth", "1.5"), ("scale", "nan")],
     ],
 )
-def test_export_with_invalid_values_is_refused(
-    fails, corpus: Path, tmp_path: Path, column: str, value: str
-) -> None:
+def test_export_with_invalid_values_is_refused(fails, corpus, tmp_path, column, value):
     import pandas
 
     frame = pandas.read_csv(corpus / "export.csv", dtype=str, keep_default_na=False)

@@ -19,14 +19,14 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pairnorm.base.databases.SILENCE_SECONDS", 0.5)
 
 
-def test_server_silent_after_login_times_out(raises) -> None:
+def test_server_silent_after_login_times_out(raises):
     with served(log_in) as port, raises("database-error") as caught:
         open_tables("nodes", "people", database=f"postgresql://ann:secret@127.0.0.1:{port}/bank")
     assert "sent nothing for" in str(caught.value)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_server_sending_random_bytes_raises(raises, seed: int) -> None:
+def test_server_sending_random_bytes_raises(raises, seed):
     def talk(client: socket.socket) -> None:
         with suppress(OSError):
             if seed % 2:
@@ -37,7 +37,7 @@ def test_server_sending_random_bytes_raises(raises, seed: int) -> None:
         open_tables("nodes", "people", database=f"postgresql://ann@127.0.0.1:{port}/bank")
 
 
-def test_url_parameter_sets_the_timeout(raises) -> None:
+def test_url_parameter_sets_the_timeout(raises):
     with served(log_in) as port, raises("database-error") as caught:
         database = f"postgresql://ann@127.0.0.1:{port}/bank?read_timeout=1&connect_timeout=3"
         open_tables("nodes", "people", database=database)
@@ -50,21 +50,21 @@ QUERY = "SELECT i AS id, repeat('x', 50) AS text FROM generate_series(1, 20000) 
 
 
 @pytest.mark.parametrize("count", [500, 1000, 2000, 200_000])
-def test_server_stopping_midway_times_out(raises, postgresql: str, count: int) -> None:
+def test_server_stopping_midway_times_out(raises, postgresql, count):
     address = urlsplit(postgresql)
     with served(forward((address.hostname, address.port), count)) as port, raises("database-error") as caught:
         open_tables("nodes", QUERY, database=f"postgresql://tester@127.0.0.1:{port}/postgres")
     assert "sent nothing for" in str(caught.value)
 
 
-def test_answer_in_many_packets_is_read_completely(postgresql: str) -> None:
+def test_answer_in_many_packets_is_read_completely(postgresql):
     address = urlsplit(postgresql)
     with served(forward((address.hostname, address.port), 10**9)) as port:
         (table,) = open_tables("nodes", QUERY, database=f"postgresql://tester@127.0.0.1:{port}/postgres")
     assert len(table.frame) == 20_000
 
 
-def test_locked_table_times_out(corpus, postgresql: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_locked_table_times_out(corpus, postgresql, capsys):
     import psycopg
 
     words = ["predict", "--run", str(corpus / "run"), "--nodes", str(corpus / "nodes.csv")]

@@ -74,7 +74,7 @@ COMMANDS = ("checkpoint", "predict", "parquet", "diagnose", "pack", "packed", "r
 @pytest.mark.parametrize(
     ("disk", "name"), [(limited, "fit"), *((disk, name) for disk in (limited, full) for name in COMMANDS)]
 )
-def test_full_disk_raises_and_keeps_old_files(fails, corpus: Path, tmp_path: Path, disk, name: str) -> None:
+def test_full_disk_raises_and_keeps_old_files(fails, corpus, tmp_path, disk, name):
     folder = tmp_path / "disk"
     folder.mkdir()
     with disk(folder):
@@ -89,7 +89,7 @@ def test_full_disk_raises_and_keeps_old_files(fails, corpus: Path, tmp_path: Pat
     assert all(path.read_bytes() == (whole / path.relative_to(folder)).read_bytes() for path in left)
 
 
-def test_mapped_file_reserves_disk_space_first(tmp_path: Path) -> None:
+def test_mapped_file_reserves_disk_space_first(tmp_path):
     """Writing to pages for which a full disk has no room ends a process with SIGBUS."""
     with full(tmp_path), pytest.raises(OSError, match="No space left"):
         _new_file(tmp_path / "logits", 1000, 100)
@@ -130,9 +130,7 @@ def anybody(corpus: Path) -> Iterator[Path]:
         ("out", 0o000, "out/p.csv"),
     ],
 )
-def test_unreadable_or_unwritable_path_is_named(
-    fails, anybody: Path, closed: str, mode: int, path: str
-) -> None:
+def test_unreadable_or_unwritable_path_is_named(fails, anybody, closed, mode, path):
     (anybody / "out").mkdir()
     (anybody / closed).chmod(mode)
     message = fails(*words("predict", anybody / "files", anybody / "out"))

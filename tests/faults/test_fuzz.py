@@ -19,7 +19,7 @@ from pairnorm.base.errors import PairNormError
 
 @pytest.mark.filterwarnings("ignore::pairnorm.classify.ClassifierWarning")  # few nodes to test on
 @pytest.mark.parametrize("kind", FORMATS)
-def test_undamaged_files_are_read(kind: str, corpus: Path, tmp_path: Path) -> None:
+def test_undamaged_files_are_read(kind, corpus, tmp_path):
     assert FORMATS[kind].read(shutil.copytree(corpus, tmp_path / "files")) is not None
 
 
@@ -38,9 +38,7 @@ DAMAGE = (
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("kind", "damage"), DAMAGE)
-def test_damaged_files_are_read_or_refused(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, damage: str
-) -> None:
+def test_damaged_files_are_read_or_refused(corpus, tmp_path, monkeypatch, kind, damage):
     monkeypatch.setattr(mutate, "BOMB_BYTES", 2**28)
     monkeypatch.setattr(mutate, "BOMB_KEYS", 200)
     outcomes = set()
@@ -56,18 +54,18 @@ def test_damaged_files_are_read_or_refused(
     assert "refused" in outcomes or kind in ("csv nodes", "graphml")
 
 
-def test_every_change_of_a_parquet_column_can_be_written(corpus: Path) -> None:
+def test_every_change_of_a_parquet_column_can_be_written(corpus):
     data = (corpus / str(FORMATS["parquet"].files)).read_bytes()
     assert len({mutate._parquet(data, Random(seed)) for seed in range(200)}) > 50
 
 
-def test_tensors_of_every_dtype_can_be_damaged() -> None:
+def test_tensors_of_every_dtype_can_be_damaged():
     for dtype in (np.float32, np.uint8, np.bool_, np.int64):
         data = save({"value": np.ones((2, 3), dtype)})
         assert len({mutate._tensors(data, Random(seed)) for seed in range(30)}) > 5
 
 
-def test_hostile_environments_end_in_a_message(corpus: Path, tmp_path: Path) -> None:
+def test_hostile_environments_end_in_a_message(corpus, tmp_path):
     words = [Path(__file__).with_name("hostile.py"), corpus, tmp_path / "case", "tests", 16, 100]
     result = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)
     assert result.returncode == 0, result.stderr
@@ -77,7 +75,7 @@ def test_hostile_environments_end_in_a_message(corpus: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_fuzzed_files_never_crash_hang_or_exhaust_memory(corpus: Path, tmp_path: Path) -> None:
+def test_fuzzed_files_never_crash_hang_or_exhaust_memory(corpus, tmp_path):
     tally = campaign(corpus, tmp_path / "scratch", list(FORMATS), "tests", 12 * len(FORMATS), seconds=60)
     assert not tally.failures
     assert tally.attempts >= 2 * len(FORMATS)
@@ -85,7 +83,7 @@ def test_fuzzed_files_never_crash_hang_or_exhaust_memory(corpus: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_killed_commands_lose_nothing_and_leave_no_drafts(corpus: Path, tmp_path: Path) -> None:
+def test_killed_commands_lose_nothing_and_leave_no_drafts(corpus, tmp_path):
     files = shutil.copytree(corpus, tmp_path / "files")  # the reference results are added to it
     words = [Path(__file__).with_name("stage.py"), files, tmp_path / "stage", "tests", "10"]
     result = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)

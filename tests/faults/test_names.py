@@ -3,7 +3,6 @@
 import csv
 import os
 import shutil
-from pathlib import Path
 
 import pandas
 import pytest
@@ -18,9 +17,7 @@ from pairnorm.data import Graph
 CLASSES = {"low": "<img src=x onerror=alert(1)>", "high": "=cmd|' /C calc'!A0\x1b[31m$x_$"}
 
 
-def test_hostile_names_are_escaped_in_all_outputs(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_names_are_escaped_in_all_outputs(corpus, tmp_path, capsys):
     frame = pandas.read_csv(corpus / "nodes.csv")
     frame["risk"] = frame["risk"].map(CLASSES)
     nodes, edges = tmp_path / "![x](https:x).csv", tmp_path / "edges.csv"
@@ -43,7 +40,7 @@ def test_hostile_names_are_escaped_in_all_outputs(
     assert set(exact["predicted"]) <= set(CLASSES.values())
 
 
-def test_spreadsheet_safe_changes_only_hostile_names(corpus: Path, tmp_path: Path) -> None:
+def test_spreadsheet_safe_changes_only_hostile_names(corpus, tmp_path):
     words = ["predict", "--run", str(corpus / "run"), "--nodes", str(corpus / "nodes.csv")]
     words += ["--edges", str(corpus / "edges.csv"), "--out"]
     assert cli.main([*words, str(tmp_path / "exact.csv")]) == 0
@@ -51,7 +48,7 @@ def test_spreadsheet_safe_changes_only_hostile_names(corpus: Path, tmp_path: Pat
     assert (tmp_path / "exact.csv").read_bytes() == (tmp_path / "safe.csv").read_bytes()  # no name is hostile
 
 
-def test_non_utf8_file_names_are_supported(corpus: Path, tmp_path: Path) -> None:
+def test_non_utf8_file_names_are_supported(corpus, tmp_path):
     folder = tmp_path / os.fsdecode(b"f\xff")
     folder.mkdir()
     nodes, edges = (shutil.copy(corpus / name, folder) for name in ("nodes.csv", "edges.csv"))
@@ -77,7 +74,7 @@ cells = st.one_of(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.lists(cells, min_size=3, max_size=3), min_size=1, max_size=8), st.data())
-def test_random_cells_are_read_or_refused(tmp_path: Path, rows: list[list[str]], data) -> None:
+def test_random_cells_are_read_or_refused(tmp_path, rows, data):
     ids = [row[0] for row in rows]
     ends = [[data.draw(st.sampled_from(ids)) for _ in range(2)] for _ in range(4)]
     for name, header, table in (("n.csv", ["id", "a", "b"], rows), ("e.csv", ["source", "target"], ends)):

@@ -1,7 +1,5 @@
 """Workers that run out of memory end the run with a message with a hint."""
 
-from pathlib import Path
-
 import pytest
 
 from pairnorm.data import csbm
@@ -17,9 +15,7 @@ STARVED = (
 
 
 @pytest.mark.parametrize("error", STARVED, ids=["python", "torch", "cuda"])
-def test_out_of_memory_worker_hints_fewer_workers(
-    raises, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_out_of_memory_worker_hints_fewer_workers(raises, tmp_path, monkeypatch, error):
     def starve(*_: object, **__: object) -> None:
         raise error
 
@@ -30,9 +26,7 @@ def test_out_of_memory_worker_hints_fewer_workers(
     assert "--workers 1" in caught.value.typed()
 
 
-def test_out_of_memory_command_is_not_a_bug(
-    fails, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_command_is_not_a_bug(fails, corpus, tmp_path, monkeypatch):
     from pairnorm.classify import NodeClassifier
 
     monkeypatch.setattr(NodeClassifier, "predict_proba", lambda *_: (_ for _ in ()).throw(MemoryError()))

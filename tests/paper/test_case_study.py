@@ -2,7 +2,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +45,7 @@ def states(graph: Graph, depth: int, normalize: bool) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("norm", ["none", "PN"])
-def test_sgc_layers_equal_dense_reference(graph: Graph, norm: str) -> None:
+def test_sgc_layers_equal_dense_reference(graph, norm):
     result = measure_layers(graph, Spec("csbm", "SGC", 3, norm=norm), 0, CPU)
     assert result.test_accuracy is None
     source, target = graph.adjacency.to_dense().triu(1).nonzero().T
@@ -67,7 +66,7 @@ def test_sgc_layers_equal_dense_reference(graph: Graph, norm: str) -> None:
         assert sum(off) <= 4  # a distance may lie within rounding of an edge
 
 
-def test_measured_gcn_equals_trained_gcn(graph: Graph) -> None:
+def test_measured_gcn_equals_trained_gcn(graph):
     spec = Spec("csbm", "GCN", 3, norm="PN-SI", hidden=8, epochs=15)
     result = measure_layers(graph, spec, 4, CPU)
     [trial] = train(graph, spec, [4], "cpu")
@@ -91,7 +90,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_layers_round_trip_through_the_store(store: Store) -> None:
+def test_layers_round_trip_through_the_store(store):
     first, second = Spec("cora", "SGC", 2), Spec("cora", "GCN", 2)
     assert read_layers(store) == {}
     write_layers(store, {first: LAYERS})
@@ -100,7 +99,7 @@ def test_layers_round_trip_through_the_store(store: Store) -> None:
 
 
 @pytest.mark.parametrize("records", [{"cora SGC depth=2": {"other": 1}}, {"cora SGC depth=2": 3}, {"x": {}}])
-def test_invalid_records_raise(raises: Any, store: Store, records: dict[str, Any]) -> None:
+def test_invalid_records_raise(raises, store, records):
     store.write_records("case-study", records)
     with raises("file-damaged", value=store.path):
         read_layers(store)
@@ -114,14 +113,14 @@ def layers_by_norm() -> dict[str, Layers]:
     return studied({spec: layers(spec) for spec in SPECS}, CASE_STUDY, "GCN")
 
 
-def test_case_study_uses_the_papers_settings() -> None:
+def test_case_study_uses_the_papers_settings():
     gcn = [spec for spec in SPECS if spec.model == "GCN"]
     assert [spec.norm for spec in gcn] == ["none", "PN", "PN-SI"]
     assert {(spec.depth, spec.hidden, spec.dropout, spec.epochs) for spec in gcn} == {(12, 128, 0.6, 1000)}
     assert {spec.split for spec in SPECS} == {"random"}
 
 
-def test_case_study_figure_shows_means_and_distributions(layers_by_norm: dict[str, Layers]) -> None:
+def test_case_study_figure_shows_means_and_distributions(layers_by_norm):
     figure = case_study(layers_by_norm, "GCN")
     assert figure is not None
     assert len(figure.axes) == 12
@@ -136,7 +135,7 @@ def test_case_study_figure_shows_means_and_distributions(layers_by_norm: dict[st
     assert labels == ["11", "9", "7", "5", "3", "1"]
 
 
-def test_partial_case_study_is_drawn_and_empty_is_none() -> None:
+def test_partial_case_study_is_drawn_and_empty_is_none():
     spec = next(spec for spec in SPECS if spec.norm == "PN")
     part = studied({spec: layers(spec), Spec("cora", "SGC", 2): layers(spec)}, CASE_STUDY, "SGC")
     assert list(part) == ["PN"]
@@ -145,7 +144,7 @@ def test_partial_case_study_is_drawn_and_empty_is_none() -> None:
 
 
 @pytest.mark.parametrize("change", [{"test_accuracy": []}, {"apd": {kind: [float("nan")] for kind in PAIRS}}])
-def test_layers_with_invalid_values_raise(store: Store, change: dict[str, object]) -> None:
+def test_layers_with_invalid_values_raise(store, change):
     write_layers(store, {Spec("cora", "SGC", 2): replace(LAYERS, **change)})  # type: ignore[arg-type]
     with pytest.raises(PairNormError):
         read_layers(store)

@@ -20,17 +20,17 @@ from pairnorm.train import Spec, Store
 
 
 @pytest.mark.parametrize(("values", "holds"), [([1.0, 0.9, 0.4], True), ([1.0, 0.2, 0.6], False)])
-def test_shrinks_to(values: list[float], holds: bool) -> None:
+def test_shrinks_to(values, holds):
     assert shrinks_to(0.5, values) == (holds, f"1 in the first layer, {values[-1]:g} in the last")
 
 
 @pytest.mark.parametrize(("values", "holds"), [([2.0, 2.001, 1.9995], True), ([2.0, 2.01], False)])
-def test_constant(values: list[float], holds: bool) -> None:
+def test_constant(values, holds):
     assert constant(values)[0] is holds
 
 
 @pytest.mark.parametrize(("connected", "holds"), [(0.5, True), (0.9, False)])
-def test_stays_apart_compares_the_last_layer(connected: float, holds: bool) -> None:
+def test_stays_apart_compares_the_last_layer(connected, holds):
     layers = Layers(0.7, {"connected": [0.1, connected], "random": [0.1, 1.0]}, {}, {}, {})
     assert stays_apart(layers) == (holds, f"connected {connected}, random 1")
 
@@ -44,7 +44,7 @@ def chosen(depth: int, *accuracies: float) -> Chosen:
     return Chosen(Summary(spec, tuple(trials)), True)
 
 
-def test_difference_within_noise_is_unsure() -> None:
+def test_difference_within_noise_is_unsure():
     high, low, near = chosen(2, 0.8, 0.81), chosen(4, 0.7, 0.71), chosen(8, 0.796, 0.804)
     assert compare("label", "better", high, low) == Case("label", True, "0.805 @ 2 against 0.705 @ 4")
     # The one with the highest validation accuracy is compared; all of them get more runs.
@@ -64,7 +64,7 @@ def test_difference_within_noise_is_unsure() -> None:
     assert compare("label", "better", more[0], low) == compare("label", "better", high, low)
 
 
-def test_compared_method_is_selected_by_validation_accuracy() -> None:
+def test_compared_method_is_selected_by_validation_accuracy():
     """Bug: "the better skip" was the one with the higher test accuracy."""
     lucky = chosen(4, 0.9, 0.92)
     for one in lucky.best.trials:
@@ -73,7 +73,7 @@ def test_compared_method_is_selected_by_validation_accuracy() -> None:
     assert result.evidence == "0.805 @ 2 against 0.710 @ 8"
 
 
-def test_nine_claims_fail_on_the_papers_own_numbers() -> None:
+def test_nine_claims_fail_on_the_papers_own_numbers():
     result = verdicts(Evidence(ResultIndex({}), {}, Selection()))
     answers = {one.claim.text: one.in_paper.answer for one in result if one.in_paper}
     assert sum("only" in answer for answer in answers.values()) == 9
@@ -82,7 +82,7 @@ def test_nine_claims_fail_on_the_papers_own_numbers() -> None:
     assert answers[claims("PairNorm and PairNorm-SI help to train")] == "holds in 2 of 2"
 
 
-def test_strength_is_the_margin_and_the_significant_cases() -> None:
+def test_strength_is_the_margin_and_the_significant_cases():
     good, bad = chosen(2, 0.8, 0.81, 0.8, 0.81), chosen(4, 0.7, 0.72, 0.71, 0.7)
     cases = [compare("a", "better", good, bad), compare("b", "better", bad, good)]
     [claim] = [claim for claim in CLAIMS if claim.text == claims("SGC-PN beats SGC")]
@@ -93,7 +93,7 @@ def test_strength_is_the_margin_and_the_significant_cases() -> None:
     assert Verdict(claim, [compare("d", "deeper", good, bad)]).strength == ""
 
 
-def test_unsure_deciding_cases_request_more_runs() -> None:
+def test_unsure_deciding_cases_request_more_runs():
     def world(runs: int, level: float, selection: Selection = Selection()) -> ResultIndex:  # noqa: B008
         """One case of one claim: GAT-PN against GAT with skips, which have 0.625."""
         cells, table = {}, selection.narrow(TABLE3)
@@ -146,7 +146,7 @@ def test_unsure_deciding_cases_request_more_runs() -> None:
         (20, False, "0.900, 0.723, 0.742, 0.761, 0.500; of 20, 20, 20, 20, 20 runs"),
     ],
 )
-def test_monotone_drop_uses_all_available_runs(runs: int, holds: bool, evidence: str) -> None:
+def test_monotone_drop_uses_all_available_runs(runs, holds, evidence):
     cells = {}
     for cell, (percent, least) in enumerate(BARS.missing.items()):
         # Between, the first run loses from rate to rate, and the others gain.
@@ -219,15 +219,13 @@ def claims(start: str) -> str:
         "Both PairNorm and PairNorm-SI work well",
     ],
 )
-def test_claim_holds_in_confirming_and_fails_in_contrary_store(
-    right: dict[str, str], wrong: dict[str, str], start: str
-) -> None:
+def test_claim_holds_in_confirming_and_fails_in_contrary_store(right, wrong, start):
     assert right[claims(start)] == "holds"
     assert wrong[claims(start)] == "fails"
 
 
 @pytest.mark.parametrize(("normalized", "status"), [(0.7, "holds"), (0.31, "fails")])
-def test_deep_gcns_are_compared_on_20_runs(normalized: float, status: str) -> None:
+def test_deep_gcns_are_compared_on_20_runs(normalized, status):
     levels = {"GCN": 0.3, "GCN-PN": normalized, "GCN-PN-SI": normalized}
     cells = {}
     for method, level in levels.items():
@@ -239,12 +237,12 @@ def test_deep_gcns_are_compared_on_20_runs(normalized: float, status: str) -> No
     assert "20 runs" in decided.run[0].evidence
 
 
-def test_equal_variability_fails_the_stability_claim(right: dict[str, str]) -> None:
+def test_equal_variability_fails_the_stability_claim(right):
     # PN and PN-SI have the same synthetic variance, so neither is more stable.
     assert right[claims("PairNorm-SI achieves more stable")] == "fails"
 
 
-def test_empty_index_gives_no_verdict() -> None:
+def test_empty_index_gives_no_verdict():
     result = verdicts(Evidence(ResultIndex({}), {}, SMALL))
     assert {verdict.status for verdict in result} == {"not run"}
     assert all(case.evidence == "" for verdict in result for case in verdict.cases)

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from synthetic import fill
@@ -30,16 +29,14 @@ def verdict(share: float, *cases: bool | None) -> Verdict:
         (0.9, (True,) * 9 + (False,), "holds", "9 of 10"),
     ],
 )
-def test_verdict_status_and_counts(
-    share: float, cases: tuple[bool | None, ...], status: str, counts: str
-) -> None:
+def test_verdict_status_and_counts(share, cases, status, counts):
     result = verdict(share, *cases)
     assert (result.status, result.counts) == (status, counts)
     only = "only " if status.startswith("fails") else ""
     assert result.answer == ("not run" if status == "not run" else f"holds in {only}{counts}")
 
 
-def test_evidence_requires_complete_results(tmp_path: Path) -> None:
+def test_evidence_requires_complete_results(tmp_path):
     small = Selection(datasets=("cora",), runs=1, epochs=3, depths=(2, 4), missing=(0,))
     wider = Selection(datasets=("cora",), runs=1, epochs=3, depths=(2, 4, 8), missing=(0,))
     experiment = small.narrow(TABLE1)
@@ -75,9 +72,7 @@ def test_evidence_requires_complete_results(tmp_path: Path) -> None:
         (1.0, (None, True), ""),
     ],
 )
-def test_unsure_cases_are_those_that_change_the_verdict(
-    share: float, cases: tuple[bool | None, ...], deciding: str
-) -> None:
+def test_unsure_cases_are_those_that_change_the_verdict(share, cases, deciding):
     result = verdict(share, *cases)
     unsure = [replace(case, unsure=(Spec("cora", "GCN", 2),) * (case.label == "1")) for case in result.cases]
     result = Verdict(result.claim, unsure)

@@ -1,6 +1,5 @@
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 
@@ -32,7 +31,7 @@ TINY = Experiment(
 )
 
 
-def test_candidates_are_the_product_ordered_by_depth() -> None:
+def test_candidates_are_the_product_ordered_by_depth():
     assert TINY.candidates(TableCell("cora", "GCN", 100)) == (
         Spec("cora", "GCN", 2, missing_rate=1.0),
         Spec("cora", "GCN", 4, missing_rate=1.0),
@@ -43,7 +42,7 @@ def test_candidates_are_the_product_ordered_by_depth() -> None:
     )
 
 
-def test_candidates_are_cached_by_experiment() -> None:
+def test_candidates_are_cached_by_experiment():
     cell = TableCell("cora", "GCN", 100)
     assert replace(TINY).candidates(cell) is TINY.candidates(cell)
     # Name, graphs and rates, which make the hash, are the same here; the settings are not.
@@ -52,26 +51,26 @@ def test_candidates_are_cached_by_experiment() -> None:
     assert {spec.epochs for spec in TINY.candidates(cell)} == {1000}
 
 
-def test_requested_pairs_cover_candidates_cells_and_runs() -> None:
+def test_requested_pairs_cover_candidates_cells_and_runs():
     pairs = list(TINY.requested())
     # 2 graphs x 2 methods x 2 candidates x (2 runs at 0% + 1 at 100%)
     assert len(pairs) == len(set(pairs)) == 24
     assert {seed for spec, seed in pairs if spec.missing_rate == 1} == {0}
 
 
-def test_search_requests_fewer_runs_first() -> None:
+def test_search_requests_fewer_runs_first():
     search = replace(TINY, missing={0: 5}, search_runs=1, searched=("dropout",))
     assert {seed for _, seed in search.requested()} == {0}
 
 
-def test_ineffective_values_give_one_candidate() -> None:
+def test_ineffective_values_give_one_candidate():
     plain = Experiment(
         "x", "x", {"GCN": {"model": "GCN", "depth": 2, "scale": (1.0, 10.0)}}, {0: 1}, ("cora",)
     )
     assert len(plain.candidates(TableCell("cora", "GCN", 0))) == 1
 
 
-def test_selection_narrows_an_experiment() -> None:
+def test_selection_narrows_an_experiment():
     small = Selection(datasets=["cora"], runs=3, epochs=9, depths=[8, 6, 8], missing=[100, 20]).narrow(TINY)
     assert small is not None
     assert (small.datasets, small.missing) == (("cora",), {100: 3})
@@ -80,7 +79,7 @@ def test_selection_narrows_an_experiment() -> None:
     assert Selection().narrow(TINY) == TINY
 
 
-def test_empty_selection_is_none() -> None:
+def test_empty_selection_is_none():
     assert Selection(missing=[20]).narrow(TINY) is None
     assert Selection(datasets=["pubmed"]).narrow(TINY) is None
 
@@ -94,9 +93,7 @@ def test_empty_selection_is_none() -> None:
         ({"datasets": ["corra"]}, "unknown-choice", "corra"),
     ],
 )
-def test_invalid_selection_value_raises(
-    raises: Any, options: dict[str, object], code: str, value: object
-) -> None:
+def test_invalid_selection_value_raises(raises, options, code, value):
     with raises(code, value=value):
         Selection(**options).narrow(TINY)
 
@@ -105,7 +102,7 @@ def pairs(*names: str) -> set[tuple[Spec, int]]:
     return {pair for name in names for pair in EXPERIMENTS[name].requested()}
 
 
-def test_experiments_have_the_expected_number_of_trials() -> None:
+def test_experiments_have_the_expected_number_of_trials():
     # graphs x missing rates x runs x (depths x (1 + 5 scales)), and x methods x depths
     assert len(pairs("table1")) == 4 * 6 * 5 * 20 * 6
     # less the four methods with a skip at two layers, where it cannot act
@@ -121,24 +118,24 @@ def test_experiments_have_the_expected_number_of_trials() -> None:
     assert len(pairs("scaling")) == 2 * 2 * 2 * 2 * (36 + 9 - 1)
 
 
-def test_reported_cells_equal_those_of_the_tables() -> None:
+def test_reported_cells_equal_those_of_the_tables():
     cells = {cell for table in (TABLE1, TABLE2, TABLE3) for cell in table.cells()}
     assert cells == set(reported())
     assert len(cells) == 144
 
 
-def test_figures_3_and_4_need_only_trials_of_tables() -> None:
+def test_figures_3_and_4_need_only_trials_of_tables():
     assert pairs("figure4") < pairs("table1", "table2", "table3")
     assert pairs("figure3") < pairs("table2", "table3")
 
 
-def test_bars_add_only_intermediate_missing_rates() -> None:
+def test_bars_add_only_intermediate_missing_rates():
     extra = pairs("bars") - pairs("table2", "table3")
     assert {spec.missing_rate for spec, _ in extra} == {0.7, 0.8, 0.9}
     assert pairs("table2", "table3") < pairs("bars")
 
 
-def test_tuning_and_ablation_share_trials_with_tables() -> None:
+def test_tuning_and_ablation_share_trials_with_tables():
     shared = pairs("tuned") & pairs("table1")
     assert len(shared) == 4 * 6 * 20 * 6  # the first run of all of Table 1
     assert {spec.scaling for spec, _ in pairs("scaling") - pairs("table1-rows", "table2")} == {"none"}
@@ -148,7 +145,7 @@ def test_tuning_and_ablation_share_trials_with_tables() -> None:
     assert {spec.norm for spec, _ in shared} == {"none", "PN-SI"}
 
 
-def test_measured_trials_belong_to_one_experiment() -> None:
+def test_measured_trials_belong_to_one_experiment():
     # Measures are taken while training: a trial trained without them for another experiment would lack them.
     measured = [name for name, experiment in EXPERIMENTS.items() if experiment.measures]
     others = [name for name in EXPERIMENTS if name not in measured]
@@ -159,7 +156,7 @@ def test_measured_trials_belong_to_one_experiment() -> None:
 
 
 @pytest.mark.parametrize("table", [TABLE1, TABLE2, TABLE3, FIGURE3, FIGURE4, BARS])
-def test_tables_and_figures_use_the_papers_settings(table: object) -> None:
+def test_tables_and_figures_use_the_papers_settings(table):
     specs = {spec for spec, _ in pairs(table.name)}  # type: ignore[attr-defined]
     for name, value in {
         "adjacency": "rw", "order": "after", "dropout": 0.6, "learning_rate": 0.005, "weight_decay": 5e-4,
@@ -175,13 +172,13 @@ def test_tables_and_figures_use_the_papers_settings(table: object) -> None:
             assert spec.norm in ("none", "PN-SI")
 
 
-def test_tables_use_the_papers_depths() -> None:
+def test_tables_use_the_papers_depths():
     sgc = {spec.depth for spec, _ in pairs("table1")}
     assert sgc == {*range(1, 11), 15, 20, 25, 30, 35, 40, 45, 50, 55, 60}
     assert {spec.depth for spec, _ in pairs("table2", "table3")} == {2, 4, 6, 8, 10, 12, 15, 20, 25, 30}
 
 
-def test_method_names_match_their_specs() -> None:
+def test_method_names_match_their_specs():
     for table, model in ((TABLE2, "GCN"), (TABLE3, "GAT")):
         for method in table.methods:
             for spec in table.candidates(TableCell("cora", method, 100)):
@@ -191,7 +188,7 @@ def test_method_names_match_their_specs() -> None:
                 assert spec.skip == (skip if spec.depth > 2 else 0)
 
 
-def test_ablation_covers_all_combinations() -> None:
+def test_ablation_covers_all_combinations():
     specs = {(spec.adjacency, spec.order, spec.norm) for spec, _ in pairs("ablation") if spec.model == "GCN"}
     expected = set(product(("rw", "sym"), ("after", "before"), ("PN", "PN-SI", "PN-SCS")))
     assert specs == expected | {("rw", "after", "none"), ("sym", "after", "none")}
@@ -201,33 +198,33 @@ def test_ablation_covers_all_combinations() -> None:
                 assert word in (spec.adjacency, spec.order, spec.norm)
 
 
-def test_experiment_names_are_unique_and_listed() -> None:
+def test_experiment_names_are_unique_and_listed():
     assert set(EXPERIMENTS) | {"figure2", "paper", "all"} == set(NAMES)
     assert all(name == experiment.name for name, experiment in EXPERIMENTS.items())
     assert TUNED.datasets == FIGURE1.datasets == DATASETS
 
 
-def test_all_selects_every_experiment() -> None:
+def test_all_selects_every_experiment():
     assert [result.name for result in Selection(["all"]).experiments()] == list(EXPERIMENTS)
     assert "figure2" in Selection(["all"]).names()
     assert "all" not in Selection(["all"]).names()
 
 
-def test_paper_selects_tables_figures_and_tuning() -> None:
+def test_paper_selects_tables_figures_and_tuning():
     names = Selection(["paper"]).names()
     assert {"table1", "table2", "table3", "figure1", "figure2", "figure3", "figure4", "bars"} < set(names)
     assert set(Selection(["all"]).names()) - set(names) == {"scaling", "splits", "claims"}
     assert Selection(["claims", "paper", "table1"]).names() == ["claims", *names]  # each once
 
 
-def test_all_skips_experiments_without_selected_cells() -> None:
+def test_all_skips_experiments_without_selected_cells():
     names = [result.name for result in Selection(["all"], datasets=["pubmed"], missing=[0]).experiments()]
     assert "ablation" not in names  # Cora and Citeseer only
     assert "figure4" not in names  # 100% only
     assert "table1" in names
 
 
-def test_figure_2_needs_no_training() -> None:
+def test_figure_2_needs_no_training():
     assert Selection(["figure2"], missing=[0]).experiments() == []
 
 
@@ -239,13 +236,13 @@ def test_figure_2_needs_no_training() -> None:
         (Selection(["ablation"], datasets=["pubmed"]), "nothing-selected", "some of cora, citeseer and"),
     ],
 )
-def test_invalid_selection_raises(raises: Any, selection: Selection, code: str, message: str) -> None:
+def test_invalid_selection_raises(raises, selection, code, message):
     with raises(code) as caught:
         selection.experiments()
     assert message in str(caught.value)
 
 
-def test_selection_options_can_be_pasted() -> None:
+def test_selection_options_can_be_pasted():
     selection = Selection(["table1"], ["cora"], runs=1, depths=[2, 4], missing=[0, 100])
     assert selection.options == " --dataset cora --runs 1 --depth 2,4 --missing 0,100"
     assert Selection().options == ""
@@ -276,13 +273,13 @@ RAW, ROWS = "none", "rows"
         ("claims", {}),
     ],
 )
-def test_feature_scaling_of_each_experiment(name: str, scalings: dict[str, set[str]]) -> None:
+def test_feature_scaling_of_each_experiment(name, scalings):
     result: dict[str, set[str]] = {}
     for spec, _ in EXPERIMENTS[name].requested():
         result.setdefault(spec.model, set()).add(spec.scaling)
     assert result == scalings
 
 
-def test_feature_scaling_test_covers_every_experiment() -> None:
+def test_feature_scaling_test_covers_every_experiment():
     marks = test_feature_scaling_of_each_experiment.pytestmark  # type: ignore[attr-defined]
     assert [name for name, _ in marks[0].args[1]] == list(EXPERIMENTS)

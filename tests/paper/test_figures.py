@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from pairnorm.sweep.index import ResultIndex
 from pairnorm.train import Store
 
 
-def test_pair_norm_steps_center_and_rescale() -> None:
+def test_pair_norm_steps_center_and_rescale():
     points, labels = pair_norm_steps()
     before, centered, rescaled = points.values()
     assert float(before.mean(0).norm()) > 0.5
@@ -30,7 +29,7 @@ def test_pair_norm_steps_center_and_rescale() -> None:
     assert set(labels.tolist()) == set(range(len(CLASSES)))
 
 
-def test_figure_2_draws_the_steps() -> None:
+def test_figure_2_draws_the_steps():
     figure = figure2()
     points, labels = pair_norm_steps()
     for axis, plane in zip(figure.axes, points.values(), strict=True):
@@ -53,7 +52,7 @@ def small(experiment: object):  # type: ignore[no-untyped-def]
     return SMALL.narrow(experiment)  # type: ignore[arg-type]
 
 
-def test_figure_4_draws_means_dashed_or_solid(results: ResultIndex) -> None:
+def test_figure_4_draws_means_dashed_or_solid(results):
     experiment = small(FIGURE4)
     figure = against_depth(results, experiment, "cora", ("SGC", "GCN", "GAT"), 100, test_only=True)
     assert figure is not None
@@ -71,7 +70,7 @@ def test_figure_4_draws_means_dashed_or_solid(results: ResultIndex) -> None:
             np.testing.assert_array_equal(drawn.get_ydata(), expected)
 
 
-def test_figure_4_marks_the_depth_of_best_validation(results: ResultIndex) -> None:
+def test_figure_4_marks_the_depth_of_best_validation(results):
     experiment = small(FIGURE4)
     figure = against_depth(results, experiment, "cora", ("GCN",), 100, test_only=True)
     assert figure is not None
@@ -84,7 +83,7 @@ def test_figure_4_marks_the_depth_of_best_validation(results: ResultIndex) -> No
     assert {to_hex(line.get_color()) for line in diamonds} == {GREEN.lower()}
 
 
-def test_figure_1_has_losses_accuracies_and_measures(results: ResultIndex) -> None:
+def test_figure_1_has_losses_accuracies_and_measures(results):
     figure = figure1(results, small(FIGURE1), "cora")
     assert figure is not None
     assert [axis.get_title() for axis in figure.axes] == ["Loss", "Accuracy", "Row-diff", "Col-diff"]
@@ -93,7 +92,7 @@ def test_figure_1_has_losses_accuracies_and_measures(results: ResultIndex) -> No
     assert len(set(normalized.get_ydata())) == 1  # one scale at all depths
 
 
-def test_bars_show_accuracy_and_depth(results: ResultIndex) -> None:
+def test_bars_show_accuracy_and_depth(results):
     experiment = small(BARS)
     figure = bars(results, experiment, "GCN")
     assert figure is not None
@@ -107,14 +106,14 @@ def test_bars_show_accuracy_and_depth(results: ResultIndex) -> None:
     assert hatched == ([True] * 5 + [False] * 5) * 3  # plain hatched, PairNorm filled
 
 
-def test_empty_index_draws_nothing() -> None:
+def test_empty_index_draws_nothing():
     nothing = ResultIndex({})
     assert figure1(nothing, FIGURE1, "cora") is None
     assert against_depth(nothing, FIGURE3, "cora", ("GCN", "GAT"), 0) is None
     assert bars(nothing, BARS, "GAT") is None
 
 
-def test_figure_texts_are_inside_the_canvas(results: ResultIndex, tmp_path: Path) -> None:
+def test_figure_texts_are_inside_the_canvas(results, tmp_path):
     figures = [
         against_depth(results, small(FIGURE4), "cora", models, 100, test_only=True)
         for models in (("SGC",), ("SGC", "GCN"), ("SGC", "GCN", "GAT"))
@@ -131,13 +130,13 @@ def test_figure_texts_are_inside_the_canvas(results: ResultIndex, tmp_path: Path
             assert box.y1 <= height + 1
 
 
-def test_synthetic_accuracy_grows_with_depth_under_pair_norm() -> None:
+def test_synthetic_accuracy_grows_with_depth_under_pair_norm():
     [experiment] = [result for result in CORA if result.name == "figure4"]
     [shallow, *_, deep] = experiment.candidates(TableCell("cora", "GCN-PN", 100))
     assert accuracy(deep) > accuracy(shallow)
 
 
-def test_missing_results_get_no_empty_axes(tmp_path: Path) -> None:
+def test_missing_results_get_no_empty_axes(tmp_path):
     experiments = [Selection(datasets=["cora"]).narrow(small(experiment)) for experiment in (FIGURE4, BARS)]
     path = fill(tmp_path / "s.sqlite", [experiment for experiment in experiments if experiment])
     with Store(path) as store:
@@ -151,7 +150,7 @@ def test_missing_results_get_no_empty_axes(tmp_path: Path) -> None:
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0%", "100%"]
 
 
-def test_figure_2_bytes_ignore_rounding_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_2_bytes_ignore_rounding_errors(tmp_path, monkeypatch):
     """Bug: processors disagree on the last digit of a coordinate, which the PDF shows."""
     points, labels = pair_norm_steps()
     for name, error in (("one", 0.0), ("other", 1e-12)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers import run_python
 from pairnorm.measure import MEASURES
 from pairnorm.paper import runner as module
 from pairnorm.paper.evidence import PAIRS, Layers, read_layers
@@ -39,7 +40,7 @@ def count(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_killed_sweep_resumes_to_identical_tables(tmp_path: Path) -> None:
+def test_killed_sweep_resumes_to_identical_tables(tmp_path):
     killed, whole = tmp_path / "killed.sqlite", tmp_path / "whole.sqlite"
     program = f"""
 from pairnorm.paper.experiments import Selection
@@ -82,11 +83,11 @@ with Store({str(killed)!r}) as store:
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_zero_time_limit_trains_nothing(tmp_path: Path) -> None:
+def test_zero_time_limit_trains_nothing(tmp_path):
     assert train(tmp_path / "s.sqlite", *TINY.experiments(), minutes=0) == Outcome(0, TRIALS)
 
 
-def test_search_continues_with_second_stage(tmp_path: Path) -> None:
+def test_search_continues_with_second_stage(tmp_path):
     smaller = {"SGC-tuned": {"model": "SGC", "depth": 1, "learning_rate": (0.005, 0.2)}}
     search = Selection(datasets=["cora"], missing=[100], runs=3, epochs=2).narrow(
         replace(TUNED, methods=smaller)
@@ -99,7 +100,7 @@ def test_search_continues_with_second_stage(tmp_path: Path) -> None:
         assert PaperSweep([replace(search, missing={100: 5})]).count_pending(store) == 2
 
 
-def test_figure_1_trials_have_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_1_trials_have_measures(tmp_path, monkeypatch):
     for name in ("row_diff", "col_diff"):  # the true ones take seconds
         quick = MEASURES[name]._replace(function=lambda state: state.abs().amax((0, -1)))
         monkeypatch.setitem(MEASURES, name, quick)
@@ -113,7 +114,7 @@ def test_figure_1_trials_have_measures(tmp_path: Path, monkeypatch: pytest.Monke
         assert set(trial.measures) == ({"row_diff", "col_diff"} if spec.split == "random" else set())
 
 
-def test_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_study_is_measured_once(tmp_path, monkeypatch):
     calls: list[Spec] = []
 
     def fake(graph: object, spec: Spec, *_: object) -> Layers:
@@ -132,7 +133,7 @@ def test_case_study_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(calls) == len(read_layers(store)) == 6
 
 
-def test_sweep_and_report_need_no_optional_library(tmp_path: Path) -> None:
+def test_sweep_and_report_need_no_optional_library(tmp_path):
     """The machine with the accelerator has no terminal library, no pandas and no matplotlib."""
     blocked = ["typer", "rich", "pandas", "matplotlib", "pyarrow", "tensorboard", "networkx", "platformdirs",
                "sklearn", "torch_geometric"]  # fmt: skip
@@ -155,8 +156,7 @@ outputs = write_outputs(["table1"], ResultIndex.read(path), {{}}, selection, out
 print(terminal(outputs.tables["table1"]))
 write_report(path, out, selection)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", program)
     assert "SGC-PN" in done.stdout
     assert {"table1.csv", "table1.tex", "report.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert not (tmp_path / "out" / "figures").exists()
@@ -165,7 +165,7 @@ write_report(path, out, selection)
     )
 
 
-def test_unsure_claims_get_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsure_claims_get_more_runs(tmp_path, monkeypatch):
     spec = Spec("cora", "SGC", 1, epochs=2)
 
     def requested(results: ResultIndex, experiment: Experiment) -> list[tuple[Spec, int]]:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from helpers import make_trial
 from pairnorm.compare.depth import DepthComparison, DepthTable
-from pairnorm.train import Trial
 from pairnorm.train.result import Origin, Result
 
 ORIGIN = Origin.here(seconds=1.0, shared_by=1, device="cpu")
@@ -16,14 +16,6 @@ ACCURACY = {
     ("APPNP", 100): (0.55, 0.60),
 }
 """Mean of the even runs at two depths; odd runs have 0.01 more. For APPNP it is the other way round."""
-
-
-def a_trial(seed: int, validation: float, test: float | None = None, **more: Any) -> Trial:
-    """Return a trial with round numbers; the test accuracy is that of validation by default."""
-    losses = {f"{part}_loss": 1.0 for part in ("train", "validation", "test")}
-    accuracies = {"train_accuracy": 1.0, "validation_accuracy": validation}
-    test = validation if test is None else test
-    return Trial(seed=seed, best_epoch=1, test_accuracy=test, **losses, **accuracies, **more)
 
 
 def a_table(without: tuple[str, int] | None = None, **more: Any) -> DepthTable:
@@ -41,7 +33,7 @@ def a_table(without: tuple[str, int] | None = None, **more: Any) -> DepthTable:
         for spec in comparison.candidates(cell):
             for seed in range(4):
                 test = accuracy + 0.01 * ((seed + (cell.method == "APPNP")) % 2)
-                trial = a_trial(seed, accuracy, test, measures={"effective_rank": 10.0 * accuracy})
+                trial = make_trial(seed, accuracy, test, measures={"effective_rank": 10.0 * accuracy})
                 results.append(Result(spec, trial, ORIGIN))
     return DepthTable(comparison, results)
 

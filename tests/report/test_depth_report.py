@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from depth_table import ORIGIN, a_table, a_trial, line
+from depth_table import ORIGIN, a_table, line
 
+from helpers import make_trial
 from pairnorm.base import plotting
 from pairnorm.compare import depth_analysis
 from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable
@@ -23,7 +24,7 @@ def report(*arguments: Any) -> str:
     return render_markdown(document(*arguments))
 
 
-def test_recommendation_is_selected_by_validation() -> None:
+def test_recommendation_is_selected_by_validation():
     text = report(a_table(), "reproduce depth")
     assert line(text, "| Cora, GCN | all features | any ")[3:] == [
         "APPNP, 16 layers", "0.905", "", "0.805 (none, 2 layers)", "0.705 (PN-SI, 2 layers)"
@@ -35,18 +36,22 @@ def test_recommendation_is_selected_by_validation() -> None:
     assert "## What was not run" not in text
 
 
-def test_report_states_rank_of_pair_norm() -> None:
+def test_report_states_rank_of_pair_norm():
     text = report(a_table(), "reproduce depth")
     assert "No method is significantly more accurate than **PairNorm** in 2 of 4 situations" in text
     assert "Most often significantly more accurate: APPNP (2)." in text
     assert "PairNorm is significantly worse than no method: 2 layers with all features." in text
 
 
-def test_ties_keep_the_order_of_the_table() -> None:
+def test_ties_keep_the_order_of_the_table():
     accuracies = {"PN": 0.5, "GCNII": 0.8, "Skip": 0.8, "JK-max": 0.8, "APPNP": 0.8, "DropEdge": 0.8}
     comparison = DepthComparison(["cora"], ["GCN"], [*accuracies], depths=[4], missing=[0], runs=4)
     results = [
-        Result(spec, a_trial(seed, accuracies[cell.method] + 0.01 * seed), ORIGIN)
+        Result(
+            spec,
+            make_trial(seed, accuracies[cell.method] + 0.01 * seed, accuracies[cell.method] + 0.01 * seed),
+            ORIGIN,
+        )
         for cell in comparison.cells()
         for spec in comparison.candidates(cell)
         for seed in range(4)
@@ -58,7 +63,7 @@ def test_ties_keep_the_order_of_the_table() -> None:
     )
 
 
-def test_ranks_include_methods_of_all_situations_only() -> None:
+def test_ranks_include_methods_of_all_situations_only():
     standings, situations = ranked(a_table().rows)
     assert len(situations) == 4
     assert {one.method: one.rank for one in standings} == {"none": 2.5, "PN-SI": 1.75, "APPNP": 1.75}
@@ -67,14 +72,14 @@ def test_ranks_include_methods_of_all_situations_only() -> None:
     assert {one.method: one.rank for one in fewer} == {"none": 1.75, "PN-SI": 1.25}
 
 
-def test_pending_runs_are_listed() -> None:
+def test_pending_runs_are_listed():
     text = report(a_table(without=("APPNP", 16)), "reproduce depth")
     assert "## What was not run\n\n- Cora, GCN: APPNP (16 layers)\n\n## Provenance\n\n" in text
     nothing = report(DepthTable(DepthComparison(["cora", "pubmed"], ["SGC"]), []), "reproduce depth")
     assert nothing.endswith("- Cora, SGC: everything\n- Pubmed, SGC: everything\n")
 
 
-def test_advice_follows_validation_and_states_an_interval() -> None:
+def test_advice_follows_validation_and_states_an_interval():
     table = a_table()
     with_all, without = sorted(advice(table.comparison, table.rows))
     assert with_all == (
@@ -98,7 +103,7 @@ def test_advice_follows_validation_and_states_an_interval() -> None:
     assert preferring("PN-SI").endswith("although it is worse on these nodes.")
 
 
-def test_terminal_tables() -> None:
+def test_terminal_tables():
     table = a_table(missing=[0])
     ((heading, (headings, lines)),) = tables(table.comparison, table.rows)
     assert heading == "Cora, GCN, all features"
@@ -107,9 +112,7 @@ def test_terminal_tables() -> None:
 
 
 @pytest.mark.parametrize("missing", [[0], [0, 100]])
-def test_figures_have_accuracy_and_rank_of_all_methods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: list[int]
-) -> None:
+def test_figures_have_accuracy_and_rank_of_all_methods(tmp_path, monkeypatch, missing):
     drawn = []
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append((name, figure)) or [])
     table = a_table(missing=missing)
@@ -126,7 +129,7 @@ def test_figures_have_accuracy_and_rank_of_all_methods(
     assert by_label["APPNP"] == pytest.approx([0.795, 0.905])
 
 
-def test_user_graph_keeps_its_name() -> None:
+def test_user_graph_keeps_its_name():
     graph = csbm(100, classes=2, seed=0).replace(name="my|graph")
     comparison = DepthComparison(
         ["graph@1"], ["SGC"], ["none"], depths=[2], missing=[0], graphs={"graph@1": graph}
@@ -134,7 +137,7 @@ def test_user_graph_keeps_its_name() -> None:
     assert "my\\|graph, SGC" in report(DepthTable(comparison, []), "compare")
 
 
-def test_incomplete_depth_is_not_recommended() -> None:
+def test_incomplete_depth_is_not_recommended():
     """Bug: the report left it out, and the last line of ``compare`` recommended it."""
     table = a_table(missing=[0])
     rows = [row for row in table.rows if row["depth"] == 2 or row["method"] == "APPNP"]
@@ -153,16 +156,14 @@ def diverge(table: DepthTable, depth: int, **changes: float) -> None:
             object.__setattr__(trial, name, value)
 
 
-def test_diverged_runs_are_counted() -> None:
+def test_diverged_runs_are_counted():
     table = a_table(missing=[0])
     diverge(table, 2)
     assert "| none | **0.805 ± 0.006 (4 diverged)** |" in report(table, "x")
     assert table.csv().splitlines()[1].endswith(",4,")
 
 
-def test_fully_diverged_cell_has_no_number_and_no_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fully_diverged_cell_has_no_number_and_no_point(tmp_path, monkeypatch):
     drawn: list[Any] = []
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.append(figure) or [])
     table = a_table(missing=[0])
@@ -182,7 +183,7 @@ def remove(table: DepthTable, applies: Callable[[Spec], bool]) -> None:
         del table.index._trials[spec]
 
 
-def test_situations_are_means_over_graphs() -> None:
+def test_situations_are_means_over_graphs():
     text = report(a_table(datasets=TWO), "reproduce depth")
     assert line(text, "| few labels | all features ")[2:] == [
         "2", "GCN, APPNP, 16 layers", "0.855", "", "0.755 (GCN, none, 2 layers)",
@@ -194,7 +195,7 @@ def test_situations_are_means_over_graphs() -> None:
     assert "By situation" not in report(a_table(), "reproduce depth")
 
 
-def test_method_missing_on_a_graph_is_not_recommended() -> None:
+def test_method_missing_on_a_graph_is_not_recommended():
     """With three graphs, of which one has no APPNP."""
     table = a_table(datasets=[*TWO, "coauthor-cs"])
     remove(table, lambda spec: spec.dataset == "coauthor-cs" and spec.method == "APPNP")
@@ -203,7 +204,7 @@ def test_method_missing_on_a_graph_is_not_recommended() -> None:
     assert line(text, "| a larger graph | all features ")[2:4] == ["2", "GCN, none, 2 layers"]
 
 
-def test_rank_intervals_are_over_graphs() -> None:
+def test_rank_intervals_are_over_graphs():
     """Where two graphs say the opposite, another may be like either."""
     rows = a_table(datasets=TWO, missing=[100]).rows
     deep: list[dict[str, Any]] = [row for row in rows if row["depth"] == 16]
@@ -215,13 +216,13 @@ def test_rank_intervals_are_over_graphs() -> None:
     assert result == {"PN-SI": (1, 2, 3), "APPNP": (2, 2, 2), "none": (1, 2, 3)}
 
 
-def test_runs_are_averaged_over_graphs_before_they_are_paired() -> None:
+def test_runs_are_averaged_over_graphs_before_they_are_paired():
     mean = Choice.mean([Choice("x", (2,), 0.5, {0: 0.5, 1: 0.52}), Choice("x", (4,), 0.7, {1: 0.72, 2: 0.9})])
     assert mean.scores == {1: pytest.approx(0.62)}
     assert str(mean) == "x, 2 to 4 layers"
 
 
-def test_mostly_pending_graph_gets_no_recommendation(tmp_path: Path) -> None:
+def test_mostly_pending_graph_gets_no_recommendation(tmp_path):
     table = a_table(datasets=TWO)
     remove(table, lambda spec: spec.dataset == "pubmed" and spec.method != "APPNP")
     text = report(table, "reproduce depth")
@@ -232,15 +233,13 @@ def test_mostly_pending_graph_gets_no_recommendation(tmp_path: Path) -> None:
     assert {path.stem for path in tmp_path.glob("*")} == {"depth-cora-gcn"}
 
 
-def test_report_renders_as_html() -> None:
+def test_report_renders_as_html():
     page = render_html(document(a_table(datasets=TWO), "reproduce depth"))
     assert "<summary>Ranking of GCN over 2 graphs</summary>" in page
     assert "<strong>0.805 ± 0.006</strong>" in page
 
 
-def test_committed_store_gives_committed_report(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_committed_store_gives_committed_report(monkeypatch):
     monkeypatch.setattr(plotting, "save", lambda figure, folder, name: [folder / f"{name}.png"])
     monkeypatch.setattr(depth_analysis, "_depth_figure", lambda rows, name: None)  # only its name is compared
     comparison = DepthComparison()
@@ -252,7 +251,7 @@ def test_committed_store_gives_committed_report(
     assert table.csv() == (RESULTS / "depth.csv").read_text(encoding="utf-8")
 
 
-def test_pages_recommend_selected_method_for_minesweeper() -> None:
+def test_pages_recommend_selected_method_for_minesweeper():
     """Bug: a page recommended logistic regression, which has an AUC of 0.50 on Minesweeper."""
     [row] = [
         line.split(" | ")

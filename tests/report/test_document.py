@@ -2,7 +2,6 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def page(*blocks: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_shown_as_text(name: str) -> None:
+def test_hostile_names_are_shown_as_text(name):
     blocks = [
         Text(name),
         Table([name], [[name]], name),
@@ -51,19 +50,19 @@ def test_hostile_names_are_shown_as_text(name: str) -> None:
     assert len(re.findall(re.escape(name), unescape(text.split('id="data"')[0]))) > 10
 
 
-def test_control_characters_and_surrogates_are_escaped() -> None:
+def test_control_characters_and_surrogates_are_escaped():
     text = page(Text("a\u202eb\ud800c"))
     assert r"<p>a\u202eb\ud800c</p>" in text
 
 
-def test_markdown_is_formatted_and_html_escaped() -> None:
+def test_markdown_is_formatted_and_html_escaped():
     text = page(Markdown("**yes** <script>no</script> [go](#part) [stay](javascript:alert(1))"))
     assert "<strong>yes</strong> &lt;script&gt;no&lt;/script&gt;" in text
     assert '<a href="#part">go</a>' in text
     assert 'href="javascript' not in text
 
 
-def test_page_needs_no_network_and_no_foreign_script() -> None:
+def test_page_needs_no_network_and_no_foreign_script():
     text = page(CHART)
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy is not None
@@ -73,23 +72,21 @@ def test_page_needs_no_network_and_no_foreign_script() -> None:
     assert len(text) < 3_000_000
 
 
-def test_rendering_is_deterministic() -> None:
+def test_rendering_is_deterministic():
     assert page(CHART) == page(CHART)
 
 
-def test_page_data_are_compressed() -> None:
+def test_page_data_are_compressed():
     packed = re.search(r'id="data">([^<]*)<', page(CHART, Threshold("t", ["s"] * 101)))
     assert packed is not None
     assert json.loads(gzip.decompress(base64.b64decode(packed[1]))) == [CHART.data, ["s"] * 101]
 
 
-def test_anchor_equals_that_of_github() -> None:
+def test_anchor_equals_that_of_github():
     assert Section("Which protocol: adjacency, order", []).anchor == "which-protocol-adjacency-order"
 
 
-def test_missing_library_raises_with_its_name(
-    monkeypatch: pytest.MonkeyPatch, raises: Callable[..., Any]
-) -> None:
+def test_missing_library_raises_with_its_name(monkeypatch, raises):
     monkeypatch.setattr("pairnorm.report.document.find_spec", lambda name: None if name == "plotly" else True)
     with raises("library-missing", value=["plotly"]):
         page()
@@ -108,7 +105,7 @@ def column(view: Any, number: int) -> list[str]:
     return result
 
 
-def test_table_sorts_and_filters(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_table_sorts_and_filters(open_page, tmp_path):
     rows = [["b", "10%"], ["a", "9.5%"], ["c", "–"], ["a2", "1,000%"], ["d", "-3%"]]
     view = open_page(write(tmp_path, Table(["name", "share"], rows, search=True)))
     view.click("th button >> text=share")
@@ -122,7 +119,7 @@ def test_table_sorts_and_filters(open_page: Callable[..., Any], tmp_path: Path) 
     assert column(view, 1) == ["a", "a2"]
 
 
-def test_choices_and_slider_update_the_page(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_choices_and_slider_update_the_page(open_page, tmp_path):
     choices = Choices("Rate", {"1%": [Text("few")], "5%": [Text("many"), CHART]})
     slider = Threshold("At least", [f"{percent} it is" for percent in range(101)], 90)
     view = open_page(write(tmp_path, choices, slider))
@@ -143,7 +140,7 @@ def test_choices_and_slider_update_the_page(open_page: Callable[..., Any], tmp_p
 
 
 @pytest.mark.parametrize("system", ["light", "dark"])
-def test_theme_follows_system_and_button(open_page: Callable[..., Any], tmp_path: Path, system: str) -> None:
+def test_theme_follows_system_and_button(open_page, tmp_path, system):
     view = open_page(write(tmp_path, CHART), color_scheme=system)
 
     def colors() -> list[str]:
@@ -161,7 +158,7 @@ def test_theme_follows_system_and_button(open_page: Callable[..., Any], tmp_path
     assert colors() == first
 
 
-def test_print_is_light_without_buttons(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_print_is_light_without_buttons(open_page, tmp_path):
     view = open_page(write(tmp_path, CHART), color_scheme="dark")
     view.emulate_media(media="print")
     assert view.is_hidden("#theme")
@@ -172,7 +169,7 @@ def test_print_is_light_without_buttons(open_page: Callable[..., Any], tmp_path:
     assert view.get_attribute("html", "data-theme") == "dark"
 
 
-def test_page_fits_a_phone(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_page_fits_a_phone(open_page, tmp_path):
     table = Table(["x" * 20] * 9, [["word " * 9] * 9])
     view = open_page(write(tmp_path, table, CHART, Markdown("|a|b|\n|-|-|\n|" + "c" * 90 + "|d|")), width=360)
     assert view.evaluate("document.documentElement.scrollWidth") == 360

@@ -82,7 +82,7 @@ def block(document: Document, kind: type) -> Any:
     return result
 
 
-def test_hops_and_neighbors_equal_networkx(findings: Findings) -> None:
+def test_hops_and_neighbors_equal_networkx(findings):
     graph = findings.graph
     known: networkx.Graph = networkx.Graph(graph.edge_index.T.tolist())
     known.add_nodes_from(range(NODES))
@@ -98,9 +98,7 @@ def test_hops_and_neighbors_equal_networkx(findings: Findings) -> None:
         assert columns["degree"][node] == len(known[node])
 
 
-def test_reasons_are_encoded_as_names_and_hundredths(
-    findings: Findings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reasons_are_encoded_as_names_and_hundredths(findings, monkeypatch):
     monkeypatch.setattr(module, "MAX_EXPLAINED", 10)
     columns = block(fit_page(findings), Nodes).columns
     assert columns["reasonNames"] == [("node", "<u>age</u>"), ("neighbor", NAMES[0])]
@@ -109,7 +107,7 @@ def test_reasons_are_encoded_as_names_and_hundredths(
     assert max(columns["confidence"][node] for node in explained) <= sorted(columns["confidence"])[10]
 
 
-def test_probabilities_are_sorted_thousandths(findings: Findings) -> None:
+def test_probabilities_are_sorted_thousandths(findings):
     columns = block(fit_page(findings), Nodes).columns
     for node in range(0, NODES, 37):
         pairs = np.reshape(columns["top"][node], (-1, 2))
@@ -118,7 +116,7 @@ def test_probabilities_are_sorted_thousandths(findings: Findings) -> None:
         assert (np.diff(pairs[:, 1]) <= 0).all()
 
 
-def test_large_graph_shows_most_uncertain_nodes(findings: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_graph_shows_most_uncertain_nodes(findings, monkeypatch):
     monkeypatch.setattr(module, "MAX_ROWS", 50)
     nodes = block(fit_page(findings), Nodes)
     least = np.sort(findings.probabilities.max(1))[:50]
@@ -126,7 +124,7 @@ def test_large_graph_shows_most_uncertain_nodes(findings: Findings, monkeypatch:
     assert (len(nodes.columns["id"]), nodes.total) == (50, NODES)
 
 
-def test_threshold_counts_equal_probabilities(findings: Findings) -> None:
+def test_threshold_counts_equal_probabilities(findings):
     slider = block(fit_page(findings), Threshold)
     confidence, unknown = findings.probabilities.max(1), ~findings.graph.labeled.numpy()
     sure, test = confidence >= 0.8, findings.test
@@ -138,7 +136,7 @@ def test_threshold_counts_equal_probabilities(findings: Findings) -> None:
     assert f"{100 * right[test & sure].mean():.1f}% are right" in text
 
 
-def test_no_held_out_nodes_give_no_guarantee(findings: Findings) -> None:
+def test_no_held_out_nodes_give_no_guarantee(findings):
     graph = findings.graph
     document = fit_page(replace(findings, graph=graph.replace(test=torch.zeros_like(graph.test))))
     titles = [section.title for section in document.sections]
@@ -148,7 +146,7 @@ def test_no_held_out_nodes_give_no_guarantee(findings: Findings) -> None:
     assert len(render_html(document)) > 1000
 
 
-def test_diagnosis_page_marks_the_suggested_depth(findings: Findings) -> None:
+def test_diagnosis_page_marks_the_suggested_depth(findings):
     suggestion = suggest_depth(findings.graph)
     document = diagnosis_page(findings.graph, findings.smoothing, suggestion)
     assert document.cards[0][1] == f"{suggestion.depth}"
@@ -170,7 +168,7 @@ def rows(view: Any) -> list[list[str]]:
     return cells
 
 
-def test_node_table_searches_sorts_and_explains(findings: Findings, view: Any) -> None:
+def test_node_table_searches_sorts_and_explains(findings, view):
     assert view.text_content(".nodes .note") == f"{NODES} of {NODES} nodes"
     shown = rows(view)
     assert len(shown) < 60, "only what is in view is drawn"
@@ -194,7 +192,7 @@ def test_node_table_searches_sorts_and_explains(findings: Findings, view: Any) -
     assert view.text_content(".why h3").startswith(rows(view)[1][0])
 
 
-def test_cards_have_three_numbers_with_intervals(findings: Findings) -> None:
+def test_cards_have_three_numbers_with_intervals(findings):
     titles = [title for title, _, _ in fit_page(findings).cards]
     assert titles == ["Accuracy", "Gain over the best baseline", "Labels to review"]
     for _, _, meaning in fit_page(findings).cards[:2]:
@@ -205,13 +203,13 @@ def test_cards_have_three_numbers_with_intervals(findings: Findings) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 800, 1280])
-def test_page_prints_on_at_most_three_sheets(view: Any, tmp_path: Path, width: int) -> None:
+def test_page_prints_on_at_most_three_sheets(view, tmp_path, width):
     view.set_viewport_size({"width": width, "height": 900})
     view.pdf(path=tmp_path / "page.pdf", format="A4")
     assert len(re.findall(rb"/Type\s*/Page[^s]", (tmp_path / "page.pdf").read_bytes())) <= 3
 
 
-def test_threshold_and_error_rate_filter_the_table(findings: Findings, view: Any) -> None:
+def test_threshold_and_error_rate_filter_the_table(findings, view):
     unknown = ~findings.graph.labeled.numpy()
     view.select_option(".filters select >> nth=0", label="to review (no known label, below the threshold)")
     for percent in (90, 60):
@@ -232,7 +230,7 @@ def test_threshold_and_error_rate_filter_the_table(findings: Findings, view: Any
     assert counts[0] < counts[1]
 
 
-def test_scrolling_loads_other_rows(view: Any) -> None:
+def test_scrolling_loads_other_rows(view):
     first = rows(view)[0]
     view.evaluate("document.querySelector('.view').scrollTop = 10000")
     view.wait_for_function(
@@ -241,7 +239,7 @@ def test_scrolling_loads_other_rows(view: Any) -> None:
     assert 20 < len(rows(view)) < 60
 
 
-def test_all_columns_and_selected_row_are_visible(view: Any) -> None:
+def test_all_columns_and_selected_row_are_visible(view):
     for width in (1100, 1400):
         view.set_viewport_size({"width": width, "height": 900})
         seen, wide = view.eval_on_selector(".view", "view => [view.clientWidth, view.scrollWidth]")
@@ -257,7 +255,7 @@ def test_all_columns_and_selected_row_are_visible(view: Any) -> None:
     assert end <= bottom
 
 
-def test_page_shows_labels_of_the_delivered_model(findings: Findings) -> None:
+def test_page_shows_labels_of_the_delivered_model(findings):
     """Labels are those of the delivered model, accuracies those of the evaluation model."""
     probabilities = findings.probabilities.copy()
     changed = np.flatnonzero(findings.nodes_to_label)[:7]
@@ -271,7 +269,7 @@ def test_page_shows_labels_of_the_delivered_model(findings: Findings) -> None:
     assert page.cards[0] == fit_page(findings).cards[0]
 
 
-def test_markdown_has_the_sections_of_the_page(findings: Findings, tmp_path: Path) -> None:
+def test_markdown_has_the_sections_of_the_page(findings, tmp_path):
     page = fit_page(findings, ["a | note"])
     text = render_markdown(page, tmp_path)
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
@@ -284,7 +282,7 @@ def test_markdown_has_the_sections_of_the_page(findings: Findings, tmp_path: Pat
     assert all(f"({name})" in text for name in names)
 
 
-def test_download_has_the_nodes_to_review(findings: Findings, view: Any) -> None:
+def test_download_has_the_nodes_to_review(findings, view):
     with view.expect_download() as started:
         view.click("#download")
     lines = Path(started.value.path()).read_text(encoding="utf-8").splitlines()
@@ -294,7 +292,7 @@ def test_download_has_the_nodes_to_review(findings: Findings, view: Any) -> None
     assert len(lines) == 1 + int(review.sum())
 
 
-def test_few_held_out_nodes_are_marked_too_few(findings: Findings) -> None:
+def test_few_held_out_nodes_are_marked_too_few(findings):
     test = findings.graph.test & (findings.graph.test.cumsum(0) <= 1)
     calibration = Calibration(*(part[:1] for part in findings.classifier.calibration_))
     classifier = SimpleNamespace(**vars(findings.classifier) | {"calibration_": calibration})

@@ -6,6 +6,7 @@ import pandas
 import pytest
 import torch
 
+from helpers import contents
 from pairnorm.base.errors import PairNormError
 from pairnorm.classify import ClassifierWarning, NodeClassifier, scaling
 from pairnorm.classify.findings import Findings
@@ -38,7 +39,7 @@ def text(findings: Findings, folder: Path) -> str:
     return written(findings, folder)
 
 
-def test_markdown_tables_and_figures_are_valid(text: str, folder: Path) -> None:
+def test_markdown_tables_and_figures_are_valid(text, folder):
     assert text.startswith("# Labels for shop\n\n**")
     assert "\nMind the gap.\n" in text
     for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
@@ -49,7 +50,7 @@ def test_markdown_tables_and_figures_are_valid(text: str, folder: Path) -> None:
     assert all((folder / figure).stat().st_size > 5000 for figure in figures)
 
 
-def test_report_numbers_equal_findings(findings: Findings, text: str) -> None:
+def test_report_numbers_equal_findings(findings, text):
     scores = findings.classifier.held_out_
     assert f"| all held-out nodes | 174 | {100 * scores.accuracy:.1f}% (" in text
     assert f"| a\\|b | {scores.confusion[0].sum()} | {100 * scores.recall[0]:.1f}% |" in text
@@ -57,7 +58,7 @@ def test_report_numbers_equal_findings(findings: Findings, text: str) -> None:
     assert "| split | train 40, validation 86, test 174 |" in text
 
 
-def test_report_states_how_methods_were_tuned(findings: Findings, text: str) -> None:
+def test_report_states_how_methods_were_tuned(findings, text):
     assert (
         f"{findings.classifier.best_.name}: {len(findings.classifier.search_)}; label propagation: 3 (α"
         in text
@@ -68,7 +69,7 @@ def test_report_states_how_methods_were_tuned(findings: Findings, text: str) -> 
         assert f"{baseline.name}: {baseline.num_candidates} ({baseline.best.setting})" in text
 
 
-def test_report_counts_training_nodes_of_folds(small: Graph, tmp_path: Path) -> None:
+def test_report_counts_training_nodes_of_folds(small, tmp_path):
     """Bug: all methods were said to be trained on the training nodes, whose number the page shows."""
     no_nodes = torch.zeros_like(small.train)
     labels = torch.where(torch.arange(small.num_nodes) < 150, small.labels, -1)
@@ -83,9 +84,7 @@ def test_report_counts_training_nodes_of_folds(small: Graph, tmp_path: Path) -> 
     assert f"The GCN trains on the {int(split.train.sum())} training nodes alone" in text
 
 
-def test_report_does_not_densify_large_features(
-    small: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_does_not_densify_large_features(small, tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "MAX_DENSE_BYTES", 1000)
     monkeypatch.setattr(torch.Tensor, "to_dense", lambda self: pytest.fail("this takes too much memory"))
     classifier = NodeClassifier("GCN", 2, scaling="rows", epochs=5, seeds=1).fit(small)
@@ -101,7 +100,7 @@ def test_report_does_not_densify_large_features(
     assert not (tmp_path / "smoothing.png").exists()
 
 
-def test_no_held_out_nodes_give_no_accuracy(small: Graph, tmp_path: Path) -> None:
+def test_no_held_out_nodes_give_no_accuracy(small, tmp_path):
     chosen = torch.zeros_like(small.train)
     chosen[[int((small.labels == label).nonzero()[0]) for label in (0, 1)]] = True
     no_nodes = torch.zeros_like(chosen)
@@ -115,16 +114,12 @@ def test_no_held_out_nodes_give_no_accuracy(small: Graph, tmp_path: Path) -> Non
     assert not (tmp_path / "confusion.png").exists()
 
 
-def content(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_result_folder_appears_atomically(tmp_path: Path) -> None:
+def test_result_folder_appears_atomically(tmp_path):
     out = tmp_path / "deep" / "run"
     with result_folder(out) as folder:
         (folder / "model.json").write_text("new")
         assert not out.exists()
-    assert content(tmp_path) == {"deep/run/model.json": "new"}
+    assert contents(tmp_path) == {"deep/run/model.json": "new"}
 
 
 def earlier_run(folder: Path) -> dict[str, str]:
@@ -136,7 +131,7 @@ def earlier_run(folder: Path) -> dict[str, str]:
     return files
 
 
-def test_result_folder_replaces_own_files_only(tmp_path: Path) -> None:
+def test_result_folder_replaces_own_files_only(tmp_path):
     out = tmp_path / "run"
     old = earlier_run(out) | {"march.csv": "theirs", "src/thesis.tex": "theirs"}
     (out / "src").mkdir()
@@ -147,41 +142,39 @@ def test_result_folder_replaces_own_files_only(tmp_path: Path) -> None:
         (folder / "report.md").write_text("new")
         assert {name: (out / name).read_text() for name in old} == old
     theirs = {"march.csv": "theirs", "src/thesis.tex": "theirs"}
-    assert content(out) == {"model.json": "new", "report.md": "new"} | theirs
+    assert contents(out) == {"model.json": "new", "report.md": "new"} | theirs
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_result_folder_can_be_a_link_or_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
+def test_result_folder_can_be_a_link_or_current_folder(tmp_path, monkeypatch, there):
     real, link = tmp_path / "real", tmp_path / "run"
     link.symlink_to(real)
     if there:
         earlier_run(real)
     with result_folder(link) as folder:
         (folder / "model.json").write_text('{"format": 1, "pairnorm": "0.1"}')
-    assert list(content(real)) == ["model.json"]
+    assert list(contents(real)) == ["model.json"]
     assert link.is_symlink()
     monkeypatch.chdir(real)
     with result_folder(Path()) as folder:
         (folder / "report.md").write_text("new")
-    assert content(real) == {"report.md": "new"}
+    assert contents(real) == {"report.md": "new"}
 
 
 @pytest.mark.parametrize("error", [PairNormError("bad input"), KeyboardInterrupt()])
 @pytest.mark.parametrize("before", [True, False])
-def test_error_keeps_the_old_folder(tmp_path: Path, error: BaseException, before: bool) -> None:
+def test_error_keeps_the_old_folder(tmp_path, error, before):
     out = tmp_path / "deep" / "run"
     old = earlier_run(out) if before else {}
     with pytest.raises(type(error)), result_folder(out) as folder:  # noqa: PT012
         (folder / "model.json").write_text("new")
         raise error
-    assert content(tmp_path) == {f"deep/run/{name}": text for name, text in old.items()}
+    assert contents(tmp_path) == {f"deep/run/{name}": text for name, text in old.items()}
     assert (tmp_path / "deep").exists() == before
 
 
-def test_unwritable_folder_raises_early(tmp_path: Path, raises) -> None:
+def test_unwritable_folder_raises_early(tmp_path, raises):
     (tmp_path / "thesis.tex").write_text("x")
     with (
         raises("not-writable", value=str(tmp_path / "thesis.tex" / "run")),
@@ -191,7 +184,7 @@ def test_unwritable_folder_raises_early(tmp_path: Path, raises) -> None:
 
 
 @pytest.mark.parametrize("model", [None, "old", "[]", '{"name": "bert", "format": 1}'])
-def test_foreign_folder_raises(tmp_path: Path, raises, model: str | None) -> None:
+def test_foreign_folder_raises(tmp_path, raises, model):
     (tmp_path / "thesis.tex").write_text("x")
     if model is not None:
         (tmp_path / "model.json").write_text(model)
@@ -203,17 +196,17 @@ def test_foreign_folder_raises(tmp_path: Path, raises, model: str | None) -> Non
     check_folder(tmp_path / "empty")
 
 
-def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial").mkdir()
     (tmp_path / f".{tmp_path.name[:40]}.0badcafe.partial" / "model.json").write_text("half")
     with result_folder(tmp_path) as folder:
         (folder / "model.json").write_text("new")
-    assert content(tmp_path) == {"model.json": "new"}
+    assert contents(tmp_path) == {"model.json": "new"}
     assert [path.name for path in tmp_path.iterdir()] == ["model.json"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_prediction_table_has_one_row_per_node(tmp_path: Path, suffix: str) -> None:
+def test_prediction_table_has_one_row_per_node(tmp_path, suffix):
     graph = Graph.from_edges(
         [[0, 1], [1, 2]],
         torch.ones(3, 1),

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from helpers import make_trial
 from pairnorm.compare.missing import (
     FIT,
     FP_VECTORS,
@@ -18,7 +19,7 @@ from pairnorm.compare.missing import (
 from pairnorm.compare.missing_runs import Evaluation, MissingResults
 from pairnorm.report.document import render_html, render_markdown
 from pairnorm.report.missing_report import METRICS, Line, as_csv, document, lines
-from pairnorm.train import Spec, Store, Trial
+from pairnorm.train import Spec, Store
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -36,11 +37,6 @@ def report(*arguments: Any) -> str:
     return render_markdown(document(*arguments))
 
 
-def a_trial(seed: int, test: float) -> Trial:
-    parts = {f"{part}_{what}": 0.5 for part in ("train", "validation") for what in ("loss", "accuracy")}
-    return Trial(seed=seed, best_epoch=1, test_loss=1.0, test_accuracy=test, **parts)
-
-
 def evaluated(model: str, accuracy: float, percent: float = 100, **changes: Any) -> Evaluation:
     imputation = "auto" if model in (FIT, REFITTED) else ""
     row = Evaluation("ssnc-mv", "pubmed", imputation, model, percent, 0, accuracy, 0.4, 0.9, 1.0, "", "2026")
@@ -51,15 +47,15 @@ def results() -> MissingResults:
     zero = Spec("pubmed", "SGC", 2, norm="PN", missing_rate=1)
     return MissingResults(
         {
-            zero: [a_trial(0, 0.5), a_trial(1, 0.7)],
-            zero.replace(imputation="fp"): [a_trial(0, 0.75)],
-            zero.replace(missing_rate=0): [a_trial(0, 0.8), a_trial(1, 0.8)],
+            zero: [make_trial(0, test=0.5), make_trial(1, test=0.7)],
+            zero.replace(imputation="fp"): [make_trial(0, test=0.75)],
+            zero.replace(missing_rate=0): [make_trial(0, test=0.8), make_trial(1, test=0.8)],
         },
         [evaluated(FIT, 0.8), evaluated(REFITTED, 0.81), evaluated("label propagation", 0.7)],
     )
 
 
-def test_csv_row_is_mean_over_runs() -> None:
+def test_csv_row_is_mean_over_runs():
     rows = list(csv.DictReader(as_csv(lines([ONE], results())).splitlines()))
     assert list(rows[0])[:7] == [
         *("protocol", "dataset", "fill", "model", "missing_percent", "accuracy", "accuracy_std")
@@ -72,11 +68,11 @@ def test_csv_row_is_mean_over_runs() -> None:
     assert by["auto", FIT, "100"]["auc"] == "0.9000"
 
 
-def test_unreachable_nodes_are_reported_with_fallback_only() -> None:
+def test_unreachable_nodes_are_reported_with_fallback_only():
     """Bug: all test nodes of networks, with what their biases give a third of them, stood next to fit's."""
     cora = replace(ONE, datasets=("cora",), missing=(100,), imputations=("zero",))
     own = {"model": "SGC-PN", "imputation": "zero"}
-    trained = {Spec("cora", "SGC", 2, norm="PN", missing_rate=1): [a_trial(0, 0.5)]}
+    trained = {Spec("cora", "SGC", 2, norm="PN", missing_rate=1): [make_trial(0, test=0.5)]}
     assert lines([cora], MissingResults(trained)) == []
     rows = [
         evaluated(dataset=name, accuracy=value, **own)
@@ -87,7 +83,7 @@ def test_unreachable_nodes_are_reported_with_fallback_only() -> None:
     assert "| SGC-PN, zero | **0.600** [1] | **0.700** [1] |" in text
 
 
-def test_report_marks_best_and_incomplete_methods() -> None:
+def test_report_marks_best_and_incomplete_methods():
     text = report([ONE], lines([ONE], results()))
     assert "| SGC-PN, zero | 0.600 ± 0.141 |" in text
     assert "| SGC-PN, feature propagation | 0.750 [1] |" in text
@@ -109,7 +105,7 @@ def setting(percent: float, others: int, gap: float) -> list[Line]:
     ]
 
 
-def test_only_settings_with_enough_methods_are_counted() -> None:
+def test_only_settings_with_enough_methods_are_counted():
     """Bug: "ahead, or level, in 54 of 70" counted 41 settings with one or two weak others."""
     text = report([ONE], [*setting(100, 5, 0.05), *setting(80, 5, -0.05), *setting(40, 2, 0.05)])
     assert "2 settings have 5 or more other methods. In 1 of them `fit` has the highest mean" in text
@@ -117,13 +113,13 @@ def test_only_settings_with_enough_methods_are_counted() -> None:
     assert "3 have several runs of both: in 2 of them `fit` is significantly better, in 1 worse" in text
 
 
-def test_difference_within_noise_is_not_significant() -> None:
+def test_difference_within_noise_is_not_significant():
     text = report([ONE], setting(100, 5, -0.001))
     assert "in 0 of them `fit` is significantly better, in 0 worse" in text
     assert "| 5 | -0.001 (-0.004 to +0.001) | no |" in text
 
 
-def test_single_run_settings_are_not_tested() -> None:
+def test_single_run_settings_are_not_tested():
     """Bug: settings that cannot be tested made the corrected rate of the others smaller."""
     [ours, other] = setting(100, 1, 0.05)
     singles = [
@@ -138,7 +134,7 @@ def test_single_run_settings_are_not_tested() -> None:
     assert report([ONE], [*weak, *singles]).count("| better |") == alone == 1
 
 
-def test_published_numbers_are_compared() -> None:
+def test_published_numbers_are_compared():
     rows = [
         Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), {"accuracy": {0: 0.74}}),
         Line(MissingCell("fp-vectors", "cora", "pcfi", "GCN", 99.5), {"accuracy": {0: 0.736}}, 0.754),
@@ -147,7 +143,7 @@ def test_published_numbers_are_compared() -> None:
     assert expected in report([FP_VECTORS], rows)
 
 
-def test_published_numbers_are_shown_next_to_ours() -> None:
+def test_published_numbers_are_shown_next_to_ours():
     text = report([FP_VECTORS], lines([FP_VECTORS], MissingResults({})))
     assert "| GCN, PCFI | not run, published 0.754 | not run, published 0.661 |" in text
     assert "uses the true labels of the validation nodes" in text.replace("\n", " ")
@@ -155,7 +151,7 @@ def test_published_numbers_are_shown_next_to_ours() -> None:
     assert f"| {FSD_CAP} |" not in text
 
 
-def test_methods_using_validation_labels_are_not_compared() -> None:
+def test_methods_using_validation_labels_are_not_compared():
     rows = [
         Line(MissingCell("fp-vectors", "cora", "auto", FIT, 99.5), {"accuracy": {0: 0.78}}),
         Line(MissingCell("fp-vectors", "cora", "fsd-cap", FSD_CAP, 99.5), {"accuracy": {0: 0.75}}),
@@ -171,7 +167,7 @@ def test_methods_using_validation_labels_are_not_compared() -> None:
     assert f"| {FSD_CAP_RELEASED} | 0.790, published 0.806 |" in text
 
 
-def test_tables_are_ranked_by_auc_or_macro_f1() -> None:
+def test_tables_are_ranked_by_auc_or_macro_f1():
     cells = [
         MissingCell("tables-80", name, "", model, 0)
         for name in ("german", "reed98")
@@ -187,13 +183,13 @@ def test_tables_are_ranked_by_auc_or_macro_f1() -> None:
     assert "| logistic regression | 0.600 (accuracy 0.710) | **0.500 (accuracy 0.710)** |" in text
 
 
-def test_report_lists_several_commits() -> None:
+def test_report_lists_several_commits():
     text = report([ONE], setting(100, 5, 0.05), {"abc1234": 40, "def5678": 2})
     assert "Runs by commit: abc1234 (40), def5678 (2)." in text
     assert "Runs by commit" not in report([ONE], setting(100, 5, 0.05), {"abc1234": 42})
 
 
-def test_committed_store_gives_committed_report() -> None:
+def test_committed_store_gives_committed_report():
     protocols = choose_protocols()
     with Store(RESULTS / "missing.sqlite", read_only=True) as store:
         results = MissingResults.read(store)

@@ -1,8 +1,6 @@
 import csv
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from synthetic import fill, narrowed
@@ -23,7 +21,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_paper_page_in_a_browser(written: Path, open_page: Callable[..., Any]) -> None:
+def test_paper_page_in_a_browser(written, open_page):
     view = open_page(written / "report.html")
     titles = view.eval_on_selector_all("main > section > h2", "found => found.map(one => one.textContent)")
     for title in ("Where we differ from the paper", "Claim by claim", "Explained", "How features are scaled"):

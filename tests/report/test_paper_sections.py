@@ -1,8 +1,7 @@
-from pathlib import Path
-
 import pytest
 from synthetic import fill
 
+from helpers import make_trial
 from pairnorm.paper.experiments import ABLATION, Selection
 from pairnorm.report.document import Document, Section, render_markdown
 from pairnorm.report.paper_report import find_user_trials, user_section, write_report
@@ -19,31 +18,27 @@ def text_of(section: Section | None) -> str:
     return render_markdown(Document("t", [], [section]))
 
 
-def trial(seed: int, validation: float, test: float, **measures: float) -> Trial:
-    rest = dict.fromkeys(("train_loss", "train_accuracy", "validation_loss", "test_loss"), 1.0)
-    return Trial(
-        seed=seed, best_epoch=1, validation_accuracy=validation, test_accuracy=test, measures=measures, **rest
-    )
-
-
 @pytest.fixture
 def cells() -> dict[Spec, list[Trial]]:
     return {
-        PAPER: [trial(0, 0.5, 0.5)],
-        Spec("mine", "GCN", 2): [trial(0, 0.6, 0.7, row_diff=1.0), trial(1, 0.6, 0.5, row_diff=3.0)],
-        Spec("mine", "GCN", 8, norm="PN-SI"): [trial(0, 0.9, 0.8, row_diff=4.0)],
-        Spec("cora", "GCN", 2, hidden=77): [trial(0, 0.1, 0.1)],
+        PAPER: [make_trial(0, 0.5, 0.5)],
+        Spec("mine", "GCN", 2): [
+            make_trial(0, 0.6, 0.7, measures={"row_diff": 1.0}),
+            make_trial(1, 0.6, 0.5, measures={"row_diff": 3.0}),
+        ],
+        Spec("mine", "GCN", 8, norm="PN-SI"): [make_trial(0, 0.9, 0.8, measures={"row_diff": 4.0})],
+        Spec("cora", "GCN", 2, hidden=77): [make_trial(0, 0.1, 0.1)],
     }
 
 
-def test_paper_trials_are_not_user_trials(cells: dict[Spec, list[Trial]]) -> None:
+def test_paper_trials_are_not_user_trials(cells):
     assert [one.spec for one in find_user_trials(cells, Selection())] == list(cells)[1:]
     few = Spec("cora", "GCN", 2, epochs=7)
-    assert find_user_trials({few: [trial(0, 1, 1)]}, Selection())
-    assert not find_user_trials({few: [trial(0, 1, 1)]}, Selection(epochs=7))
+    assert find_user_trials({few: [make_trial(0, 1, 1)]}, Selection())
+    assert not find_user_trials({few: [make_trial(0, 1, 1)]}, Selection(epochs=7))
 
 
-def test_user_section_lists_best_by_validation_with_varied_fields(cells: dict[Spec, list[Trial]]) -> None:
+def test_user_section_lists_best_by_validation_with_varied_fields(cells):
     text = text_of(user_section(find_user_trials(cells, Selection())))
     assert "Best by validation: `mine GCN depth=8 norm=PN-SI`, 0.800 of the test nodes" in text
     table = text[text.index("### mine") : text.index("### cora")]
@@ -54,15 +49,15 @@ def test_user_section_lists_best_by_validation_with_varied_fields(cells: dict[Sp
     ]
 
 
-def test_graph_names_are_escaped(cells: dict[Spec, list[Trial]]) -> None:
+def test_graph_names_are_escaped(cells):
     hostile = Spec("a|b<img>`", "GCN", 2)
-    text = text_of(user_section(find_user_trials({hostile: [trial(0, 0.5, 0.5)]}, Selection())))
+    text = text_of(user_section(find_user_trials({hostile: [make_trial(0, 0.5, 0.5)]}, Selection())))
     assert r"### a\|b&lt;img&gt;\`" in text
     assert r"`` 'a\|b<img>`' GCN depth=2 ``" in text
 
 
 @pytest.mark.parametrize("with_paper", [True, False])
-def test_report_on_a_user_store(cells: dict[Spec, list[Trial]], with_paper: bool, tmp_path: Path) -> None:
+def test_report_on_a_user_store(cells, with_paper, tmp_path):
     with Store(tmp_path / "mine.sqlite") as store:
         for spec, trials in cells.items():
             if with_paper or spec != PAPER:
@@ -75,14 +70,14 @@ def test_report_on_a_user_store(cells: dict[Spec, list[Trial]], with_paper: bool
     assert "| 2 | none | 2 | 0.600 | 0.600 ± 0.141 | 2 |" in text
 
 
-def test_shortened_paper_runs_are_not_user_trials() -> None:
+def test_shortened_paper_runs_are_not_user_trials():
     user_trials = {
-        PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)],
-        PAPER.replace(epochs=5, hidden=77): [trial(0, 0.5, 0.5)],
+        PAPER.replace(epochs=5): [make_trial(0, 0.5, 0.5)],
+        PAPER.replace(epochs=5, hidden=77): [make_trial(0, 0.5, 0.5)],
     }
     text = text_of(user_section(find_user_trials(user_trials, Selection())))
     assert "2 specs that are none of the paper's" in text
-    assert find_user_trials({PAPER.replace(epochs=5): [trial(0, 0.5, 0.5)]}, Selection(epochs=5)) == []
+    assert find_user_trials({PAPER.replace(epochs=5): [make_trial(0, 0.5, 0.5)]}, Selection(epochs=5)) == []
 
 
 SELECTION = Selection(runs=1, epochs=3, depths=(2,))
@@ -101,7 +96,7 @@ def row(section: str, start: str) -> list[float]:
     return [float(cell) for cell in result.split("|")[2:-1]]
 
 
-def test_effects_are_mean_paired_differences(section: str) -> None:
+def test_effects_are_mean_paired_differences(section):
     # Made up: +0.003 for rw, -0.02 before the activation, +0.004 for PN-SI, +-0.0005 of chance.
     assert row(section, "GCN: sym instead of rw") == pytest.approx([-0.003, -0.003], abs=6e-4)
     assert row(section, "GCN: before instead of after") == pytest.approx([-0.02, -0.02], abs=6e-4)
@@ -109,6 +104,6 @@ def test_effects_are_mean_paired_differences(section: str) -> None:
     assert "GAT: sym" not in section
 
 
-def test_missing_tables_give_no_section() -> None:
+def test_missing_tables_give_no_section():
     assert ablation_section(None) is None
     assert gain_section(None) is None

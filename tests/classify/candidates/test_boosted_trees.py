@@ -28,7 +28,7 @@ def table() -> Task:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_compact_text_predicts_like_lightgbm(table: Task, classes: int) -> None:
+def test_compact_text_predicts_like_lightgbm(table, classes):
     task = table
     if classes == 2:
         graph = table.graph.replace(labels=table.graph.labels.clamp(max=1), class_names=("a", "b"))
@@ -44,7 +44,7 @@ def test_compact_text_predicts_like_lightgbm(table: Task, classes: int) -> None:
     np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
-def test_candidates_of_hops_do_not_depend_on_other_hops(table: Task) -> None:
+def test_candidates_of_hops_do_not_depend_on_other_hops(table):
     settings = [
         {one.candidate for one in BoostedTrees(hops, (4,)).fit(table, lambda done: None)}
         for hops in ((1,), (3,), (1, 3))
@@ -52,7 +52,7 @@ def test_candidates_of_hops_do_not_depend_on_other_hops(table: Task) -> None:
     assert settings[0] | settings[1] == settings[2]
 
 
-def test_trees_of_a_fold_are_cached_and_reproducible(table: Task) -> None:
+def test_trees_of_a_fold_are_cached_and_reproducible(table):
     (*_, fit) = next(BoostedTrees((1,), (4,)).fit(table, lambda done: None))
     (fold,) = table.folds
     grown, again = fit(fold), fit(replace(fold))
@@ -61,7 +61,7 @@ def test_trees_of_a_fold_are_cached_and_reproducible(table: Task) -> None:
     torch.testing.assert_close(grown.logits(table.prepared), again.logits(table.prepared))
 
 
-def test_neighbor_columns_improve_accuracy(table: Task) -> None:
+def test_neighbor_columns_improve_accuracy(table):
     ((candidate, *_),) = BoostedTrees((2,), (4,)).fit(table, lambda done: None)
     alone = table.graph.replace(adjacency=Graph.from_edges([[0], [1]], num_nodes=400).adjacency)
     ((own, *_),) = BoostedTrees((2,), (4,)).fit(
@@ -70,14 +70,14 @@ def test_neighbor_columns_improve_accuracy(table: Task) -> None:
     assert candidate.validation_accuracy > own.validation_accuracy + 0.05
 
 
-def test_many_features_become_principal_components(small: Graph, task: Task) -> None:
+def test_many_features_become_principal_components(small, task):
     columns = NodeColumns.of(task, 1)
     assert columns.axes is not None
     torch.testing.assert_close(columns.axes.T @ columns.axes, torch.eye(64), atol=1e-4, rtol=0)
     assert columns.table(task.prepared).rows().shape == (300, 2 * 64 + 1 + 2 * 2 + 1)
 
 
-def test_damaged_trees_raise(table: Task) -> None:
+def test_damaged_trees_raise(table):
     ((*_, fit),) = BoostedTrees((1,), (4,)).fit(table, lambda done: None)
     settings, tensors = fit(table).state()
     text = tensors["trees"].numpy().tobytes().decode()
@@ -116,14 +116,14 @@ def test_damaged_trees_raise(table: Task) -> None:
             restore(trees=torch.tensor(list(damaged.encode()), dtype=torch.uint8))
 
 
-def test_direction_columns_learn_a_directed_class(flow: Graph) -> None:
+def test_direction_columns_learn_a_directed_class(flow):
     task = Task(flow, PreparedGraph(flow, Scaling.of(flow)(flow), CPU), "rw")
     plain, directed = BoostedTrees((1,), (4,), (False, True)).fit(task, lambda done: None)
     assert plain.candidate.validation_accuracy < 0.65
     assert directed.candidate.validation_accuracy > 0.85
 
 
-def test_directed_trees_are_restored_for_other_edges(flow: Graph) -> None:
+def test_directed_trees_are_restored_for_other_edges(flow):
     task = Task(flow, PreparedGraph(flow, Scaling.of(flow)(flow), CPU), "rw")
     ((candidate, *_, fit),) = BoostedTrees((1,), (4,), (True,)).fit(task, lambda done: None)
     fitted = fit(task)
@@ -136,7 +136,7 @@ def test_directed_trees_are_restored_for_other_edges(flow: Graph) -> None:
     assert not torch.equal(result, again.logits(PreparedGraph(flow, task.features, CPU)))
 
 
-def test_available_directions_do_not_change_undirected_trees(table: Task) -> None:
+def test_available_directions_do_not_change_undirected_trees(table):
     """Directions that are there do not change trees that do not ask for them, nor what is saved."""
     directed = torch.arange(table.graph.adjacency.values().numel()) % 5 > 0
     other = table.graph.replace(directed=directed)
@@ -147,7 +147,7 @@ def test_available_directions_do_not_change_undirected_trees(table: Task) -> Non
     assert settings == {"hops": 1}
 
 
-def test_extra_columns_are_used_if_they_improve_the_score(table: Task, monkeypatch) -> None:
+def test_extra_columns_are_used_if_they_improve_the_score(table, monkeypatch):
     steps: list[str] = []
     family = BoostedTrees((1,), (4,), extras=columns.EXTRAS)
     monkeypatch.setattr(module, "improves", lambda *_: False)
@@ -158,7 +158,7 @@ def test_extra_columns_are_used_if_they_improve_the_score(table: Task, monkeypat
     assert results[-1].candidate.setting.endswith(", " + ", ".join(columns.EXTRAS))
 
 
-def test_trees_with_extra_columns_are_restored_and_checked(table: Task, monkeypatch) -> None:
+def test_trees_with_extra_columns_are_restored_and_checked(table, monkeypatch):
     monkeypatch.setattr(module, "improves", lambda *_: True)
     *_, (candidate, probabilities, _, fit) = BoostedTrees((1,), (4,), extras=columns.EXTRAS).fit(
         table, lambda done: None
@@ -183,7 +183,7 @@ def test_trees_with_extra_columns_are_restored_and_checked(table: Task, monkeypa
             module.Trees.restore(saved._replace(**changes))
 
 
-def test_early_stopping_uses_separate_rows() -> None:
+def test_early_stopping_uses_separate_rows():
     """Labels without meaning: every round makes the loss on new rows larger, and on old ones smaller."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 2, (400,), generator=generator)
@@ -195,7 +195,7 @@ def test_early_stopping_uses_separate_rows() -> None:
     assert losses.argmin() < 10
 
 
-def test_rare_class_does_not_stop_boosting(table: Task) -> None:
+def test_rare_class_does_not_stop_boosting(table):
     """Both of its nodes are left out to choose the rounds: the trees of the others still have many."""
     graph, rare = table.graph, table.graph.train.nonzero().squeeze(1)[-2:]
     labels = graph.labels.clone()

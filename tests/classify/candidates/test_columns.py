@@ -32,7 +32,7 @@ def incomplete(small: Graph) -> Graph:
     return small.replace(features=torch.rand(300, 4, generator=generator), missing=missing)
 
 
-def test_feature_columns_are_means_of_known_values(incomplete: Graph) -> None:
+def test_feature_columns_are_means_of_known_values(incomplete):
     result = torch.cat(feature_columns(on(incomplete), 2), 1)
     adjacency = incomplete.adjacency.to_dense().double()
     matrix = adjacency / adjacency.sum(1, keepdim=True).clamp(min=1)
@@ -45,7 +45,7 @@ def test_feature_columns_are_means_of_known_values(incomplete: Graph) -> None:
     torch.testing.assert_close(result.double(), torch.cat(expected, 1), equal_nan=True, atol=1e-5, rtol=1e-4)
 
 
-def test_label_columns_exclude_own_label(small: Graph) -> None:
+def test_label_columns_exclude_own_label(small):
     """Columns of a node do not depend on its own label; those of its neighbors do."""
     node = int(small.train.nonzero()[0])
     labels = small.labels.clone()
@@ -57,7 +57,7 @@ def test_label_columns_exclude_own_label(small: Graph) -> None:
     assert not torch.equal(result[neighbors].nan_to_num(), changed[neighbors].nan_to_num())
 
 
-def test_label_shares_are_over_labeled_neighbors(small: Graph) -> None:
+def test_label_shares_are_over_labeled_neighbors(small):
     result = label_columns(on(small), known(small), 2)
     given = torch.nn.functional.one_hot(small.labels, 2) * small.train[:, None]
     near = small.adjacency.to_dense() @ given.float()
@@ -68,7 +68,7 @@ def test_label_shares_are_over_labeled_neighbors(small: Graph) -> None:
     assert result[~has_neighbors, :2].isnan().all()
 
 
-def test_labels_are_matched_by_node_name(small: Graph) -> None:
+def test_labels_are_matched_by_node_name(small):
     names = np.append(small.node_names.astype(str), "new")
     edges = torch.cat([small.edge_index, torch.tensor([[300], [int(small.train.nonzero()[0])]])], 1)
     grown = Graph.from_edges(edges, torch.ones(301, 1), num_nodes=301, node_names=names)
@@ -88,7 +88,7 @@ def one_way(incomplete: Graph) -> Graph:
     return Graph.from_edges(incomplete.edge_index[:, kept], num_nodes=300, **parts)
 
 
-def test_direction_columns_equal_dense_reference(one_way: Graph) -> None:
+def test_direction_columns_equal_dense_reference(one_way):
     result = direction_columns(on(one_way), known(one_way), 2)
     assert one_way.directed is not None
     listed = torch.zeros(300, 300, dtype=torch.bool)
@@ -105,14 +105,14 @@ def test_direction_columns_equal_dense_reference(one_way: Graph) -> None:
     torch.testing.assert_close(result, expected, equal_nan=True, atol=1e-5, rtol=1e-4)
 
 
-def test_reciprocal_edges_give_equal_direction_columns(incomplete: Graph) -> None:
+def test_reciprocal_edges_give_equal_direction_columns(incomplete):
     along, against = direction_columns(on(incomplete), known(incomplete), 2).chunk(2, 1)
     assert torch.equal(along.nan_to_num(), against.nan_to_num())
     around = feature_columns(on(incomplete), 1)[1]
     torch.testing.assert_close(along[:, :4], around, equal_nan=True, atol=0, rtol=0)
 
 
-def test_extreme_and_missing_columns_use_known_neighbors(incomplete: Graph) -> None:
+def test_extreme_and_missing_columns_use_known_neighbors(incomplete):
     prepared, nodes = on(incomplete), range(0, 300, 7)
     columns = NodeColumns.of(Task(incomplete, prepared), 1, extras=("extremes", "missing"))
     table = columns.table(prepared).blocks
@@ -132,7 +132,7 @@ def test_extreme_and_missing_columns_use_known_neighbors(incomplete: Graph) -> N
     assert torch.equal(table["missing"][:, :4], incomplete.missing.float())
 
 
-def test_structure_columns_equal_networkx(small: Graph) -> None:
+def test_structure_columns_equal_networkx(small):
     networkx = pytest.importorskip("networkx")
     result = NodeColumns.of(Task(small, on(small)), 1, extras=("structure",)).table(on(small))
     rank, core, *returns = result.blocks["structure"].double().T
@@ -153,7 +153,7 @@ def test_structure_columns_equal_networkx(small: Graph) -> None:
         )
 
 
-def test_eigenvectors_are_defined_for_fitted_nodes(small: Graph) -> None:
+def test_eigenvectors_are_defined_for_fitted_nodes(small):
     columns = NodeColumns.of(Task(small, on(small)), 1, extras=("eigenvectors",))
     vectors = columns.table(on(small)).blocks["eigenvectors"].double()
     degree = small.adjacency.to_dense().double().sum(1)
@@ -170,7 +170,7 @@ def test_eigenvectors_are_defined_for_fitted_nodes(small: Graph) -> None:
     assert torch.equal(after[:300], columns.table(on(named)).blocks["eigenvectors"])
 
 
-def test_own_label_does_not_change_sgc_columns(small: Graph) -> None:
+def test_own_label_does_not_change_sgc_columns(small):
     node = int(small.train.nonzero()[0])
     labels = small.labels.clone()
     labels[node] = 1 - labels[node]

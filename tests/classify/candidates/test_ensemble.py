@@ -18,7 +18,7 @@ def evaluate(task: Task, probabilities: torch.Tensor) -> CandidateResult:
     return task.evaluate(Candidate("SGC"), probabilities.log().unsqueeze(1), lambda task: None)
 
 
-def test_members_are_selected_by_gain(task: Task) -> None:
+def test_members_are_selected_by_gain(task):
     """Two that are wrong on different nodes are better together; a fallback_probabilities adds nothing."""
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     first, second = (torch.arange(len(truth)) % 2 == rest for rest in (0, 1))
@@ -33,7 +33,7 @@ def test_members_are_selected_by_gain(task: Task) -> None:
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy", "balanced-accuracy", "auc"])
-def test_gain_must_exceed_paired_standard_error(task: Task, metric: str) -> None:
+def test_gain_must_exceed_paired_standard_error(task, metric):
     now = replace(task, metric=metric)
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     nodes = torch.arange(len(truth))[:, None]
@@ -47,7 +47,7 @@ def test_gain_must_exceed_paired_standard_error(task: Task, metric: str) -> None
     assert not improves(now, before, before)
 
 
-def test_loss_gain_equals_textbook_standard_error_rule(task: Task) -> None:
+def test_loss_gain_equals_textbook_standard_error_rule(task):
     generator, truth = torch.Generator().manual_seed(0), torch.nn.functional.one_hot(task.held_out_labels, 2)
     result = set()
     for shift in (0.0, 0.01, 0.02, 0.04, 0.08):
@@ -62,7 +62,7 @@ def test_loss_gain_equals_textbook_standard_error_rule(task: Task) -> None:
     assert result == {False, True}
 
 
-def test_average_is_weighted_mean_of_probabilities(task: Task) -> None:
+def test_average_is_weighted_mean_of_probabilities(task):
     choice = search(task, [SGCFamily(["PN"], (1, 3), (3.0,))])
     parts = [
         (weight, one.candidate, one.fit(task)) for weight, one in zip((1, 3), choice.results, strict=True)
@@ -72,7 +72,7 @@ def test_average_is_weighted_mean_of_probabilities(task: Task) -> None:
     torch.testing.assert_close(result, (one + 3 * three) / 4, atol=1e-5, rtol=1e-4)
 
 
-def test_metric_decides_selected_member(task: Task) -> None:
+def test_metric_decides_selected_member(task):
     """Accuracy selects the candidate that is correct most often, even if unsure; loss selects the other."""
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     unsure, sure = 0.02 * truth + 0.49, 0.98 * truth + 0.01
@@ -84,7 +84,7 @@ def test_metric_decides_selected_member(task: Task) -> None:
         )
 
 
-def test_beats_prior_requires_two_standard_errors(task: Task) -> None:
+def test_beats_prior_requires_two_standard_errors(task):
     """Compared with the paired differences of losses by the textbook formula."""
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     noise = torch.rand(len(truth), generator=torch.Generator().manual_seed(0))[:, None]
@@ -101,7 +101,7 @@ def test_beats_prior_requires_two_standard_errors(task: Task) -> None:
     assert not beats_prior(task, task.prior.expand_as(truth))
 
 
-def test_best_per_model_excludes_most_frequent_class(task: Task) -> None:
+def test_best_per_model_excludes_most_frequent_class(task):
     truth = torch.nn.functional.one_hot(task.held_out_labels, 2).float()
     results = [
         task.evaluate(Candidate(model), (share * truth + (1 - share) / 2).log()[:, None], lambda task: None)
@@ -112,7 +112,7 @@ def test_best_per_model_excludes_most_frequent_class(task: Task) -> None:
     assert dict(best_per_model(results)) == {2: 1, 3: 1}
 
 
-def test_unreachable_nodes_share_one_prediction(task: Task) -> None:
+def test_unreachable_nodes_share_one_prediction(task):
     """Nodes without edges and features select no candidate, and all have the same probabilities."""
     graph = task.graph
     alone = torch.arange(300) % 3 == 0
@@ -139,7 +139,7 @@ def test_unreachable_nodes_share_one_prediction(task: Task) -> None:
     torch.testing.assert_close(first, second)
 
 
-def test_pickle_size_is_unchanged_by_predictions(task: Task) -> None:
+def test_pickle_size_is_unchanged_by_predictions(task):
     family = SGCFamily(["PN"], (2,), (10.0,))
     fitted = search(task, [family]).fit(task)
     before = len(pickle.dumps(fitted))
@@ -150,7 +150,7 @@ def test_pickle_size_is_unchanged_by_predictions(task: Task) -> None:
     assert torch.equal(*logits)
 
 
-def test_isolated_nodes_get_shares_of_isolated_labeled_nodes() -> None:
+def test_isolated_nodes_get_shares_of_isolated_labeled_nodes():
     """Pairs of nodes have either class; of the isolated nodes, nine in ten are of class 1."""
     pairs = torch.arange(400).view(200, 2).T
     labels = torch.cat([torch.arange(400) // 2 % 2, (torch.arange(100) % 10 > 0).long()])

@@ -1,12 +1,9 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from pairnorm.classify import NodeClassifier, register_candidate
 from pairnorm.classify.candidates import boosted_trees as module
-from pairnorm.data import Graph
 
 
 @pytest.fixture
@@ -19,9 +16,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_registered_classifier_is_fitted_and_saved(
-    small: Graph, registered: str, tmp_path: Path, missing: bool
-) -> None:
+def test_registered_classifier_is_fitted_and_saved(small, registered, tmp_path, missing):
     graph = small
     if missing:
         missing_nodes = small.labels * 0 + 1 > 0
@@ -37,9 +32,7 @@ def test_registered_classifier_is_fitted_and_saved(
     np.testing.assert_allclose(again, classifier.predict_proba(graph), atol=1e-6)
 
 
-def test_loading_never_imports_a_classifier(
-    small: Graph, registered: str, tmp_path: Path, raises, monkeypatch
-) -> None:
+def test_loading_never_imports_a_classifier(small, registered, tmp_path, raises, monkeypatch):
     NodeClassifier(registered).fit(small).save(tmp_path)
     module.FACTORIES.clear()
     monkeypatch.setattr(module, "entry_points", lambda **_: pytest.fail("looks for code"))
@@ -47,7 +40,7 @@ def test_loading_never_imports_a_classifier(
         NodeClassifier.load(tmp_path)
 
 
-def test_entry_point_is_found_by_name(monkeypatch: pytest.MonkeyPatch, registered: str) -> None:
+def test_entry_point_is_found_by_name(monkeypatch, registered):
     class Entry:
         def load(self) -> type:
             return HistGradientBoostingClassifier
@@ -58,6 +51,6 @@ def test_entry_point_is_found_by_name(monkeypatch: pytest.MonkeyPatch, registere
 
 
 @pytest.mark.parametrize("name", ["", " ", "a,b", "a\nb", 3])
-def test_invalid_candidate_name_raises(name: str, raises) -> None:
+def test_invalid_candidate_name_raises(name, raises):
     with raises("not-a-name", value=name):
         register_candidate(name, HistGradientBoostingClassifier)

@@ -12,7 +12,7 @@ from pairnorm.data import Graph, load
 CPU = torch.device("cpu")
 
 
-def test_label_propagation_ignores_features(small: Graph, task: Task) -> None:
+def test_label_propagation_ignores_features(small, task):
     noise = torch.rand(300, 500, generator=torch.Generator().manual_seed(0))
     tasks = [Task(small, PreparedGraph(small, features, CPU), "rw") for features in (task.features, noise)]
     fitted, other = (search(one, [LabelPropagation()]).fit(one) for one in tasks)
@@ -22,7 +22,7 @@ def test_label_propagation_ignores_features(small: Graph, task: Task) -> None:
     )
 
 
-def test_label_propagation_solves_its_fixed_point(small: Graph, task: Task) -> None:
+def test_label_propagation_solves_its_fixed_point(small, task):
     """F = (1 - α) (I - α S)⁻¹ Y."""
     adjacency = small.adjacency.to_dense().double() + torch.eye(300)
     degree = adjacency.sum(1)
@@ -35,7 +35,7 @@ def test_label_propagation_solves_its_fixed_point(small: Graph, task: Task) -> N
         torch.testing.assert_close(result, exact, atol=1e-4, rtol=1e-3)
 
 
-def test_labels_are_matched_by_node_name(small: Graph, task: Task) -> None:
+def test_labels_are_matched_by_node_name(small, task):
     """In a graph whose nodes come in another order, and of which some are new, the known ones are found."""
     small = small.replace(node_names=np.arange(300))
     task = replace(task, graph=small)
@@ -51,7 +51,7 @@ def test_labels_are_matched_by_node_name(small: Graph, task: Task) -> None:
     assert (there[:300] == here[order]).double().mean() > 0.98
 
 
-def test_unreachable_nodes_get_class_shares_of_reached_nodes() -> None:
+def test_unreachable_nodes_get_class_shares_of_reached_nodes():
     """Two labels each, but six nodes near class 1 and one near class 0: nodes 11 and 12 are of class 1."""
     train = torch.arange(13) < 4
     edges = [[0, 2, 2, 2, 3, 3, 3, 11], [4, 5, 6, 7, 8, 9, 10, 12]]
@@ -63,7 +63,7 @@ def test_unreachable_nodes_get_class_shares_of_reached_nodes() -> None:
     assert result[11:, 1].tolist() == pytest.approx([6 / 7, 6 / 7], abs=1e-3)
 
 
-def test_unreachable_predictions_do_not_depend_on_features(blanked_cora: Graph) -> None:
+def test_unreachable_predictions_do_not_depend_on_features(blanked_cora):
     """Label propagation uses no features, so that their absence must not change how it treats a node."""
     settings = {"model": "label propagation", "simple": True, "refit": False, "target": "labeled"}
     first, second = (

@@ -8,7 +8,7 @@ from pairnorm.data import Graph
 CPU = torch.device("cpu")
 
 
-def test_logistic_regression_ignores_edges(small: Graph, task: Task) -> None:
+def test_logistic_regression_ignores_edges(small, task):
     alone = Graph.from_edges([[0], [1]], small.features, small.labels, **small.split._asdict())
     tasks = [Task(graph, PreparedGraph(graph, task.features, CPU), "rw") for graph in (small, alone)]
     fitted, other = (search(one, [LogisticRegression()]).fit(one) for one in tasks)
@@ -18,7 +18,7 @@ def test_logistic_regression_ignores_edges(small: Graph, task: Task) -> None:
     )
 
 
-def test_validation_loss_selects_the_scale(task: Task) -> None:
+def test_validation_loss_selects_the_scale(task):
     choice = search(task, [LogisticRegression((1.0, 10.0, 100.0))])
     candidates, best = choice.results, choice.best
     assert {one.candidate.setting for one in candidates} == {"scale 1", "scale 10", "scale 100"}
@@ -27,9 +27,7 @@ def test_validation_loss_selects_the_scale(task: Task) -> None:
 
 
 @pytest.mark.parametrize("family", [LogisticRegression(), SGCFamily(["none"], [2])])
-def test_scales_beyond_the_time_limit_are_skipped(
-    task: Task, monkeypatch: pytest.MonkeyPatch, family: LogisticRegression | SGCFamily
-) -> None:
+def test_scales_beyond_the_time_limit_are_skipped(task, monkeypatch, family):
     """Many classes and few columns: the last scales can take a minute each."""
     monkeypatch.setattr("pairnorm.classify.candidates.sgc.MIN_SWEEP_SECONDS", 0.0)
     monkeypatch.setattr(Task, "allows", lambda self, share, seconds=0.0: seconds == 0)

@@ -5,7 +5,6 @@ import torch
 
 from pairnorm.classify import ClassifierWarning
 from pairnorm.classify.candidates import GNNFamily, PreparedGraph, Task
-from pairnorm.data import Graph
 from pairnorm.train import Spec
 
 CPU = torch.device("cpu")
@@ -17,7 +16,7 @@ def nothing(_: object) -> None:
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
 @pytest.mark.parametrize("layout", ["sparse", "dense"])
-def test_gnn_is_evaluated_on_scaled_features(small: Graph, task: Task, model: str, layout: str) -> None:
+def test_gnn_is_evaluated_on_scaled_features(small, task, model, layout):
     if layout == "dense":
         task = Task(small, PreparedGraph(small, 100 * task.features.to_dense(), CPU), "rw")
     spec = Spec("own", model, 2, norm="PN-SI", epochs=30)
@@ -29,7 +28,7 @@ def test_gnn_is_evaluated_on_scaled_features(small: Graph, task: Task, model: st
 
 
 @pytest.mark.parametrize("model", ["GCN", "GAT"])
-def test_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
+def test_gnn_is_trained_on_scaled_features(small, model):
     """Divided by their sum, which large noise columns dominate, these features would be uninformative."""
     generator = torch.Generator().manual_seed(0)
     noise = 1e4 * torch.rand(small.num_nodes, 20, generator=generator)
@@ -41,9 +40,7 @@ def test_gnn_is_trained_on_scaled_features(small: Graph, model: str) -> None:
 
 
 @pytest.mark.parametrize(("required", "trained"), [(True, [2]), (False, [])])
-def test_expired_time_limit_trains_at_most_one_network_and_warns(
-    task: Task, required: bool, trained: list[int]
-) -> None:
+def test_expired_time_limit_trains_at_most_one_network_and_warns(task, required, trained):
     specs, messages = [Spec("own", "GCN", depth, epochs=5) for depth in (2, 3)], []
     task = replace(task, time_limit=0.0)
     family = GNNFamily(specs, [0], required=required, cross_fit=True)
@@ -55,7 +52,7 @@ def test_expired_time_limit_trains_at_most_one_network_and_warns(
     assert len(messages) == family.steps == 2
 
 
-def test_fold_is_predicted_by_networks_without_its_labels(task: Task) -> None:
+def test_fold_is_predicted_by_networks_without_its_labels(task):
     selection_nodes = task.graph.train | task.graph.validation
     folded = replace(
         task, fold_masks=[selection_nodes & (torch.arange(300) % 3 == number) for number in range(3)]

@@ -32,7 +32,7 @@ def gaps(small: Graph) -> Graph:
 @pytest.mark.parametrize("mode", [None, "PN", "PN-SI", "PN-SCS"])
 @pytest.mark.parametrize("method", ["zero", "fp"])
 @pytest.mark.parametrize("known_every", [1000, 40])
-def test_states_equal_iterates_in_any_order(small: Graph, mode, method, known_every) -> None:
+def test_states_equal_iterates_in_any_order(small, mode, method, known_every):
     """Also where few rows are known, and span fewer columns than there are."""
     missing = torch.arange(small.num_nodes) % known_every == 0
     missing = missing if known_every == 1000 else ~missing & ~small.train
@@ -51,7 +51,7 @@ def test_states_equal_iterates_in_any_order(small: Graph, mode, method, known_ev
     assert propagation.state(prepared, 5) is propagation.state(prepared, 5)
 
 
-def test_masked_features_have_separate_states(gaps: Graph) -> None:
+def test_masked_features_have_separate_states(gaps):
     prepared, propagation = on(gaps), Propagation("fp", "rw", "PN")
     before = propagation.state(prepared, 4)
     masked = prepared.masked(torch.arange(gaps.num_nodes) % 5 == 0)
@@ -62,7 +62,7 @@ def test_masked_features_have_separate_states(gaps: Graph) -> None:
     assert known.imputed("fp") is known.reduced[1]
 
 
-def test_least_recently_used_values_are_evicted(gaps: Graph, monkeypatch) -> None:
+def test_least_recently_used_values_are_evicted(gaps, monkeypatch):
     monkeypatch.setattr(module, "MAX_CACHE_BYTES", 2 * gaps.features.nbytes)
     monkeypatch.setattr(module, "SMALL_BYTES", 2**12)
     prepared = on(gaps)
@@ -71,7 +71,7 @@ def test_least_recently_used_values_are_evicted(gaps: Graph, monkeypatch) -> Non
     assert [prepared.peek(key) is not None for key in "abc"] == [True, False, True]
 
 
-def test_pickles_exclude_the_cache_and_copies_keep_the_adjacency(gaps: Graph) -> None:
+def test_pickles_exclude_the_cache_and_copies_keep_the_adjacency(gaps):
     prepared, propagation = on(gaps), Propagation("zero", "rw", "PN")
     size = len(pickle.dumps(prepared))
     propagation.state(prepared, 3)
@@ -84,7 +84,7 @@ def test_pickles_exclude_the_cache_and_copies_keep_the_adjacency(gaps: Graph) ->
         assert torch.equal(copy.features, prepared.features)
 
 
-def test_sgc_without_pair_norm_differs_by_a_scale(gaps: Graph) -> None:
+def test_sgc_without_pair_norm_differs_by_a_scale(gaps):
     """Centering changes only the bias, so that over many nodes one of the two norms is enough."""
     prepared = on(gaps)
     plain, normed = (Propagation("zero", "rw", mode).state(prepared, 6) for mode in (None, "PN"))
@@ -93,14 +93,14 @@ def test_sgc_without_pair_norm_differs_by_a_scale(gaps: Graph) -> None:
     assert torch.allclose(centered, scale * normed, atol=1e-4 * float(centered.abs().max()))
 
 
-def test_large_graph_plans_one_norm(small: Graph, monkeypatch) -> None:
+def test_large_graph_plans_one_norm(small, monkeypatch):
     monkeypatch.setattr(module, "MANY_NODES", 1)
     for options, norms in (({}, ["PN"]), ({"norm": ["none", "PN"]}, ["none", "PN"])):
         sgc = {family.name: family for family in plan(NodeClassifier(**options), small)}["SGC"]
         assert list(sgc.norms) == norms
 
 
-def test_feature_columns_are_cached(gaps: Graph) -> None:
+def test_feature_columns_are_cached(gaps):
     prepared = on(gaps)
     widest = columns.feature_columns(prepared, 3)
     fewer = columns.feature_columns(prepared, 1)
@@ -108,7 +108,7 @@ def test_feature_columns_are_cached(gaps: Graph) -> None:
     assert fewer[0].isnan().any()
 
 
-def test_label_columns_are_cached_by_labels(small: Graph) -> None:
+def test_label_columns_are_cached_by_labels(small):
     prepared, classes = on(small), small.num_classes
     first = columns.label_columns(prepared, KnownLabels.of(Task(small, prepared)), classes)
     assert columns.label_columns(prepared, KnownLabels.of(Task(small, prepared)), classes) is first
@@ -137,7 +137,7 @@ def named(graph: Graph, missing: bool) -> Graph:
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI", "PN-SCS"])
 @pytest.mark.parametrize("missing", [False, True])
-def test_statistics_reproduce_pair_norm_on_fitted_graph(small: Graph, mode: str, missing: bool) -> None:
+def test_statistics_reproduce_pair_norm_on_fitted_graph(small, mode, missing):
     graph = named(small, missing)
     propagation = Propagation("zero", "rw", mode, 2.0)
     statistics = propagation.statistics(on(graph), 4)
@@ -147,7 +147,7 @@ def test_statistics_reproduce_pair_norm_on_fitted_graph(small: Graph, mode: str,
     torch.testing.assert_close(state, next(islice(iterates, 4, None)), atol=2e-5, rtol=1e-4)
 
 
-def test_statistics_of_smaller_depth_are_a_prefix(small: Graph) -> None:
+def test_statistics_of_smaller_depth_are_a_prefix(small):
     prepared, propagation = on(small), Propagation("zero", "rw", "PN")
     deep, flat = (propagation.statistics(prepared, depth) for depth in (5, 2))
     assert torch.equal(deep.centers[:3], flat.centers)
@@ -156,7 +156,7 @@ def test_statistics_of_smaller_depth_are_a_prefix(small: Graph) -> None:
 
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_component_alone_is_predicted_as_in_whole_graph(small: Graph, name: str, missing: bool) -> None:
+def test_component_alone_is_predicted_as_in_whole_graph(small, name, missing):
     """Nodes of one class alone, cut off from the others, are predicted as in the whole graph."""
     graph = named(small, missing)
     inside = graph.labels == 0
@@ -179,7 +179,7 @@ def test_component_alone_is_predicted_as_in_whole_graph(small: Graph, name: str,
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
-def test_constant_feature_shift_cancels(small: Graph, mode: str) -> None:
+def test_constant_feature_shift_cancels(small, mode):
     graph = named(small, missing=False)
     propagation = Propagation("zero", "rw", mode)
     statistics = propagation.statistics(on(graph), 12)
@@ -191,7 +191,7 @@ def test_constant_feature_shift_cancels(small: Graph, mode: str) -> None:
     torch.testing.assert_close(states[1], states[0], atol=1e-3, rtol=1e-3)
 
 
-def test_unconnected_new_nodes_change_no_prediction(small: Graph) -> None:
+def test_unconnected_new_nodes_change_no_prediction(small):
     graph = named(small, missing=False)
     classifier = NodeClassifier(**SETTINGS["SGC-PN"], refit=False).fit(graph)
     new = graph.num_nodes // 2

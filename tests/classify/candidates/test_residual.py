@@ -40,7 +40,7 @@ def first(task: Task, **settings: object) -> CandidateResult:
     return next(ResidualGCNs(**settings).fit(task, lambda done: None))  # type: ignore[arg-type]
 
 
-def test_residual_networks_learn_parity_of_neighbors(parity: Task) -> None:
+def test_residual_networks_learn_parity_of_neighbors(parity):
     steps: list[str] = []
     family = ResidualGCNs(((3, 16),))
     *_, result = family.fit(parity, steps.append)
@@ -50,7 +50,7 @@ def test_residual_networks_learn_parity_of_neighbors(parity: Task) -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_fitted_and_restored_networks_predict_as_evaluated(task: Task, monkeypatch, wide: bool) -> None:
+def test_fitted_and_restored_networks_predict_as_evaluated(task, monkeypatch, wide):
     monkeypatch.setattr(module, "MAX_FEATURES", 1000 if wide else 16)
     result = first(task)
     fitted, validation = result.fit(task), task.graph.validation
@@ -65,7 +65,7 @@ def test_fitted_and_restored_networks_predict_as_evaluated(task: Task, monkeypat
             KINDS["residual GCN"].restore(saved._replace(**wrong))
 
 
-def test_held_out_labels_do_not_change_fold_predictions(parity: Task) -> None:
+def test_held_out_labels_do_not_change_fold_predictions(parity):
     task = folded(parity)
     held_out = task.fold_masks[0]
     graph = task.graph.replace(labels=task.graph.labels.where(~held_out, 1 - task.graph.labels))
@@ -79,13 +79,13 @@ def test_held_out_labels_do_not_change_fold_predictions(parity: Task) -> None:
     assert results[0].fit(task.with_all_folds).logits(task.prepared).shape[1] == module.NUM_NETWORKS
 
 
-def test_task_with_other_training_labels_trains_a_new_network(parity: Task) -> None:
+def test_task_with_other_training_labels_trains_a_new_network(parity):
     result = first(parity, settings=((3, 16),))
     fewer = parity.graph.replace(train=parity.graph.train & (torch.arange(600) % 2 == 0))
     assert result.fit(replace(parity, graph=fewer)).logits(parity.prepared).shape[1] == 1
 
 
-def test_masked_features_do_not_change_predictions(task: Task, monkeypatch) -> None:
+def test_masked_features_do_not_change_predictions(task, monkeypatch):
     feature_mask = torch.arange(300) % 2 == 0
     masked = folded(replace(task, feature_mask=feature_mask))
     held_out = masked.fold_masks[0]
@@ -99,9 +99,7 @@ def test_masked_features_do_not_change_predictions(task: Task, monkeypatch) -> N
 
 
 @pytest.mark.parametrize(("limit", "epochs"), [(1000.0, 20), (100.0, module.MIN_EPOCHS)])
-def test_first_step_is_shortened_by_the_time_limit(
-    parity: Task, monkeypatch: pytest.MonkeyPatch, limit: float, epochs: int
-) -> None:
+def test_first_step_is_shortened_by_the_time_limit(parity, monkeypatch, limit, epochs):
     """The clock advances by a second whenever it is read, twice in an epoch."""
     clock, steps = [0.0], list[str]()
 

@@ -29,7 +29,7 @@ def nothing(_: object) -> None:
 
 @pytest.mark.parametrize("norm", ["none", "PN", "PN-SI", "PN-SCS"])
 @pytest.mark.parametrize("adjacency", ["rw", "sym"])
-def test_fitted_sgc_reaches_stated_validation_accuracy(small: Graph, norm: str, adjacency: str) -> None:
+def test_fitted_sgc_reaches_stated_validation_accuracy(small, norm, adjacency):
     task, messages = on(small, adjacency), []
     family = SGCFamily([norm], (1, 4), SCALES)
     result = list(family.fit(task, messages.append))
@@ -45,7 +45,7 @@ def test_fitted_sgc_reaches_stated_validation_accuracy(small: Graph, norm: str, 
 
 
 @pytest.mark.parametrize("imputation", ["zero", "fp", "mass"])
-def test_reduced_coordinates_give_the_same_logits(blanked_cora: Graph, monkeypatch, imputation: str) -> None:
+def test_reduced_coordinates_give_the_same_logits(blanked_cora, monkeypatch, imputation):
     task, family = on(blanked_cora), SGCFamily(["PN"], (5,), (10.0,), (imputation,))
     ((reduced, _, _, fit),) = family.fit(task, nothing)
     logits = fit(task).logits(PreparedGraph(blanked_cora, task.features, CPU))
@@ -57,7 +57,7 @@ def test_reduced_coordinates_give_the_same_logits(blanked_cora: Graph, monkeypat
     assert (logits - full_logits).abs().max() < 0.01
 
 
-def test_depth_helps_with_pair_norm_if_vectors_are_missing(blanked_cora: Graph) -> None:
+def test_depth_helps_with_pair_norm_if_vectors_are_missing(blanked_cora):
     best = {}
     for norm in ("none", "PN"):
         family = SGCFamily([norm], (2, 30), (30.0, 100.0))
@@ -68,7 +68,7 @@ def test_depth_helps_with_pair_norm_if_vectors_are_missing(blanked_cora: Graph) 
     assert best["PN", 30] > best["none", 30] + 0.1
 
 
-def test_many_training_nodes_select_on_subsample_and_refit_on_all(task: Task, monkeypatch) -> None:
+def test_many_training_nodes_select_on_subsample_and_refit_on_all(task, monkeypatch):
     monkeypatch.setattr(module, "MAX_SELECTION_ROWS", 10)
     few = task_module.limit_training_nodes(task, module.MAX_SELECTION_ROWS)
     counts = torch.bincount(task.graph.labels[few.graph.train])
@@ -84,7 +84,7 @@ def test_many_training_nodes_select_on_subsample_and_refit_on_all(task: Task, mo
     assert torch.equal(fitted.weight, fit(task).weight)
 
 
-def test_subsample_keeps_the_rarest_class(task: Task, monkeypatch) -> None:
+def test_subsample_keeps_the_rarest_class(task, monkeypatch):
     first = int((task.graph.labels == 1).nonzero()[0])
     rare = (task.graph.labels == 0) & ~task.graph.validation & ~task.graph.test
     rare[first] = True
@@ -98,7 +98,7 @@ def test_subsample_keeps_the_rarest_class(task: Task, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("norm", ["none", "PN"])
-def test_large_graph_stops_depth_search_without_gain(small: Graph, monkeypatch, norm: str) -> None:
+def test_large_graph_stops_depth_search_without_gain(small, monkeypatch, norm):
     task, family = on(small), SGCFamily([norm], tuple(range(1, 30)), SCALES)
     whole, messages = [one.candidate for one in family.fit(task, nothing)], []
     monkeypatch.setattr(scaling, "MANY_NODES", 1)
@@ -114,7 +114,7 @@ def test_large_graph_stops_depth_search_without_gain(small: Graph, monkeypatch, 
     assert min(least) == min(least[: -regression.PATIENCE])
 
 
-def test_features_are_imputed_once(blanked_cora: Graph, monkeypatch) -> None:
+def test_features_are_imputed_once(blanked_cora, monkeypatch):
     calls = []
 
     def counted(*arguments, method):
@@ -131,7 +131,7 @@ def test_features_are_imputed_once(blanked_cora: Graph, monkeypatch) -> None:
     assert calls == ["mass", "mass"]
 
 
-def test_large_rank_is_restricted_to_leading_axes(task: Task, monkeypatch) -> None:
+def test_large_rank_is_restricted_to_leading_axes(task, monkeypatch):
     restricted = []
 
     def record(*arguments: Any) -> Any:

@@ -3,14 +3,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pairnorm.classify.candidates import Average, LabelPropagation, LogisticRegression, Task, ensemble
+from pairnorm.classify.candidates import Average, LabelPropagation, LogisticRegression, ensemble
 from pairnorm.classify.candidates.ensemble import select_smoothing, sharpen, smooth
 from pairnorm.classify.search import search
 
 CPU = torch.device("cpu")
 
 
-def test_smooth_solves_its_fixed_point(task: Task) -> None:
+def test_smooth_solves_its_fixed_point(task):
     """Against a dense solution of Z = α S Z + (1 - α) Z₀, with known labels in place of predictions."""
     graph, alpha = task.graph, 0.5
     labels = graph.labels.where(graph.train, -1)
@@ -28,7 +28,7 @@ def test_smooth_solves_its_fixed_point(task: Task) -> None:
     assert torch.equal(result.argmax(1), sharpen(result, 3.0).argmax(1))
 
 
-def test_smoothing_is_selected_if_it_lowers_the_loss(task: Task) -> None:
+def test_smoothing_is_selected_if_it_lowers_the_loss(task):
     """Features alone are weakly informative; those of neighbors add information."""
     families = [LogisticRegression((3.0,)), LogisticRegression((10.0,))]
     assert search(task, families).smooths == (None,)
@@ -47,7 +47,7 @@ def test_smoothing_is_selected_if_it_lowers_the_loss(task: Task) -> None:
     assert np.isclose(loss(again), choice.best.validation_loss, rtol=1e-4)
 
 
-def test_unreachable_nodes_are_not_smoothed(task: Task) -> None:
+def test_unreachable_nodes_are_not_smoothed(task):
     choice = search(task, [LogisticRegression((3.0,)), LogisticRegression((10.0,))], simple=False)
     average = choice._replace(smooths=(None,)).fit(task)
     plain = average.logits(task.prepared).softmax(-1)[task.graph.validation, 0]
@@ -60,11 +60,11 @@ def test_unreachable_nodes_are_not_smoothed(task: Task) -> None:
     assert not torch.allclose(result[~unreachable], plain[~unreachable], atol=0.01)
 
 
-def test_single_family_is_not_smoothed(task: Task) -> None:
+def test_single_family_is_not_smoothed(task):
     assert search(task, [LabelPropagation()], simple=False).smooths == (None,)
 
 
-def test_smoothing_of_a_fold_excludes_held_out_labels(task: Task, monkeypatch) -> None:
+def test_smoothing_of_a_fold_excludes_held_out_labels(task, monkeypatch):
     nodes = task.graph.train | task.graph.validation
     masks = [nodes & (torch.arange(300) % 3 == number) for number in range(3)]
     folded, seen = replace(task, fold_masks=masks), []

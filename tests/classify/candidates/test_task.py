@@ -15,17 +15,15 @@ from pairnorm.classify.candidates import (
     MostFrequent,
     PreparedGraph,
     SGCFamily,
-    Task,
 )
-from pairnorm.classify.candidates.task import CandidateResult, Family, SavedState
+from pairnorm.classify.candidates.task import CandidateResult, SavedState
 from pairnorm.classify.evaluation import METRICS
 from pairnorm.classify.scaling import check_size
-from pairnorm.data import Graph
 
 CPU = torch.device("cpu")
 
 
-def test_rank_orders_by_score_then_loss_then_depth() -> None:
+def test_rank_orders_by_score_then_loss_then_depth():
     def evaluate(score: float, loss: float, depth: int) -> tuple[float, float, int]:
         candidate = Candidate("SGC", "PN", depth, validation_loss=loss)
         return CandidateResult(
@@ -41,7 +39,7 @@ def test_rank_orders_by_score_then_loss_then_depth() -> None:
     assert Candidate("SGC", "PN", 4, validation_accuracy=0.9, validation_loss=0.1).rank == best
 
 
-def test_candidate_names_state_norm_and_depth() -> None:
+def test_candidate_names_state_norm_and_depth():
     assert Candidate("label propagation").name == "label propagation"
     assert Candidate("GCN", "none", 2).name == "GCN without PairNorm, depth 2"
     assert (
@@ -50,7 +48,7 @@ def test_candidate_names_state_norm_and_depth() -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_score_equals_scikit_learn_metric(task: Task, metric: str) -> None:
+def test_score_equals_scikit_learn_metric(task, metric):
     """Against scikit-learn's own, of the classes it predicts."""
     labels = task.held_out_labels.numpy()
     for one in SGCFamily(["PN"], (2,), (1.0, 100.0)).fit(replace(task, metric=metric), lambda done: None):
@@ -74,7 +72,7 @@ def test_score_equals_scikit_learn_metric(task: Task, metric: str) -> None:
     [LabelPropagation(), LogisticRegression((1.0, 10.0, 100.0)), MostFrequent(), BoostedTrees((1, 2), (4,))],
     ids=lambda family: family.name,
 )
-def test_family_contract(task: Task, family: Family) -> None:
+def test_family_contract(task, family):
     """A family reports its announced steps; candidates reach their stated scores, also when restored."""
     messages: list[str] = []
     result = list(family.fit(task, messages.append))
@@ -104,9 +102,7 @@ def test_family_contract(task: Task, family: Family) -> None:
     [SGCFamily(["PN"], (2,), (30.0,), ("zero", "fp")), LogisticRegression((10.0,)), BoostedTrees((1,), (4,))],
     ids=lambda family: family.name,
 )
-def test_masked_features_do_not_change_held_out_predictions(
-    task: Task, family: Family, dense: bool, folded: bool
-) -> None:
+def test_masked_features_do_not_change_held_out_predictions(task, family, dense, folded):
     """Held-out predictions do not depend on masked features."""
     selection_nodes = task.graph.train | task.graph.validation
     feature_mask = selection_nodes & (torch.arange(300) % 2 == 0)
@@ -140,7 +136,7 @@ def test_masked_features_do_not_change_held_out_predictions(
     ],
     ids=lambda family: family.name,
 )
-def test_folds_are_predicted_without_their_labels(task: Task, family: Family) -> None:
+def test_folds_are_predicted_without_their_labels(task, family):
     """Each fold equals a separate task; held-out labels do not change its predictions."""
     graph = task.graph
     selection_nodes = graph.train | graph.validation
@@ -171,20 +167,20 @@ def test_folds_are_predicted_without_their_labels(task: Task, family: Family) ->
         torch.testing.assert_close(one.probabilities, torch.cat(parts), atol=5e-3, rtol=0)
 
 
-def test_too_large_features_raise(small: Graph, monkeypatch, raises) -> None:
+def test_too_large_features_raise(small, monkeypatch, raises):
     monkeypatch.setattr(module, "MAX_DENSE_BYTES", 1000)
     with raises("too-large", value=4 * 500 * 300) as caught:
         check_size(small)
     assert caught.value.typed().endswith("Keep fewer columns, or pass --model GCN and --scaling rows.")
 
 
-def test_average_of_one_has_the_name_of_its_member() -> None:
+def test_average_of_one_has_the_name_of_its_member():
     one = Candidate("average", parts=("SGC-PN, depth 4, scale 3",), smoothed=True)
     assert one.name == "SGC-PN, depth 4, scale 3, smoothed over the graph"
     assert Candidate("average", parts=("a", "b")).name == "average of 2 models"
 
 
-def test_fold_fallback_is_class_shares_of_training_labels(task: Task) -> None:
+def test_fold_fallback_is_class_shares_of_training_labels(task):
     """The labels that a fold holds out have no part in it: here each fold holds out one class."""
     selection = task.graph.train | task.graph.validation
     masks = [selection & (task.graph.labels == number) for number in range(2)]
