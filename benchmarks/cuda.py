@@ -86,10 +86,10 @@ def _cost(graph: Graph, name: str, model: str, bandwidth: float, precision: Any)
     torch.cuda.reset_peak_memory_stats()
     reached = _microseconds(graph, spec, TRIALS)
     memory = torch.cuda.max_memory_allocated() / GIBIBYTE
-    stand_in = " (stand-in of its size)" if graph.name == "csbm" else ""
+    substitute = " (substitute of its size)" if graph.name == "csbm" else ""
     row = Row(
         part="cuda",
-        work=f"{model} with PN-SI, {name}{stand_in}, {precision}, depth {DEPTH}, {TRIALS} trials, {PER}",
+        work=f"{model} with PN-SI, {name}{substitute}, {precision}, depth {DEPTH}, {TRIALS} trials, {PER}",
         ours=f"{reached:.2f} µs, {memory:.1f} GiB",
         peer=f"bandwidth: {1e6 * layer_bytes(graph, spec) / bandwidth:.2f} µs",
         result=reached,

@@ -11,11 +11,13 @@ ROOT = Path(__file__).parents[1]
 # A word, and the term to use instead. Names are split at underscores and capitals.
 NAMES = {
     "alike": "similar, variants or near_duplicates",
+    "beside": "next_to, or compared_with",
     "chances": "probabilities",
     "dear": "expensive",
     "fills": "imputations",
     "found": "what was found: results, entries, match",
     "heard": "on_progress",
+    "holed": "incomplete",
     "judged": "evaluated",
     "lacking": "pending, or missing",
     "lesson": "pseudo_labels",
@@ -24,6 +26,7 @@ NAMES = {
     "rival": "baseline",
     "rivals": "baselines",
     "sparing": "search_limits",
+    "spoil": "damage",
     "strange": "unknown",
     "taught": "self_trained",
     "tell": "on_progress, or notify",
@@ -37,6 +40,8 @@ VARIABLES = {
     "every": "what it holds: train, columns, all_runs",
     "some": "what it holds: rows, batch, group",
 }
+# A test is named by subject, condition and expected result, not by a sentence.
+TEST_NAME = re.compile(r"test_(?:an?|the|it|what|where|who|whoever|there|how|of|nobody)_")
 TEXT = {
     r"\banew\b": "again",
     r"\bbut for\b": "except",
@@ -67,6 +72,11 @@ CLEAN_CODE = [
     "src/pairnorm/sweep",
     "src/pairnorm/train",
     "src/pairnorm/version.py",
+    "benchmarks",
+    "examples",
+    *(f"tests/{name}" for name in ("base", "classify", "commands", "compare", "faults", "paper")),
+    *("tests/report", "tests/sweep"),
+    *sorted(f"tests/{path.name}" for path in ROOT.glob("tests/*.py") if path != Path(__file__)),
 ]
 CLEAN_PAGES = [
     "README.md",
@@ -119,6 +129,11 @@ def test_code_vocabulary(target):
             for name, line in [*defined_names(tree), (file.stem, 1)]
             for word in words_of(name)
             if word in NAMES
+        ]
+        complaints += [
+            f"{where}:{line}: {name!r} is a sentence: name subject, condition and expected result"
+            for name, line in defined_names(tree)
+            if TEST_NAME.match(name)
         ]
         complaints += [
             f"{where}:{line}: write {VARIABLES[name]} instead of {name!r}"

@@ -87,12 +87,12 @@ def test_advice_follows_validation_and_states_an_interval():
         "method at 2 layers; a significant difference (95% interval +8.2 to +11.8 points)."
     )
     assert "Use PN-SI, 16 layers: 75.5%" in without
-    some = [row for row in table.rows if row["missing_percent"] == 0 and row["depth"] == 2]
-    (alone,) = advice(table.comparison, some)
+    shallow = [row for row in table.rows if row["missing_percent"] == 0 and row["depth"] == 2]
+    (alone,) = advice(table.comparison, shallow)
     assert alone.startswith("Use no method and 2 layers: 80.5% of the test nodes correct.")
 
     def preferring(method: str) -> str:
-        rows = [{**row, "validation_score": 0.9} if row["method"] == method else row for row in some]
+        rows = [{**row, "validation_score": 0.9} if row["method"] == method else row for row in shallow]
         (sentence,) = advice(table.comparison, rows)
         return sentence
 

@@ -40,7 +40,7 @@ def test_loading_never_imports_a_classifier(small, registered, tmp_path, raises,
         NodeClassifier.load(tmp_path)
 
 
-def test_entry_point_is_found_by_name(monkeypatch, registered):
+def test_entry_point_is_loaded_by_name(monkeypatch, registered):
     class Entry:
         def load(self) -> type:
             return HistGradientBoostingClassifier
