@@ -2,6 +2,7 @@ import os
 import pickle
 import warnings
 from copy import deepcopy
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -150,6 +151,27 @@ def test_graph_without_split_is_split_and_scored_on_held_out_nodes(small):
     )
 
 
+CONTAINERS = {"array": np.array, "list": list, "tensor": torch.tensor}
+
+
+def graph_with(small: Graph, labels: object, given: str, folder: Path) -> Graph:
+    """Read labels and one feature from frames, another container, files or a packed graph."""
+    nodes = pandas.DataFrame({"id": np.arange(300), "x": small.features.to_dense()[:, 0], "y": labels})
+    edges = pandas.DataFrame(small.edge_index.T.numpy(), columns=["source", "target"])
+    if given == "frame":
+        return Graph.from_frames(nodes, edges, label="y")
+    if given in CONTAINERS:
+        return Graph.from_edges(small.edge_index, nodes[["x"]], CONTAINERS[given](labels))
+    *packed, kind = given.split()
+    paths = [folder / f"{name}.{kind}" for name in ("nodes", "edges")]
+    for frame, path in zip((nodes, edges), paths, strict=True):
+        (frame.to_csv if kind == "csv" else frame.to_parquet)(path, index=False)
+    if packed:
+        pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
+        return Graph.from_packed(pack(*paths, folder / "packed", label="y", memory="256MB"))
+    return Graph.from_files(*paths, label="y")
+
+
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
 @pytest.mark.parametrize("given", ["integers", "floats", "nullable", "texts", "csv", "parquet"])
 def test_classes_keep_their_type(tmp_path, small, given):
@@ -158,15 +180,7 @@ def test_classes_keep_their_type(tmp_path, small, given):
     labels = pandas.Series(values).where(np.arange(300) % 3 > 0)
     labels = {"floats": labels, "texts": pandas.Series(values).astype(str)}.get(given, labels.astype("Int64"))
     labels = pandas.Series(values) if given == "integers" else labels
-    nodes = pandas.DataFrame({"id": np.arange(300), "x": small.features.to_dense()[:, 0], "y": labels})
-    edges = pandas.DataFrame(small.edge_index.T.numpy(), columns=["source", "target"])
-    if given in ("csv", "parquet"):
-        paths = [tmp_path / f"{name}.{given}" for name in ("nodes", "edges")]
-        for frame, path in zip((nodes, edges), paths, strict=True):
-            (frame.to_csv if given == "csv" else frame.to_parquet)(path, index=False)
-        graph = Graph.from_files(*paths, label="y")
-    else:
-        graph = Graph.from_frames(nodes, edges, label="y")
+    graph = graph_with(small, labels, given if given in ("csv", "parquet") else "frame", tmp_path)
     classifier = NodeClassifier("label propagation").fit(graph)
     expected = np.unique(values.astype(str) if given == "texts" else values)
     assert classifier.predict(graph).dtype.kind == ("U" if given == "texts" else "i")
@@ -188,23 +202,9 @@ def test_classes_keep_their_type(tmp_path, small, given):
 @pytest.mark.parametrize("unknown", [False, True])
 def test_boolean_labels_stay_boolean(tmp_path, small, given, unknown):
     values = pandas.Series(small.labels.numpy() > 0)
+    unknown = unknown and given != "tensor"  # a tensor has no unknown booleans
     labels = values.astype(object).where(np.arange(300) % 3 > 0, None) if unknown else values
-    nodes = pandas.DataFrame({"id": np.arange(300), "x": small.features.to_dense()[:, 0], "y": labels})
-    edges = pandas.DataFrame(small.edge_index.T.numpy(), columns=["source", "target"])
-    if given == "frame":
-        graph = Graph.from_frames(nodes, edges, label="y")
-    elif given in ("array", "list", "tensor"):
-        form = {"array": np.array, "list": list, "tensor": lambda labeled: torch.tensor(values)}[given]
-        graph = Graph.from_edges(small.edge_index, nodes[["x"]], form(labels))
-    else:
-        *packed, kind = given.split()
-        paths = [tmp_path / f"{name}.{kind}" for name in ("nodes", "edges")]
-        for frame, path in zip((nodes, edges), paths, strict=True):
-            (frame.to_csv if kind == "csv" else frame.to_parquet)(path, index=False)
-        graph = Graph.from_files(*paths, label="y")
-        if packed:
-            pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnorm[all]")
-            graph = Graph.from_packed(pack(*paths, tmp_path / "packed", label="y", memory="256MB"))
+    graph = graph_with(small, labels, given, tmp_path)
     classifier = NodeClassifier("label propagation").fit(graph)
     assert classifier.predict(graph).dtype == bool
     assert classifier.classes_.tolist() == [False, True]

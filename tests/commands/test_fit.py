@@ -180,7 +180,7 @@ def test_cora_without_features_is_fitted_from_files(tmp_path):
     graph: Graph = cora.replace(features=features_after(cora, missing).trial(0), missing=missing.mask[:, 0])
     files = write_papers(graph, tmp_path)
     options = ["--id", "paper", "--label", "subject", "--split", "part", "--norm", "PN"]
-    narrowed = ["--depth", "20,40", "--scale", "100,300", "--out", str(tmp_path / "run")]
+    narrowed = ["--depth", "20,40", "--scale", "100,300", "--no-baselines", "--out", str(tmp_path / "run")]
     assert cli.main(["fit", *files.options, *options, *narrowed]) == 0
     result = pandas.read_csv(tmp_path / "run" / "predictions.csv")
     assert result["id"].str.startswith("paper-").all()
