@@ -81,14 +81,14 @@ def check_pair_norm(size):
             mock.patch.object(dist, "all_gather", wraps=dist.all_gather) as gathers,
             mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sums,
         ):
-            found = layer(mine, None if batch is None else batch[own], graphs)
+            result = layer(mine, None if batch is None else batch[own], graphs)
             assert gathers.call_count + sums.call_count == 1
-            loss = (found * upstream[own]).sum()
+            loss = (result * upstream[own]).sum()
             loss.backward(retain_graph=True)
             assert gathers.call_count + sums.call_count == 2
         (again,) = torch.autograd.grad(loss, mine, create_graph=True)
-        (found_twice,) = torch.autograd.grad(again.pow(3).sum(), mine)
-        for one, other in ((found, y), (mine.grad, expected), (found_twice, twice)):
+        (result_twice,) = torch.autograd.grad(again.pow(3).sum(), mine)
+        for one, other in ((result, y), (mine.grad, expected), (result_twice, twice)):
             close(one, other[own], rtol=tolerance, atol=tolerance * float(other.detach().abs().max()))
 
 
@@ -99,10 +99,10 @@ def check_extremes(size):
     for mode in MODES:
         for x in (small * 1e-3 + 1e3, small * 1e25, (small * 300).half(), (small * 300).bfloat16()):
             expected = pair_norm(x.double(), mode=mode)
-            found = pair_norm(x[own], mode=mode, process_group=group)
-            assert found.dtype == x.dtype
+            result = pair_norm(x[own], mode=mode, process_group=group)
+            assert result.dtype == x.dtype
             largest = max(1.0, float(expected.abs().max()))
-            close(found.double(), expected[own], rtol=0, atol=float(torch.finfo(x.dtype).eps) * 8 * largest)
+            close(result.double(), expected[own], rtol=0, atol=float(torch.finfo(x.dtype).eps) * 8 * largest)
         assert pair_norm(small[:0], mode=mode, process_group=group).shape == (0, 4)
     with pytest.raises(PairNormError) as caught:
         pair_norm(small[own], batch=torch.zeros(NODES, dtype=torch.long)[own], process_group=group)
@@ -171,9 +171,9 @@ def bytes_sent():
 
 def one_step(model, x, adjacency, keys, loss):
     model.zero_grad()
-    found = loss(model(x, adjacency, keys))
-    found.backward()
-    return found.detach()
+    result = loss(model(x, adjacency, keys))
+    result.backward()
+    return result.detach()
 
 
 def check_shards(size):
@@ -223,7 +223,7 @@ def check_shards(size):
             return total / int(train.sum())
 
         expected = one_step(alone, features, values, keys, loss)
-        found = one_step(
+        result = one_step(
             model,
             shards.local_rows(features),
             shards.adjacency(values),
@@ -232,7 +232,7 @@ def check_shards(size):
         )
         shards.sum_gradients(model)
         tolerance = 1e-10 if dtype == torch.float64 else 1e-5
-        close(found, expected, rtol=tolerance, atol=0)
+        close(result, expected, rtol=tolerance, atol=0)
         # Gradients of scores are small differences of large numbers: held against the largest of the model.
         scale = max(float(one.grad.abs().max()) for one in alone.parameters())
         for mine, other in zip(model.parameters(), alone.parameters(), strict=True):

@@ -46,7 +46,7 @@ def test_quoted_text_respects_the_length_limit(text, most):
     assert shown == repr(text).replace(r"\\", "\\") or shown.endswith("…")
 
 
-def test_message_shortens_a_long_problem_and_keeps_the_hint() -> None:
+def test_message_shortens_a_long_problem_and_keeps_the_hint():
     error = PairNormError(f"it holds map<{'x' * 9000}>", expected="a text", hint="Check the file.")
     for message in (str(error), error.typed()):
         assert len(message) < 1100

@@ -76,12 +76,12 @@ def test_groups_of_nodes_with_some_features_are_not_called_without_features(find
 
 def test_weighted_accuracy_names_the_share_of_nodes_that_it_describes(findings):
     """Bug: the accuracy over 25% of the unlabeled nodes was stated as that of all."""
-    found = replace(findings)
-    found.__dict__["standardized"] = Standardized(0.5, (0.4, 0.6), 0.75)
-    remarks = " ".join(_target_remarks(found))
+    result = replace(findings)
+    result.__dict__["standardized"] = Standardized(0.5, (0.4, 0.6), 0.75)
+    remarks = " ".join(_target_remarks(result))
     assert "50.0% of the 25% of them that held-out nodes resemble are right" in remarks
-    found.__dict__["standardized"] = Standardized(0.5, (0.4, 0.6), 0.0)
-    assert "50.0% are right" in " ".join(_target_remarks(found))
+    result.__dict__["standardized"] = Standardized(0.5, (0.4, 0.6), 0.0)
+    assert "50.0% are right" in " ".join(_target_remarks(result))
 
 
 @pytest.mark.filterwarnings("ignore:column .* alone predicts")

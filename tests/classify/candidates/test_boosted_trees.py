@@ -210,7 +210,7 @@ def test_rare_class_does_not_stop_boosting(table):
     assert rounds > 5
 
 
-def test_extra_columns_end_with_the_share_of_time(table: Task, monkeypatch) -> None:
+def test_extra_columns_end_with_the_share_of_time(table, monkeypatch):
     steps: list[str] = []
     family = BoostedTrees((1,), (4,), extras=columns.EXTRAS)
     # Time for extra columns at first, but not for another evaluation as long as the first one.

@@ -154,7 +154,7 @@ def test_large_rank_is_restricted_to_leading_axes(task, monkeypatch):
     assert same.float().mean() > 0.95
 
 
-def test_wide_features_are_projected_on_leading_axes_unless_exhaustive(task: Task, monkeypatch) -> None:
+def test_wide_features_are_projected_on_leading_axes_unless_exhaustive(task, monkeypatch):
     for place in (scaling, module):
         monkeypatch.setattr(place, "MAX_AXES", 16)
     monkeypatch.setattr(scaling, "MAX_STATE_SIZE", 0)
@@ -178,7 +178,7 @@ def test_wide_features_are_projected_on_leading_axes_unless_exhaustive(task: Tas
         FittedSGC.restore(saved._replace(tensors={**tensors, "axes": fitted.axes[1:]}))
 
 
-def test_every_imputation_and_norm_has_one_depth_before_any_has_two(blanked_cora: Graph) -> None:
+def test_every_imputation_and_norm_has_one_depth_before_any_has_two(blanked_cora):
     task = replace(on(blanked_cora), time_limit=60.0)
     family = SGCFamily(["PN", "PN-SI"], (1, 2, 3, 4, 5), (10.0,), ("zero", "mass"), exhaustive=False)
     settings = [(each.norm, each.imputation, each.depth) for each, *_ in family.fit(task, nothing)]
