@@ -208,6 +208,9 @@ def real_number(
     >>> real_number("scale", float("nan"), above=0)
     Traceback (most recent call last):
     pairnorm.base.errors.PairNormError: scale is nan; expected a finite number above 0.
+    >>> real_number("sets", 90, least=0, below=1)
+    Traceback (most recent call last):
+    pairnorm.base.errors.PairNormError: sets is 90; expected a finite number from 0 to below 1.
     """
     try:
         number = None if isinstance(value, bool | str) else float(value)
@@ -217,7 +220,8 @@ def real_number(
     if number is not None and least <= number <= most and above < number < below and -inf < number < inf:
         return number + 0.0  # -0.0 becomes 0.0
     low = f"above {above:g}" if above > -inf else f"from {least:g}" if least > -inf else ""
-    high = f"below {below:g}" if below < inf else f"{'to' if low else 'up to'} {most:g}" if most < inf else ""
+    bound = f"below {below:g}" if below < inf else f"{most:g}" if most < inf else ""
+    high = f"to {bound}" if low and bound else bound if below < inf or not bound else f"up to {bound}"
     expected = " ".join(filter(None, ("a finite number", low, high)))
     raise PairNormError(f"{what} is {quoted(value)}", code="not-a-number", value=value, expected=expected)
 

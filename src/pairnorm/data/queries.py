@@ -234,7 +234,7 @@ class QueriedTable:
             return
         for path in self.paths:
             check_utf8_name(path)
-        units = _durations(self.paths)
+        units = _duration_units(self.paths)
         table = f"read_parquet([{', '.join(sql_text(str(path)) for path in self.paths)}])"
         self._parts = dict.fromkeys(columns, table)
         self.cells = {}
@@ -414,8 +414,8 @@ def _check_type(path: Path) -> None:
         )
 
 
-def _durations(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the unit of every column of durations of Parquet files, which must be the same in all."""
+def _duration_units(paths: Sequence[Path]) -> dict[str, str]:
+    """Return the time unit of each duration column of Parquet files; raise an error if files differ."""
     import pyarrow
     from pyarrow import parquet
 
