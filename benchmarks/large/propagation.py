@@ -18,10 +18,7 @@ from torch import Tensor
 
 SAMPLE, ROUNDS, DEPTH = 1000, 3, 16
 CHUNK = 2**20
-DEFAULTS = {
-    "cpu": ((1_000_000, 10_000_000), 20, 32),
-    "cuda": ((1_000_000, 10_000_000, 100_000_000), 32, 128),
-}
+DEFAULTS = {"cpu": ((1_000_000, 10_000_000), 20, 32), "cuda": ((1_000_000, 10_000_000, 100_000_000), 32, 128)}
 """Nodes, entries per node and columns of the state, by device."""
 
 

@@ -95,12 +95,7 @@ def test_unreachable_nodes_are_predicted_from_training_labels_only():
     train = torch.arange(NODES) < 300
     test = (torch.arange(NODES) >= 380) & graph.labeled
     validation = ((torch.arange(NODES) >= 300) & graph.labeled & ~test) | (labels != graph.labels)
-    parts = {
-        "missing": graph.missing | lonely,
-        "train": train,
-        "validation": validation,
-        "test": test,
-    }
+    parts = {"missing": graph.missing | lonely, "train": train, "validation": validation, "test": test}
     graph_with_unreachable = Graph.from_edges(edges, graph.features * ~lonely[:, None], labels, **parts)
     result = NodeClassifier(**CHEAP, refit=False).fit(graph_with_unreachable)
     model, task = result.model_, result.task_

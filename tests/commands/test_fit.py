@@ -74,12 +74,7 @@ def test_nodes_without_features_are_predicted_well(run):
 
 def test_report_has_all_sections_and_figures(run):
     text = (run[1] / "report.md").read_text(encoding="utf-8")
-    for heading in (
-        "# Labels for customers",
-        "## Accuracy",
-        "## Comparison with baselines",
-        "## Depth",
-    ):
+    for heading in ("# Labels for customers", "## Accuracy", "## Comparison with baselines", "## Depth"):
         assert heading in text
     for name in (
         "with most features",

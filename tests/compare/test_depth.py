@@ -5,14 +5,7 @@ import pytest
 
 from helpers import make_trial
 from pairnorm.compare import depth
-from pairnorm.compare.depth import (
-    COLUMNS,
-    DATASETS,
-    LONG_RANGE,
-    DepthCell,
-    DepthComparison,
-    DepthTable,
-)
+from pairnorm.compare.depth import COLUMNS, DATASETS, LONG_RANGE, DepthCell, DepthComparison, DepthTable
 from pairnorm.train import METHODS, Spec, Store
 from pairnorm.train.schedule import Running
 

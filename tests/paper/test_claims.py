@@ -4,14 +4,7 @@ from pathlib import Path
 import pytest
 from synthetic import SMALL, fill, small_experiments, trial
 
-from pairnorm.paper.claims import (
-    CLAIMS,
-    constant,
-    requested_runs,
-    shrinks_to,
-    stays_apart,
-    verdicts,
-)
+from pairnorm.paper.claims import CLAIMS, constant, requested_runs, shrinks_to, stays_apart, verdicts
 from pairnorm.paper.evidence import Case, Evidence, Layers, Verdict, compare, read_layers
 from pairnorm.paper.experiments import BARS, CLAIMS_AGAIN, EXPERIMENTS, TABLE3, Selection
 from pairnorm.sweep.grid import Summary, TableCell
