@@ -70,10 +70,7 @@ def diffuse(
 
 
 def apply_linear(imputation: Callable[[Tensor], Tensor], x: Tensor, missing: Tensor) -> Tensor:
-    """Apply a linear imputation to features, or to the identity of the known nodes if that is cheaper.
-
-    For K < d / 2 known vectors it is f(I_K) X_K: K weights per node are propagated instead of d features.
-    """
+    """Apply a linear imputation f to features, or, for K < d / 2 known vectors, as f(I_K) X_K."""
     x = x.to_dense()
     if missing.size(-1) == 1:
         rows = (~missing).flatten(1).any(1).nonzero().squeeze(1)
@@ -143,14 +140,9 @@ def feature_propagation(x: Tensor, missing_mask: Tensor, matrix: SparseMatrix, *
 
 
 def pcfi(
-    x: Tensor,
-    missing_mask: Tensor,
-    matrix: SparseMatrix,
-    *,
-    alpha: float = 0.9,
-    beta: float = 1.0,
+    x: Tensor, missing_mask: Tensor, matrix: SparseMatrix, *, alpha: float = 0.9, beta: float = 1.0,
     steps: int = 100,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     r"""Diffuse features weighted by pseudo-confidence, then between channels (PCFI; Um et al., 2023).
 
     The confidence C is $\alpha^h$ at h hops from the nearest known value:
@@ -209,11 +201,10 @@ def pcfi(
     confidence = torch.where(hops < 0, 0, alpha ** hops.to(x.dtype))
     if not beta:
         return imputed
-    if imputed.dim() == 2:
-        correction = _correlated_channels(imputed, confidence)
-    else:
-        masks = zip(imputed.unbind(1), confidence.unbind(1), strict=True)
-        correction = torch.stack([_correlated_channels(*mask) for mask in masks], 1)
+    masks = [(imputed, confidence)]
+    if imputed.dim() == 3:
+        masks = list(zip(imputed.unbind(1), confidence.unbind(1), strict=True))
+    correction = torch.stack([_correlated_channels(*mask) for mask in masks], 1).view(imputed.shape)
     return imputed + beta * (1 - confidence) * correction
 
 
@@ -284,11 +275,7 @@ STORED_IMPUTATIONS = ("zero", "mean", "mass", "fp", "pcfi", "mask")
 
 
 def impute(
-    x: Tensor,
-    missing_mask: Tensor,
-    adjacency: Tensor | SparseMatrix,
-    method: str = "fp",
-    **settings: Any,
+    x: Tensor, missing_mask: Tensor, adjacency: Tensor | SparseMatrix, method: str = "fp", **settings: Any
 ) -> Tensor:
     """Impute missing features, [n, d] or [n, num_masks, d].
 

@@ -283,21 +283,20 @@ class Measures:
     def __call__(self, x: Tensor, pairs: dict[str, Tensor], graph: Adjacency | None) -> dict[str, Tensor]:
         """Return each measure of ``x``; those of pairs once for each kind of ``pairs``."""
         values: dict[str, Tensor] = {}
-        if isinstance(self.chosen, Mapping):
-            for name, measure in self.chosen.items():
-                values[name] = value = torch.as_tensor(measure(x))
+        (nodes, features), own = (
+            (len(x), x.shape[-1]),
+            self.chosen if isinstance(self.chosen, Mapping) else {},
+        )
+        for name in self.chosen:
+            if name in own:
+                values[name] = value = torch.as_tensor(own[name](x))
                 if value.shape != x.shape[1:-1]:
                     expected = f"one value per trial: {list(x.shape[1:-1])}"
                     raise wrong_shape(f"measure {name!r}", value.shape, expected)
-            return values
-        estimates = {
-            "row_diff": (estimate_row_diff, len(x) ** 2 * x.shape[-1]),
-            "col_diff": (estimate_col_diff, x.shape[-1] ** 2 * len(x)),
-        }
-        for name in self.chosen:
-            estimate, work = estimates.get(name, (None, 0))
-            if estimate is not None and work > EXACT_WORK:
-                values[name], values[f"{name}_standard_error"] = estimate(x, self.sample, self.seed)
+            elif name == "row_diff" and nodes**2 * features > EXACT_WORK:
+                values[name], values[f"{name}_standard_error"] = estimate_row_diff(x, self.sample, self.seed)
+            elif name == "col_diff" and features**2 * nodes > EXACT_WORK:
+                values[name], values[f"{name}_standard_error"] = estimate_col_diff(x, self.sample, self.seed)
             elif name in PAIR_MEASURES:
                 values |= {f"{name}_{kind}": PAIR_MEASURES[name](x, part) for kind, part in pairs.items()}
                 if name == "apsd":

@@ -98,28 +98,23 @@ class Influence:
 
     def plot(self) -> Figure:
         """Return a figure of the shares by hop, next to those of propagation alone."""
-        hops, shares, baseline = range(self.steps + 1), self.shares[:-1].tolist(), self.baseline[:-1].tolist()
+        hops, baseline = range(self.steps + 1), self.baseline[:-1].tolist()
         with plotting.style():
             figure = plotting.new_figure(5.0, 3.2)
             axis = figure.subplots()
-            axis.bar(hops, shares, color=plotting.BLUE, width=0.7, label="the model")
+            axis.bar(hops, self.shares[:-1].tolist(), color=plotting.BLUE, width=0.7, label="the model")
             axis.plot(hops, baseline, color=plotting.VERMILLION, marker="o", label="propagation alone")
-            axis.set_xlabel("hops")
+            axis.set(xlabel="hops", ylim=(0, None))
             axis.set_title(f"share of the influence; breadth {self.breadth:.1f} hops", loc="left")
-            axis.set_ylim(bottom=0)
             plotting.use_integer_ticks(axis)
             axis.legend()
         return figure
 
 
 def influence_by_hop(
-    forward: Callable[[Tensor], Tensor],
-    x: Tensor,
-    adjacency: Adjacency,
-    steps: int,
-    nodes: int | Tensor = 16,
-    seed: int = 0,
-) -> Influence:
+    forward: Callable[[Tensor], Tensor], x: Tensor, adjacency: Adjacency, steps: int,
+    nodes: int | Tensor = 16, seed: int = 0,
+) -> Influence:  # fmt: skip
     """Measure the influence of nodes on the outputs of sampled nodes, by their distance in hops.
 
     The influence of node u on node v is the L1 norm of a Jacobian at ``x``, Σ_{c,f} |∂ output_{v,c} / ∂
@@ -182,58 +177,46 @@ def _propagate(index: Tensor, chosen: Tensor, num_nodes: int, steps: int) -> tup
 
 
 def influence_of_inputs(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    graph: Adjacency | None,
-    nodes: int | Tensor,
-    seed: int,
-    steps: int,
-) -> Influence:
-    """Measure the influence by hop of a model on the features among its inputs; see ``influence_by_hop``."""
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], graph: Adjacency | None,
+    nodes: int | Tensor, seed: int, steps: int,
+) -> Influence:  # fmt: skip
+    """Measure the influence by hop of a model on the first of its inputs that is features or has ``x``."""
     if graph is None:
         raise no_graph("influence")
     inputs: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-    key, x = _find_features(inputs, graph)
-
-    def forward(x: Tensor) -> Any:
-        changed = x
-        if isinstance(getattr(inputs[key], "x", None), Tensor):
-            changed = copy.copy(inputs[key])
-            changed.x = x
-        arguments = {**inputs, key: changed}
-        return model(*(arguments[i] for i in range(len(args))), **{name: arguments[name] for name in kwargs})
-
-    return influence_by_hop(forward, x, graph, steps, nodes, seed)
-
-
-def _find_features(inputs: dict[Any, Any], graph: Adjacency) -> tuple[Any, Tensor]:
-    """Return the key and the features [nodes, features] of the first input that is features or has ``x``."""
     for key, value in inputs.items():
-        x = value.x if isinstance(getattr(value, "x", None), Tensor) else value
-        if x is not graph and hasattr(x, "to_dense"):
-            dense = x if is_node_states(x) else x.to_dense()
-            if is_node_states(dense) and dense.ndim == 2:
-                return key, dense
+        has_x = isinstance(getattr(value, "x", None), Tensor)
+        x = value.x if has_x else value
+        if x is graph or not hasattr(x, "to_dense"):
+            continue
+        dense = x if is_node_states(x) else x.to_dense()
+        if not is_node_states(dense) or dense.ndim != 2:
+            continue
+
+        def forward(x: Tensor, key: Any = key, has_x: bool = has_x) -> Any:
+            changed = copy.copy(inputs[key]) if has_x else x
+            if has_x:
+                changed.x = x
+            arguments = {**inputs, key: changed}
+            named = {name: arguments[name] for name in kwargs}
+            return model(*(arguments[i] for i in range(len(args))), **named)
+
+        return influence_by_hop(forward, dense, graph, steps, nodes, seed)
     problem = "no features [nodes, features] were found among the inputs of the model"
     raise PairNormError(problem, code="no-features", expected="models of one node type")
 
 
 @dataclass
 class Record:
-    """One call of one convolution: its measures, one value per trial, and distances of node pairs.
-
-    ``norm`` is ‖X‖_F, and ``node_type`` is empty where there is only one. A backward pass adds
-    ``gradient_norm`` to the measures.
-    """
+    """One call of one convolution: its measures, one value per trial, and distances of node pairs."""
 
     forward: int
     layer: int
     name: str
-    node_type: str
+    node_type: str  # empty where there is only one
     nodes: int
-    norm: Tensor
-    measures: dict[str, Tensor]
+    norm: Tensor  # ‖X‖_F
+    measures: dict[str, Tensor]  # with gradient_norm after a backward pass
     distances: dict[str, Tensor]
 
 
@@ -258,13 +241,9 @@ class Verdict(NamedTuple):
 
 
 def form_verdict(
-    records: Sequence[Record],
-    influence: Influence | None = None,
-    train_loss: float | None = None,
-    validation_loss: float | None = None,
-    chance_loss: float | None = None,
+    records: Sequence[Record], influence: Influence | None = None, **losses: float | None
 ) -> Verdict:
-    """Diagnose the last forward pass; losses as for ``Probe.verdict``."""
+    """Diagnose the last forward pass; losses by their names in ``Probe.verdict``."""
     records = last_forward(records)
     for name in ("numerical_rank", "mean_average_distance"):
         if name not in records[0].measures:
@@ -282,7 +261,7 @@ def form_verdict(
         or _detect_collapse(several, layers[:-1] or layers)
         or _detect_vanishing_gradients(layers, responses)
         or (None if influence is None else _detect_short_range(influence))
-        or _detect_no_generalization(train_loss, validation_loss, chance_loss)
+        or _detect_no_generalization(losses)
         or Verdict("no-sign", None, f"No sign of oversmoothing: {states}, and {gradients}.")
     )
 
@@ -298,13 +277,10 @@ def last_forward(records: Sequence[Record]) -> list[Record]:
 
 def _not_finite(records: list[Record]) -> Verdict | None:
     """Return the verdict on NaN or infinity in the first such layer, of states, or else of gradients."""
-    states = [("States", "on", record, record.norm) for record in records]
-    gradients = [
-        ("Gradients", "down", record, record.measures.get("gradient_norm", record.norm))
-        for record in reversed(records)
-    ]
-    for subject, way, record, norm in states + gradients:
-        if not norm.isfinite().all():
+    ways = [("States", "on", record, "") for record in records]
+    ways += [("Gradients", "down", record, "gradient_norm") for record in reversed(records)]
+    for subject, way, record, name in ways:
+        if not record.measures.get(name, record.norm).isfinite().all():
             text = f"{subject} are not finite from layer {record.layer} ({_describe_layer(record)}) {way}."
             return Verdict("not-finite", record.layer, text)
     return None
@@ -325,9 +301,8 @@ def _detect_collapse(records: list[Record], layers: list[int]) -> Verdict | None
 
 def _describe_collapse(record: Record) -> str:
     """Describe how states have collapsed; empty where they have not."""
-    distance, rank = (
-        float(record.measures[name].mean()) for name in ("mean_average_distance", "numerical_rank")
-    )
+    names = ("mean_average_distance", "numerical_rank")
+    distance, rank = (float(record.measures[name].mean()) for name in names)
     if distance < MAX_COLLAPSED_DISTANCE:
         return f"point the same way (mean average distance {distance:.2g})"
     return f"lie on one line (numerical rank {rank:.3g})" if rank < MAX_COLLAPSED_RANK else ""
@@ -364,30 +339,31 @@ def _detect_vanishing_gradients(layers: list[int], responses: list[float]) -> Ve
 
 
 def _detect_short_range(influence: Influence) -> Verdict | None:
-    reached = influence.reach()
-    if reached is None:
+    if (reached := influence.reach()) is None:
         return None
     beyond = float(influence.baseline[reached + 1 :].sum())
-    cause = f"topological bottleneck: propagation alone would take {beyond:.1%} from there as well, so the "
-    cause += "graph itself lets little through"
-    if beyond > NEGLIGIBLE_SHARE:
-        cause = f"computational bottleneck: propagation alone would take {beyond:.0%} from there, so weights "
-        cause += "and activations lose it"
     text = (
         f"The model does not use information beyond {reached} hops: less than {NEGLIGIBLE_SHARE:.0%} of the "
-        f"influence comes from there, although its {influence.steps} convolutions reach further. A {cause}."
+        f"influence comes from there, although its {influence.steps} convolutions reach further. A "
+        + (
+            f"computational bottleneck: propagation alone would take {beyond:.0%} from there, so weights and "
+            "activations lose it."
+            if beyond > NEGLIGIBLE_SHARE
+            else f"topological bottleneck: propagation alone would take {beyond:.1%} from there as well, so "
+            "the graph itself lets little through."
+        )
     )
     return Verdict("short-range", None, text)
 
 
-def _detect_no_generalization(*losses: float | None) -> Verdict | None:
-    if all(loss is None for loss in losses):
+def _detect_no_generalization(losses: Mapping[str, float | None]) -> Verdict | None:
+    missing = [name for name, loss in losses.items() if loss is None]
+    if len(missing) == len(losses):
         return None
-    if None in losses:
-        missing = ("train_loss", "validation_loss", "chance_loss")[losses.index(None)]
-        problem = f"there is no {missing}"
-        raise PairNormError(problem, code="no-loss", value=missing, expected="all three losses")
-    train, validation, chance = (real_number("a loss", loss) for loss in losses)
+    if missing:
+        problem = f"there is no {missing[0]}"
+        raise PairNormError(problem, code="no-loss", value=missing[0], expected="all three losses")
+    train, validation, chance = (real_number("a loss", loss) for loss in losses.values())
     if train > chance / 2 or chance - validation >= (chance - train) / 2:
         return None
     text = (

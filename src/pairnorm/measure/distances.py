@@ -46,10 +46,7 @@ def result_dtype(x: Tensor) -> torch.dtype:
 
 
 def per_trial(measure: MeasureFunction) -> MeasureFunction:
-    """Make a measure of states [nodes, features] one of [nodes, trials..., features]: one value per trial.
-
-    It gets one trial at a time, which saves memory, in float64: float32 would lose small distances.
-    """
+    """Make a measure of float64 [nodes, features] one of [nodes, trials..., features], trial by trial."""
 
     @torch.no_grad()
     @functools.wraps(measure)
@@ -164,12 +161,9 @@ def tpsd(x: Tensor) -> Tensor:
 
 
 def _mean_distance(rows: Tensor) -> Tensor:
-    """Return the mean distance over all ordered pairs of the float64 ``rows``, a strip of rows at a time.
-
-    The product form |a|² + |b|² − 2ab is off by up to √u (|a| + |b|) per pair, u the unit roundoff. About the
-    mean, Σ_j ‖a_i − a_j‖ ≥ n ‖a_i‖: however the rows lie, the mean distance is off by a few √u, which is 1e-8
-    in float64 (in float32 it would be 1e-3, for rows in tight clusters).
-    """
+    """Return the mean distance over all ordered pairs of the float64 ``rows``, a strip of rows at a time."""
+    # |a|² + |b|² − 2ab is off by up to √u (|a| + |b|) per pair, u the unit roundoff. About the mean, Σ_j ‖a_i
+    # − a_j‖ ≥ n ‖a_i‖: the mean distance is off by a few √u, 1e-8 in float64 (1e-3 in float32, in clusters).
     rows = centered(rows)
     lengths = rows.square().sum(1)
     total = rows.new_zeros(())
@@ -271,8 +265,8 @@ def apsd(x: Tensor, pairs: Tensor) -> Tensor:
 def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
     """Return ‖x_i − x_j‖₂² for every pair, [pairs, trials...] in float64, block after block of pairs."""
     check_states(x)
-    if not isinstance(pairs, Tensor) or pairs.ndim != 2 or len(pairs) != 2 or pairs.is_floating_point():
-        is_tensor = isinstance(pairs, Tensor)
+    is_tensor = isinstance(pairs, Tensor)
+    if not is_tensor or pairs.ndim != 2 or len(pairs) != 2 or pairs.is_floating_point():
         shape = list(pairs.shape) if is_tensor else pairs
         problem = f"pairs is {shape} of {pairs.dtype if is_tensor else type(pairs).__name__}"
         raise PairNormError(problem, code="wrong-shape", value=shape, expected="an integer tensor [2, pairs]")
@@ -284,9 +278,8 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
 
 def _mean_of_pairs(values: Tensor) -> Tensor:
     if not len(values):
-        problem = "pairs is empty: no pairs have no average distance"
-        expected = "at least one pair"
-        raise PairNormError(problem, code="no-pairs", expected=expected, hint="Does the graph have edges?")
+        problem, hint = "pairs is empty: no pairs have no average distance", "Does the graph have edges?"
+        raise PairNormError(problem, code="no-pairs", expected="at least one pair", hint=hint)
     return values.mean(0)
 
 

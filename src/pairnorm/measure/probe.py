@@ -96,16 +96,10 @@ class Probe:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        measures: Sequence[str] | Mapping[str, OwnMeasure] = SCALE_FREE,
-        adjacency: Adjacency | None = None,
-        pairs: Tensor | Mapping[str, Tensor] | None = None,
-        layers: Sequence[str] | None = None,
-        sample: int = 10_000,
-        seed: int = 0,
-        histograms: bool = False,
-    ) -> None:
+        self, model: nn.Module, measures: Sequence[str] | Mapping[str, OwnMeasure] = SCALE_FREE,
+        adjacency: Adjacency | None = None, pairs: Tensor | Mapping[str, Tensor] | None = None,
+        layers: Sequence[str] | None = None, sample: int = 10_000, seed: int = 0, histograms: bool = False,
+    ) -> None:  # fmt: skip
         self.model = model
         self.measures = Measures(measures, sample, seed)
         self.adjacency = adjacency
@@ -168,19 +162,16 @@ class Probe:
         rows = []
         for record in self.records:
             identity: dict[str, Any] = {"forward": record.forward, "layer": record.layer, "name": record.name}
-            if record.node_type:
-                identity["node_type"] = record.node_type
+            identity |= {"node_type": record.node_type} if record.node_type else {}
             columns = [value.flatten().tolist() for value in record.measures.values()]
             for trial, values in enumerate(zip(*columns, strict=True)):
                 rows.append(identity | {"trial": trial} | dict(zip(record.measures, values, strict=True)))
         return pandas.DataFrame(rows)
 
     def verdict(
-        self,
-        train_loss: float | None = None,
-        validation_loss: float | None = None,
+        self, train_loss: float | None = None, validation_loss: float | None = None,
         chance_loss: float | None = None,
-    ) -> Verdict:
+    ) -> Verdict:  # fmt: skip
         """Diagnose the last forward pass in words.
 
         - *Not finite*: there is NaN or infinity in the states of some layer, or in their gradients.
@@ -201,7 +192,8 @@ class Probe:
             chance_loss: The loss of a model that knows only the share of each class: ln C for C classes of
                 equal size.
         """
-        return form_verdict(self.records, self._influence, train_loss, validation_loss, chance_loss)
+        losses = {"train_loss": train_loss, "validation_loss": validation_loss, "chance_loss": chance_loss}
+        return form_verdict(self.records, self._influence, **losses)
 
     def influence(self, nodes: int | Tensor = 16, seed: int = 0) -> Influence:
         """Measure how much a node's output depends on the features of nodes 0, 1, 2, ... hops away.
@@ -286,14 +278,12 @@ class Probe:
             first = output[0] if isinstance(output, (tuple, list)) and output else output
             shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
             problem = f"the convolution {name!r} returned a {type(first).__name__}{shape}"
-            expected, hint = "states [nodes, ..., features]", "Name the convolutions to record: {layers}."
-            raise PairNormError(
-                problem, code="wrong-type", value=name, expected=expected, hint=hint, layers=...
-            )
+            details: Any = {"expected": "states [nodes, ..., features]", "value": name, "layers": ...}
+            hint = "Name the convolutions to record: {layers}."
+            raise PairNormError(problem, code="wrong-type", hint=hint, **details)
         if _is_recomputing():
             return
-        self._layer += 1
-        self._latest = []
+        self._layer, self._latest = self._layer + 1, []
         for node_type, x in states.items():
             graph = self._graph_among(node_type, inputs, [*self._inputs[0], *self._inputs[1].values()])
             self._latest.append((len(self.records), graph))
@@ -337,9 +327,8 @@ class Probe:
             # The features come first, and one-hot ones are square too: they are the last to be taken.
             for value in (*values[1:], *values[:1]):
                 if isinstance(value, Mapping):
-                    types = [key for key in value if isinstance(key, tuple)]
-                    matching = [key for key in types if {key[0], key[-1]} == {node_type}]
-                    value = value[matching[0]] if matching else None
+                    types = ((key, {key[0], key[-1]}) for key in value if isinstance(key, tuple))
+                    value = next((value[key] for key, ends in types if ends == {node_type}), None)
                 if is_edge_index(value) or is_sparse_adjacency(value):
                     graph: Adjacency = value
                     return graph
@@ -360,9 +349,11 @@ class Probe:
         """Yield at most ``sample`` pairs of each kind, and random ones: the same at every layer."""
         sample, seed = self.measures.sample, self.measures.seed
         for kind, chosen in pairs.items():
-            count = chosen.shape[1]
-            subset = random_pairs(count, sample, seed, chosen.device)[0] if count > sample else slice(None)
-            yield kind, chosen[:, subset]
+            too_many, device = chosen.shape[1] > sample, chosen.device
+            yield (
+                kind,
+                chosen[:, random_pairs(chosen.shape[1], sample, seed, device)[0]] if too_many else chosen,
+            )
         if num_nodes:
             yield "random", random_pairs(num_nodes, sample, seed)
 
@@ -431,11 +422,9 @@ def _draw_panel(axis: Axes, frame: pandas.DataFrame, title: str, lines: dict[str
     shown = frame[list(lines.values())].to_numpy()
     if (shown > 0).all() and shown.max() > 30 * shown.min():
         axis.set_yscale("log")
-    else:
-        # From zero, where all states are equal.
+    else:  # from zero, where all states are equal
         lowest, top = axis.get_ylim()
-        bottom = min(0.0, lowest)
-        axis.set_ylim(bottom, top + 0.05 * (top - bottom))
+        axis.set_ylim(min(0.0, lowest), top + 0.05 * (top - min(0.0, lowest)))
         axis.ticklabel_format(axis="y", useMathText=True, scilimits=(-3, 5))
     axis.set_title(title, loc="left")
     plotting.use_integer_ticks(axis)

@@ -29,10 +29,6 @@ class _Reached(Exception):
     """Ends a forward pass at the layer whose statistics are computed."""
 
 
-def _forward(model: nn.Module, batch: Any) -> Any:
-    return model(batch.x, batch.edge_index)
-
-
 def _seed_nodes(batch: Any) -> Tensor:
     # A cluster or a whole graph has no sampled neighbors; for whole graphs, PyG's batch_size counts graphs.
     holds_graphs = getattr(batch, "ptr", None) is not None
@@ -43,7 +39,7 @@ def _seed_nodes(batch: Any) -> Tensor:
 def calibrate(
     model: nn.Module,
     loader: Iterable[Any],
-    forward: Callable[[nn.Module, Any], Any] = _forward,
+    forward: Callable[[nn.Module, Any], Any] = lambda model, batch: model(batch.x, batch.edge_index),
     seeds: Callable[[Any], Tensor] = _seed_nodes,
 ) -> None:
     """Replace the statistics of every ``PairNorm(track_running_stats=True)`` by those of all seed nodes.
@@ -85,13 +81,9 @@ def calibrate(
 
 
 def _calibrate_next(
-    model: nn.Module,
-    loader: Iterable[Any],
-    norms: list[PairNorm],
-    done: list[PairNorm],
-    forward: Callable[[nn.Module, Any], Any],
-    seeds: Callable[[Any], Tensor],
-) -> PairNorm | None:
+    model: nn.Module, loader: Iterable[Any], norms: list[PairNorm], done: list[PairNorm],
+    forward: Callable[[nn.Module, Any], Any], seeds: Callable[[Any], Tensor],
+) -> PairNorm | None:  # fmt: skip
     """Compute the statistics of the layer that comes after those done; return it, or None after the last."""
     reached: list[PairNorm] = []
     rows = torch.empty(0, dtype=torch.long)
@@ -104,14 +96,13 @@ def _calibrate_next(
             hint = "Give every layer a PairNorm of its own."
             raise PairNormError(problem, code="shared-layer", hint=hint)
         called.add(norm)
-        if norm in done:
-            return
-        if norm not in reached:
-            norm.statistics.reset()
-            reached.append(norm)
-        x = args[0] if args else kwargs["x"]
-        norm.statistics.update(x[rows.to(x.device)])
-        raise _Reached
+        if norm not in done:
+            if norm not in reached:
+                norm.statistics.reset()
+                reached.append(norm)
+            x = args[0] if args else kwargs["x"]
+            norm.statistics.update(x[rows.to(x.device)])
+            raise _Reached
 
     seen = torch.empty(0, dtype=torch.bool)
     with ExitStack() as hooks:
@@ -120,8 +111,13 @@ def _calibrate_next(
         for batch in loader:
             called: set[nn.Module] = set()
             rows = seeds(batch)
-            if (ids := getattr(batch, "n_id", None)) is not None:
-                rows, seen = _unseen(rows, ids[rows].cpu(), seen)
+            if (ids := getattr(batch, "n_id", None)) is not None:  # rows that no earlier batch had
+                ids = ids[rows].cpu()
+                size = int(ids.max()) + 1 if len(ids) else 0
+                if size > len(seen):
+                    seen = torch.cat([seen, seen.new_zeros(max(size, 2 * len(seen)) - len(seen))])
+                rows = rows[~seen[ids].to(rows.device)]
+                seen[ids] = True
             try:
                 forward(model, batch)
             except _Reached:
@@ -135,13 +131,3 @@ def _calibrate_next(
         problem = "the layers of the model run in an order that differs from batch to batch"
         raise PairNormError(problem, code="wrong-order")
     return reached[0]
-
-
-def _unseen(rows: Tensor, ids: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of nodes that no earlier batch had, and the updated mask of seen nodes."""
-    size = int(ids.max()) + 1 if len(ids) else 0
-    if size > len(seen):
-        seen = torch.cat([seen, seen.new_zeros(max(size, 2 * len(seen)) - len(seen))])
-    new = rows[~seen[ids].to(rows.device)]
-    seen[ids] = True
-    return new, seen

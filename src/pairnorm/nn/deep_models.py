@@ -49,18 +49,13 @@ class GCNII(_DeepArchitecture):
         \big((1 - \beta_l) \mathbf{I} + \beta_l \mathbf{W}_l\big)\Big)
     $$
 
-    A linear map of the last state gives the logits. Dropout falls on the input of every map.
+    A linear map of the last state gives the logits. Dropout falls on the input of every map. Arguments that
+    are not listed are those of ``GCN``.
 
     Args:
-        in_channels: Features per node.
-        out_channels: Logits per node.
-        num_layers: Number of graph convolutions.
-        hidden_channels: Width of the layers between.
         alpha: The share of the initial representation.
         theta: How fast the weights fade with depth.
-        dropout: Rate of dropout.
         adjacency: ``"sym"`` (the paper's) or ``"rw"``.
-        num_models: Train this many models side by side; None for an ordinary model.
     """
 
     def __init__(
@@ -70,15 +65,13 @@ class GCNII(_DeepArchitecture):
     ) -> None:  # fmt: skip
         self.alpha = real_number("alpha", alpha, least=0, most=1)
         self.theta = real_number("theta", theta, above=0)
-        super().__init__(
-            in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
-        )
+        sizes = (in_channels, out_channels, num_layers, hidden_channels)
+        super().__init__(*sizes, dropout, adjacency, num_models)
 
     def _add_layers(self, width: int, count: int) -> None:
         self.num_keys = self.num_layers + 2
         shares = [math.log(self.theta / layer + 1) for layer in range(1, self.num_layers + 1)]
-        layers = [GCNIIConvolution(width, count, self.alpha, beta) for beta in shares]
-        self.convolutions = nn.ModuleList(layers)
+        self.convolutions = nn.ModuleList(GCNIIConvolution(width, count, self.alpha, b) for b in shares)
 
     def _compute(self, x: Features, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
         before, *between, after = map(feature_keys, keys)
@@ -114,9 +107,8 @@ class APPNP(_DeepArchitecture):
         num_models: int | None = None,
     ) -> None:  # fmt: skip
         self.alpha = real_number("alpha", alpha, least=0, most=1)
-        super().__init__(
-            in_channels, out_channels, num_layers, hidden_channels, dropout, adjacency, num_models
-        )
+        sizes = (in_channels, out_channels, num_layers, hidden_channels)
+        super().__init__(*sizes, dropout, adjacency, num_models)
 
     def _add_layers(self, width: int, count: int) -> None:
         self.num_keys = 2
@@ -160,8 +152,7 @@ class SMPNN(_DeepArchitecture):
         layers = range(self.num_layers)
         self.convolutions = nn.ModuleList(GCNConvolution(width, width, count) for _ in layers)
         self.maps = nn.ModuleList(Linear(width, width, count) for _ in layers)
-        norms = [LayerNorm(width, num_models=count) for _ in range(2 * self.num_layers)]
-        self.layer_norms = nn.ModuleList(norms)
+        self.layer_norms = nn.ModuleList(LayerNorm(width, num_models=count) for _ in [*layers, *layers])
         self.shares = nn.Parameter(torch.empty(count, self.num_layers, 2))
 
     def _norms(self) -> list[nn.Module]:

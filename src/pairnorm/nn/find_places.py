@@ -18,11 +18,8 @@ from pairnorm.nn.find_convolutions import convolves, node_states
 _ACTIVATION_NAMES = """relu relu_ relu6 leaky_relu elu selu celu rrelu prelu gelu silu mish softplus softsign
     tanh hardtanh hardswish tanhshrink softshrink hardshrink"""
 _ACTIVATIONS: frozenset[Any] = frozenset(
-    getattr(home, name)
-    for home in (F, torch, Tensor)
-    for name in _ACTIVATION_NAMES.split()
-    if hasattr(home, name)
-)
+    getattr(home, name, None) for home in (F, torch, Tensor) for name in _ACTIVATION_NAMES.split()
+) - {None}
 # After these functions, row i no longer belongs to node i, even where the number of rows is the same.
 _REORDERING_NAMES = """__getitem__ index_select gather take take_along_dim masked_select index_put index_add
     index_copy scatter scatter_add scatter_reduce flip roll sort argsort T mT H t transpose permute swapaxes
@@ -38,18 +35,11 @@ Element = tuple[int, str]  # a call of a convolution, and the node type of one o
 
 
 class Place(NamedTuple):
-    """A place for a norm: the output of a module, or some inputs of it.
+    """A place for a norm: the output of a module, or some inputs of it."""
 
-    Args:
-        where: ``"before"`` or ``"after"``.
-        name: The dotted name of the module.
-        inputs: The arguments to normalize, as paths: an index or a keyword, then an index or a key inside.
-            Empty after a module, and where the inputs are found by their type in every call.
-    """
-
-    where: str
+    where: str  # "before" or "after"
     name: str
-    inputs: tuple[InputPath, ...] = ()
+    inputs: tuple[InputPath, ...] = ()  # empty: the first one with states, in every call
 
     def __str__(self) -> str:
         return f"{self.where} {self.name}"
@@ -141,13 +131,12 @@ class _Observer(TorchFunctionMode):
                 self.inner_activations[id(output)] = base
             return output
         sources = [x for x in _tensors((args, kwargs or {})) if id(x) in self.flows]
-        results = list(_tensors(output)) if sources else []
-        if not results:
+        if not (results := list(_tensors(output)) if sources else []):
             return output
         is_in_place = isinstance(output, Tensor) and any(output is x for x in sources)
         if is_in_place:  # an alias shows whether the caller goes on with the result or with the argument
             results = [_alias(output)]
-        first = next(iter(_tensors(args)), None)
+        first = next(_tensors(args), None)
         rows = [x for x in sources if base not in _PRODUCTS or x is first] if base not in _REORDERING else []
         for result in results:
             self._derive(base, sources, rows, result)
@@ -172,10 +161,9 @@ class _Observer(TorchFunctionMode):
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if module in self.convolutions:
-            inputs = self.running.pop()
+            inputs, states = self.running.pop(), node_states(output)
             if self.running:
                 return None
-            states = node_states(output)
             if convolves(module, (x for _, x in inputs), states):
                 self._leave_convolution(module, inputs, states)
                 return None
@@ -233,11 +221,8 @@ class _Resolver:
                 if element[0] < len(self.seen.calls) - 1 and not self._is_used(x):
                     self._refuse(element, "what uses its output cannot be followed")
                 continue
-            on_states = (
-                (name, y)
-                for name, y in self.seen.activations
-                if element in self.seen.flows[id(y)].aligned and self._is_used(y)
-            )
+            used = ((name, y) for name, y in self.seen.activations if self._is_used(y))
+            on_states = (use for use in used if element in self.seen.flows[id(use[1])].aligned)
             if (activation := next(on_states, None)) is None:
                 pending.append(([element], x, "no activation was recognized", self._keeps_rows_of(x)))
             else:
@@ -328,14 +313,12 @@ class _Resolver:
                 modules.append(("before", other.module))
         candidates = [f"{where} {self.seen.names[module]}" for where, module in modules]
         problem = f"the place of PairNorm after {call.label} is ambiguous: {problem}"
-        expected = f"one of the places {', '.join(dict.fromkeys(candidates))}"
+        details: Any = {"value": call.label, "at": candidates[:1]}
+        details["expected"] = f"one of the places {', '.join(dict.fromkeys(candidates))}"
         hint = (
             "Name all places with {at}, or make the activation after each convolution a module of its own, "
-            "such as torch.nn.ReLU."
         )
-        raise PairNormError(
-            problem, code="ambiguous-place", value=call.label, expected=expected, hint=hint, at=candidates[:1]
-        )
+        raise PairNormError(problem, code="ambiguous-place", hint=f"{hint}such as torch.nn.ReLU.", **details)
 
 
 def _alias(x: Tensor) -> Tensor:
@@ -358,8 +341,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def tensor_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[InputPath, Tensor]]:
     """Yield the tensors among arguments, and inside their tuples, lists and mappings, with their paths."""
-    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    for key, value in arguments:
+    key: int | str
+    for key, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, Tensor):
             yield (key,), value
         elif isinstance(value, (Mapping, tuple, list)):

@@ -18,12 +18,7 @@ Features = Tensor | SparseMatrix
 
 
 class GraphConvolution(nn.Module):
-    """A linear map of every node, an exchange with its neighbors, bias and activation.
-
-    Subclasses define the exchange in ``forward``. Parameters are stacked along a leading model axis:
-    ``weight`` is ``[models, in, out]``, ``bias`` ``[models, out]``. The activation is ``"relu"``, ``"elu"``
-    or ``"none"``.
-    """
+    """A linear map ``[models, in, out]`` of every node, an exchange with neighbors, bias and activation."""
 
     is_graph_convolution: ClassVar[bool] = True
 
@@ -48,14 +43,9 @@ class GCNConvolution(GraphConvolution):
         self, x: Features, adjacency: SparseMatrix, rate: float = 0.0, keys: Tensor | None = None,
         norm: PairNorm | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return ``[nodes, models, out]``.
+        """Return ``[nodes, models, out]``, normalized by ``norm``, which costs less here than afterwards.
 
-        Args:
-            x: Features ``[nodes, models or 1, in]``, or sparse ones.
-            adjacency: The normalized adjacency.
-            rate: Rate of dropout.
-            keys: Dropout keys ``[2, models]``: for features, for attention. None for no dropout.
-            norm: A PairNorm to be applied to the result, which costs less here than afterwards.
+        ``keys`` ``[2, models]`` are the dropout keys for features and attention; None for no dropout.
         """
         feature_keys = None if keys is None else keys[0]
         if isinstance(x, SparseMatrix):

@@ -114,11 +114,7 @@ class DeepModel(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
-        """Draw Glorot-uniform weights, and set biases to zero; a norm resets its own parameters.
-
-        Args:
-            seeds: One for each model, which alone determines its weights; None for torch's generator.
-        """
+        """Draw Glorot-uniform weights by the seed of each model, or torch's generator; zero the biases."""
         generators = generators_of(seeds, self.num_models or 1)
         norms = self._norms()
         for number, norm in enumerate(norms, 1):
@@ -194,10 +190,8 @@ class _DeepGNN(DeepModel):
         jump: Jump | None = None, drop_edge: float = 0.0, precision: Precision = "float32",
         num_models: int | None = None,
     ) -> None:  # fmt: skip
-        shared_norm = None if callable(norm) else norm
-        super().__init__(
-            in_channels, out_channels, num_layers, dropout, adjacency, num_models, shared_norm, scale
-        )
+        sizes, shared = (in_channels, out_channels, num_layers), None if callable(norm) else norm
+        super().__init__(*sizes, dropout, adjacency, num_models, shared, scale)
         whole_number("hidden_channels", hidden_channels, least=1)
         self.skip, self.order = whole_number("skip", skip), one_of("order", order, ORDERS)
         self.jump = None if jump is None else one_of("jump", jump, JUMPS)
@@ -211,15 +205,11 @@ class _DeepGNN(DeepModel):
         widths = [in_channels, *[hidden_channels] * self._hidden_layers, out_channels]
         # Something comes between the convolutions of the hidden layers and their activation.
         activates_late = residual or (norm is not None and order == "before")
-        self.convolutions = nn.ModuleList(
-            self._convolution(
-                widths[layer],
-                widths[layer + 1],
-                "none" if layer == self._hidden_layers or activates_late else self.activation,
-                layer == self._hidden_layers,
-            )
-            for layer in range(num_layers)
-        )
+        self.convolutions = nn.ModuleList()
+        for layer in range(num_layers):
+            is_last = layer == self._hidden_layers
+            activation = "none" if is_last or activates_late else self.activation
+            self.convolutions.append(self._convolution(*widths[layer : layer + 2], activation, is_last))
         count, inner = num_models or 1, widths[: self._hidden_layers]
         residuals = [Linear(width, hidden_channels, count, bias=False) for width in inner]
         self.residuals = nn.ModuleList(residuals) if residual else None

@@ -28,14 +28,9 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def pair_norm(
-    x: Tensor,
-    scale: float = 1.0,
-    mode: Mode = "PN",
-    eps: float = 1e-6,
-    batch: Tensor | None = None,
-    batch_size: int | None = None,
-    process_group: "dist.ProcessGroup | None" = None,
-) -> Tensor:
+    x: Tensor, scale: float = 1.0, mode: Mode = "PN", eps: float = 1e-6, batch: Tensor | None = None,
+    batch_size: int | None = None, process_group: "dist.ProcessGroup | None" = None,
+) -> Tensor:  # fmt: skip
     r"""Center node representations and rescale them, so that they cannot all become equal.
 
     With $\mathbf{x}^c_i = \mathbf{x}_i - \frac{1}{n} \sum_j \mathbf{x}_j$:
@@ -117,15 +112,11 @@ def _warn_local_statistics() -> None:
 
 
 class RunningMoments(nn.Module):
-    """The moments of all rows so far, in float64 even if the model is cast to another dtype.
-
-    Its buffers are ``count``, ``mean`` ``[..., features]`` and ``mean_square`` ``[..., 1]``; they are empty
-    until rows or a ``state_dict`` define their width.
-    """
+    """The moments of all rows so far, in float64 even if the model is cast to another dtype; empty at first."""
 
     count: Tensor
-    mean: Tensor
-    mean_square: Tensor
+    mean: Tensor  # [..., features]
+    mean_square: Tensor  # [..., 1]
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,24 +136,20 @@ class RunningMoments(nn.Module):
             return
         moments, _ = Groups(x.size(0)).statistics(to_accumulation_dtype(x))
         if self.count.numel():
-            before = Moments(
-                self.count.expand_as(moments.count),
-                self.mean.unsqueeze(0),
-                (self.count * self.mean_square).unsqueeze(0),
-            )
-            pairs = zip(vars(before).values(), vars(moments).values(), strict=True)
-            moments = Moments(*(torch.cat(pair) for pair in pairs)).merge()
+            count, squares = self.count.expand_as(moments.count), self.count * self.mean_square
+            before = Moments(count, self.mean.unsqueeze(0), squares.unsqueeze(0))
+            parts = zip(vars(before).values(), vars(moments).values(), strict=True)
+            moments = Moments(*map(torch.cat, parts)).merge()
         self.count = moments.count.flatten()[:1]
         self.mean, self.mean_square = moments.mean[0], moments.mean_square[0]
 
     def check(self, x: Tensor, empty: bool = False) -> None:
         """Raise an error if there are no moments (unless ``empty``) or their width differs from x's."""
-        if not self.count.numel():
-            if not empty:
-                problem = "PairNorm(track_running_stats=True) has no statistics to normalize by in eval"
-                hint = "Call calibrate(model, loader), train it, or load a state_dict."
-                raise PairNormError(problem, code="not-fitted", hint=hint)
-        elif self.mean.shape != x.shape[1:]:
+        if not self.count.numel() and not empty:
+            problem = "PairNorm(track_running_stats=True) has no statistics to normalize by in eval"
+            hint = "Call calibrate(model, loader), train it, or load a state_dict."
+            raise PairNormError(problem, code="not-fitted", hint=hint)
+        if self.count.numel() and self.mean.shape != x.shape[1:]:
             expected = f"[nodes, {', '.join(map(str, self.mean.shape))}], as the statistics have"
             raise wrong_shape("x", x.shape, expected, hint="Give every layer a PairNorm of its own.")
 
@@ -218,14 +205,10 @@ class PairNorm(nn.Module):
     """
 
     def __init__(
-        self,
-        scale: float = 1.0,
-        mode: Mode = "PN",
-        eps: float = 1e-6,
-        process_group: "dist.ProcessGroup | None" = None,
-        track_running_stats: bool = False,
+        self, scale: float = 1.0, mode: Mode = "PN", eps: float = 1e-6,
+        process_group: "dist.ProcessGroup | None" = None, track_running_stats: bool = False,
         scale_individually: bool | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if scale_individually is not None:
             if mode not in ("PN", "PN-SI") or (mode == "PN-SI" and not scale_individually):

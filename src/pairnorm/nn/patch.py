@@ -34,17 +34,11 @@ _RESOLVING = threading.Lock()
 
 
 def add_pair_norm(
-    model: nn.Module,
-    scale: float = 1.0,
-    mode: Mode = "PN-SI",
-    layers: Sequence[str] | None = None,
-    batch: str | int | None = "batch",
-    process_group: "ProcessGroup | None" = None,
-    *,
-    at: Sequence[str] | None = None,
-    track_running_stats: bool = False,
+    model: nn.Module, scale: float = 1.0, mode: Mode = "PN-SI", layers: Sequence[str] | None = None,
+    batch: str | int | None = "batch", process_group: "ProcessGroup | None" = None, *,
+    at: Sequence[str] | None = None, track_running_stats: bool = False,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
-) -> "PairNormPatch":
+) -> "PairNormPatch":  # fmt: skip
     """Put PairNorm after every graph convolution of ``model`` but the last; return a handle that removes it.
 
     The places are found once: from ``example_inputs``, or in the first forward pass, which then runs twice
@@ -165,15 +159,14 @@ class PairNormPatch(nn.Module):
     def remove(self) -> None:
         """Remove PairNorm, and restore the model exactly."""
         (model,) = self._owner
-        if CHILD not in model._modules:
+        if model._modules.pop(CHILD, None) is None:
             return
-        del model._modules[CHILD]
         model.__class__ = type(model).__mro__[1]
         if _OWN_FORWARD in model.__dict__:
             model.__dict__["forward"] = model.__dict__.pop(_OWN_FORWARD)
         for module in model.modules():
-            module._modules.pop("pair_norm_before", None)
-            module._modules.pop("pair_norm_after", None)
+            for where in ("before", "after"):
+                module._modules.pop(f"pair_norm_{where}", None)
             remove_hooks(module)
         _forget_compiled()
 
@@ -256,7 +249,7 @@ class PairNormPatch(nn.Module):
                 if is_index and 1 < len(value.unique()) < num_nodes:  # a batch vector under another name
                     raise _unnamed_batch(name, f"{name!r} has an integer for each node")
         if not places:
-            _warn_without_effect(type(model).__name__, list(reasons), model)
+            _warn_without_effect(model, list(reasons))
         self._install(places, reasons)
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -378,29 +371,22 @@ def _unnamed_batch(which: str | int, problem: str) -> PairNormError:
     return PairNormError(problem, code="unnamed-batch", value=which, hint=hint, batch=which)
 
 
-def _warn_without_effect(name: str, convolutions: list[str], model: nn.Module) -> None:
-    steps = []
-    for label in convolutions:
-        k = getattr(model.get_submodule(label.partition(" ")[0]), "K", 1)
-        if isinstance(k, int) and k > 1:
-            steps.append(f"{label} with K={k}")
+def _warn_without_effect(model: nn.Module, convolutions: list[str]) -> None:
+    depths = {label: getattr(model.get_submodule(label.partition(" ")[0]), "K", 1) for label in convolutions}
+    steps = [f"{label} with K={k}" for label, k in depths.items() if isinstance(k, int) and k > 1]
     inside = f" Inside {', '.join(steps)} it cannot go; see pairnorm.nn.SGC." if steps else ""
     warnings.warn(
-        f"add_pair_norm has no effect on {name}: PairNorm goes between graph convolutions, and none depends "
-        f"on another ({', '.join(convolutions) or 'none ran'}).{inside}",
+        f"add_pair_norm has no effect on {type(model).__name__}: PairNorm goes between graph convolutions, "
+        f"and none depends on another ({', '.join(convolutions) or 'none ran'}).{inside}",
         stacklevel=2,
     )
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside a compiled or distributed one."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
+    is_wrapper = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    inner = model.module if is_wrapper else getattr(model, "_orig_mod", None)
+    return _unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
 def _forget_compiled() -> None:

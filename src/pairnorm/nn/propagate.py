@@ -153,11 +153,9 @@ def _add_self_loops(matrix: SparseMatrix) -> SparseMatrix:
 
 
 def sgc_iterates(
-    x: Tensor | SparseMatrix,
-    adjacency: SparseMatrix,
-    norm: Callable[[Tensor], Tensor] | None = None,
+    x: Tensor | SparseMatrix, adjacency: SparseMatrix, norm: Callable[[Tensor], Tensor] | None = None,
     propagate: Callable[[SparseMatrix, Tensor], Tensor] = operator.matmul,
-) -> Iterator[Tensor]:
+) -> Iterator[Tensor]:  # fmt: skip
     """Yield the state of SGC after 0, 1, 2, ... propagation steps, each normalized.
 
     Args:
@@ -184,23 +182,10 @@ def sgc_iterates(
 
 @torch.no_grad()
 def propagate_with_restart(
-    matrix: SparseMatrix,
-    start: Tensor,
-    alphas: Sequence[float],
-    steps: int,
+    matrix: SparseMatrix, start: Tensor, alphas: Sequence[float], steps: int,
     between: tuple[float, float] | None = None,
-) -> Tensor:
-    r"""Propagate with restart, for several α at once: ``[nodes, alphas, columns]``.
-
-    $$\mathbf{Z} \leftarrow \alpha \mathbf{P} \mathbf{Z} + (1 - \alpha) \mathbf{Z}_0$$
-
-    Args:
-        matrix: P, of ``normalized_adjacency``.
-        start: $\mathbf{Z}_0$, ``[nodes, columns]``.
-        alphas: The share of the neighbors in every step.
-        steps: Number of steps.
-        between: Bounds that every state is clamped to.
-    """
+) -> Tensor:  # fmt: skip
+    """Repeat Z ← α P Z + (1 − α) Z₀, clamped ``between`` bounds: ``[nodes, alphas, columns]``."""
     alpha = torch.tensor(alphas, dtype=start.dtype, device=start.device).unsqueeze(1)
     state, back = start.unsqueeze(1).expand(-1, len(alphas), -1), (1 - alpha) * start.unsqueeze(1)
     for _ in range(steps):
@@ -214,8 +199,7 @@ def propagate_with_restart(
 def dominant_eigenvectors(matrix: SparseMatrix, count: int) -> Tensor:
     """Return eigenvectors of a symmetric matrix by largest absolute eigenvalue, ``[nodes, count]``, float64.
 
-    By subspace iteration from a fixed start, on the CPU. Columns beyond the number of nodes are zero. Signs
-    make the largest entry positive. The vector of λ_k is accurate to (λ_m / λ_k)^200, m = 2 count.
+    Columns beyond the number of nodes are zero. Accurate to (λ_m / λ_k)^200, m = 2 count.
     """
     matrix, nodes = matrix.to("cpu").cast(torch.float64), matrix.num_rows
     width = min(nodes, 2 * count)
@@ -265,10 +249,7 @@ def drop_edges(adjacency: SparseMatrix, rate: float, keys: Tensor) -> SparseMatr
 def entries(
     adjacency: Tensor | SparseMatrix, num_nodes: int | None = None
 ) -> tuple[int, Tensor, Tensor, Tensor]:
-    """Return the number of nodes, and row, column and weight of every entry; see ``normalized_adjacency``.
-
-    A row is a node that receives, a column one that it receives from: the target and the source of an edge.
-    """
+    """Return the number of nodes, and row (target), column (source) and weight of every entry."""
     adjacency = _without_subclass(adjacency)
     if not is_edge_index(adjacency):
         matrix = _as_square_matrix(adjacency)

@@ -143,7 +143,7 @@ class SparseMatrix:
     @property
     def arrays(self) -> tuple[Any, Any, Any]:
         """Row starts, columns and values as numpy arrays, on a CPU."""
-        return self.pattern.crow.numpy(), self.pattern.column.numpy(), self.values.detach().numpy()
+        return *self.pattern.arrays, self.values.detach().numpy()
 
     @cached_property
     def torch_csr(self) -> list[Tensor]:

@@ -1,7 +1,8 @@
 """Norms that compare nodes with each other: soft groups (DiffGroupNorm), and similar nodes (ContraNorm)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -47,14 +48,9 @@ class DiffGroupNorm(RunningNorm):
     groups: int
 
     def __init__(
-        self,
-        in_channels: int,
-        groups: int = 10,
-        balance: float = 0.01,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        num_models: int | None = None,
-    ) -> None:
+        self, in_channels: int, groups: int = 10, balance: float = 0.01, eps: float = 1e-5,
+        momentum: float = 0.1, num_models: int | None = None,
+    ) -> None:  # fmt: skip
         self.groups = whole_number("groups", groups, least=1)
         super().__init__(in_channels, eps, momentum, num_models)
         self.balance = real_number("balance", balance, least=0)
@@ -62,12 +58,7 @@ class DiffGroupNorm(RunningNorm):
         self.reset_parameters()
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
-        """Draw the assignment from ±1/√features, as ``torch.nn.Linear`` does, and forget the statistics.
-
-        Args:
-            seeds: One for each model, which its assignment then depends on alone; without them, torch's
-                generator draws.
-        """
+        """Draw each model's assignment from ±1/√features, by its seed if given; forget the statistics."""
         super().reset_parameters()
         bound = 1 / math.sqrt(self.in_channels)
         stacked = self.assignment.view(-1, *self.assignment.shape[-2:])
@@ -116,11 +107,9 @@ class DiffGroupNorm(RunningNorm):
         scale = weight * (variance + self.eps).rsqrt()
         with torch.no_grad():
             mean = share_mean * by_x + covariance
-            for running, new in (
-                (self.running_mean, mean),
-                (self.running_var, variance * (nodes / (nodes - 1))),
-            ):
-                running.lerp_(new.view_as(running).to(running.dtype), self.momentum)
+            unbiased, running = variance * (nodes / (nodes - 1)), (self.running_mean, self.running_var)
+            for statistic, new in zip(running, (mean, unbiased), strict=True):
+                statistic.lerp_(new.view_as(statistic).to(statistic.dtype), self.momentum)
         by_feature, by_group = delta * stacked_linear(share, scale), x_mean * stacked_linear(upsilon, scale)
         normalized: Tensor = by_feature + by_group - (covariance * scale).sum(1)
         return normalized
@@ -191,12 +180,10 @@ class ContraNorm(BaseNorm):
             keys, values = keys[:, :, sample], values[:, :, sample]
         pairs = 16 * BLOCK_PAIRS if x.is_cuda else BLOCK_PAIRS
         rows = max(1, pairs // max(1, keys.size(0) * keys.size(2)))
-        blocks = [
-            self._attend(block, keys, values)
-            if rows >= nodes or not torch.is_grad_enabled()
-            else checkpoint(self._attend, block, keys, values, use_reentrant=False, preserve_rng_state=False)
-            for block in queries.split(rows, 2)
-        ]
+        attend: Callable[..., Tensor] = self._attend
+        if rows < nodes and torch.is_grad_enabled():
+            attend = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
+        blocks = [attend(block, keys, values) for block in queries.split(rows, 2)]
         return torch.cat(blocks, 2)[..., :features].squeeze(1).transpose(0, 1).reshape(x.shape)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

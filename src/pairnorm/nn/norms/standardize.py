@@ -54,13 +54,7 @@ class BaseNorm(nn.Module):
 
 
 class ParametricNorm(BaseNorm):
-    """A norm with parameters: of shape ``[features]``, or ``[models, features]`` where models have their own.
-
-    Args:
-        in_channels: The width of a node's representation.
-        eps: Added to variances, inside the root.
-        num_models: How many models are normalized side by side; None for the ordinary module.
-    """
+    """A norm with parameters: ``[features]``, or ``[models, features]`` where models have their own."""
 
     groups: int | None = None
     """Number of weights and biases for each feature; None for one, without an axis of its own."""
@@ -76,11 +70,7 @@ class ParametricNorm(BaseNorm):
         self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
     def reset_parameters(self, seeds: Sequence[int] | None = None) -> None:
-        """Set every ``bias`` to zero and every other parameter to one.
-
-        Args:
-            seeds: One for each model, for norms that draw their parameters; see ``DiffGroupNorm``.
-        """
+        """Set every ``bias`` to zero and every other parameter to one; norms that draw use ``seeds``."""
         for name, parameter in self.named_parameters():
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
 
@@ -227,12 +217,9 @@ class LayerNorm(ParametricNorm):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        mode: Literal["graph", "node"] = "node",
-        eps: float = 1e-5,
+        self, in_channels: int, mode: Literal["graph", "node"] = "node", eps: float = 1e-5,
         num_models: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, eps, num_models)
         self.mode = one_of("mode", mode, ("graph", "node"))
 

@@ -20,15 +20,10 @@ NEGATIVE_SLOPE = 0.2
 
 
 def gcn_layer(
-    matrix: "SparseMatrix",
-    x: Tensor,
-    bias: Tensor,
-    activation: str = "none",
-    norm: "PairNorm | None" = None,
-    weight: Tensor | None = None,
-    rate: float = 0.0,
+    matrix: "SparseMatrix", x: Tensor, bias: Tensor, activation: str = "none",
+    norm: "PairNorm | None" = None, weight: Tensor | None = None, rate: float = 0.0,
     keys: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return ``norm(activation(matrix @ (dropout(x) @ weight) + bias))``."""
     if matrix.is_sharded:
         if weight is not None:
@@ -59,37 +54,23 @@ def gcn_reference(
 
 
 def attend(
-    matrix: "SparseMatrix",
-    scores: Tensor,
-    z: Tensor,
-    bias: Tensor | None = None,
-    activation: str = "none",
-    rate: float = 0.0,
-    keys: Tensor | None = None,
-    norm: "PairNorm | None" = None,
-) -> Tensor:
-    r"""Let every row average over its columns by attention, with weights of its own for every model.
+    matrix: "SparseMatrix", scores: Tensor, z: Tensor, bias: Tensor | None = None, activation: str = "none",
+    rate: float = 0.0, keys: Tensor | None = None, norm: "PairNorm | None" = None,
+) -> Tensor:  # fmt: skip
+    """Return σ(Σ_j α_ij z_j + b), α_ij = softmax_j LeakyReLU(source_j + target_i), over the entries of a row.
 
-    $$
-    \mathbf{y}_i = \sigma\Big(\sum_j \alpha_{ij} \mathbf{z}_j + \mathbf{b}\Big), \qquad
-    \alpha_{ij} = \text{softmax}_j \, \text{LeakyReLU}_{0.2}(\text{source}_j + \text{target}_i)
-    $$
-
-    The pattern of ``matrix`` says which columns j a row i attends to. ``scores`` ``[nodes, models, 2]`` are
-    those of a node as a source and as a target. Dropout, by ``rate`` and ``keys`` ``[models]``, falls on the
+    ``scores`` ``[nodes, models, 2]`` are those of a node as a source and as a target. Dropout falls on the
     attention weights. An activation needs a bias.
     """
     matrix.pattern.check_unchanged()
     kernels = find_kernels("convolution", z)
     inside = norm if kernels is not None and norm is not None and can_fuse(norm, z) else None
-    settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys, inside)
-    y: Tensor
-    if kernels is not None:
-        functions = (kernels.attention_forward, kernels.attention_backward, attention_reference)
-        y = KernelFunction.apply(*functions, settings, scores, z, bias)
-    else:
-        y = attention_reference(scores, z, bias, *settings)
-    return y if norm is None or inside is not None else norm(y)
+    settings = (matrix, activation, NEGATIVE_SLOPE, rate, keys)
+    if kernels is None:
+        return attention_reference(scores, z, bias, *settings, norm)
+    functions = (kernels.attention_forward, kernels.attention_backward, attention_reference)
+    y: Tensor = KernelFunction.apply(*functions, (*settings, inside), scores, z, bias)
+    return y if norm is inside else norm(y)  # type: ignore[misc]
 
 
 def attention_reference(

@@ -75,11 +75,7 @@ def shift(x: Tensor, count: int) -> Tensor:
 def dropout(x: Tensor, rate: float, keys: Tensor, first: int = 0) -> Tensor:
     """Zero each entry of ``x`` with probability ``rate`` and divide the others by ``1 - rate``.
 
-    Args:
-        x: ``[nodes, models, features]``.
-        rate: In steps of 2⁻¹⁶.
-        keys: int32 ``[models]``; equal keys give equal masks. See ``pairnorm.nn.ops.dropout``.
-        first: Number of the first node, where ``x`` is a range of the nodes of a graph.
+    ``x`` is ``[nodes, models, features]``, from node ``first`` on; equal keys ``[models]`` give equal masks.
     """
     if rate == 0:
         return x

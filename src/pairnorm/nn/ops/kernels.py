@@ -80,10 +80,7 @@ def disable_dynamo(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def on_device(launch: Callable[P, R]) -> Callable[P, R]:
-    """Make a function launch Triton kernels on the device of its first tensor, not on the current one.
-
-    The tensor is an argument, or an item of a tuple of them.
-    """
+    """Make a function launch Triton kernels on the device of the first tensor in its arguments."""
 
     @wraps(launch)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -34,21 +34,19 @@ MAX_FUSED_ELEMENTS = 2**20
 
 def check_states(x: Tensor) -> None:
     """Raise an error unless ``x`` is a dense floating-point tensor ``[nodes, ..., features]``."""
+    what, value, expected, hint = "", None, "a tensor", ""
     if not isinstance(x, Tensor):
-        raise _wrong("type", type(x).__name__, "a tensor")
-    if x.layout != torch.strided:
-        raise _wrong("layout", x.layout, "a dense tensor", "Call x.to_dense() first.")
-    if not x.is_floating_point():
-        raise _wrong("dtype", x.dtype, "a floating-point tensor", "Call x.float() first.")
-    if x.dim() < 2:
-        raise _wrong("shape", list(x.shape), "a tensor")
-
-
-def _wrong(what: str, value: object, expected: str, hint: str = "") -> PairNormError:
-    expected = f"{expected} [nodes, features] or [nodes, ..., features]"
-    return PairNormError(
-        f"x has {what} {value}", code=f"wrong-{what}", value=value, expected=expected, hint=hint
-    )
+        what, value = "type", type(x).__name__
+    elif x.layout != torch.strided:
+        what, value, expected, hint = "layout", x.layout, "a dense tensor", "Call x.to_dense() first."
+    elif not x.is_floating_point():
+        what, value, expected = "dtype", x.dtype, "a floating-point tensor"
+        hint = "Call x.float() first."
+    elif x.dim() < 2:
+        what, value = "shape", list(x.shape)
+    if what:
+        problem, expected = f"x has {what} {value}", f"{expected} [nodes, features] or [nodes, ..., features]"
+        raise PairNormError(problem, code=f"wrong-{what}", value=value, expected=expected, hint=hint)
 
 
 def to_accumulation_dtype(x: Tensor) -> Tensor:
@@ -57,10 +55,7 @@ def to_accumulation_dtype(x: Tensor) -> Tensor:
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """Return the squared norms of rows ``[..., features]`` in float64, ``[..., 1]``.
-
-    Squares of float32 beyond 1e19 are infinite: rows are divided by their largest number first.
-    """
+    """Return the squared norms of rows ``[..., features]`` in float64, ``[..., 1]``; no square overflows."""
     divisor = row_divisors(rows)
     return divisor.double().square() * (rows / divisor).square().sum(-1, keepdim=True).double()
 
@@ -74,24 +69,15 @@ def row_divisors(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and squared distances of the rows of each graph, or of each part of one, in float64.
+    """Count, mean and sum of squares about it of the rows of each graph, or of its parts, in float64."""
 
-    Args:
-        count: Number of rows, ``[parts, ..., 1]`` or what broadcasts to it.
-        mean: Mean of the rows, ``[parts, ..., features]``.
-        squares: Sum of the squared distances from the mean, ``[parts, ..., 1]``.
-    """
-
-    count: Tensor
-    mean: Tensor
-    squares: Tensor
+    count: Tensor  # [parts, ..., 1], or what broadcasts to it
+    mean: Tensor  # [parts, ..., features]
+    squares: Tensor  # [parts, ..., 1]
 
     def merge(self) -> "Moments":
-        """Merge the parts of one graph: blocks of a tensor, or what the ranks of a process group have.
-
-        By the formula of Chan, Golub and LeVeque, about the mean of all rows: Σx² - n·mean² would cancel to
-        nothing on oversmoothed states.
-        """
+        """Merge the parts of one graph: blocks of a tensor, or what the ranks of a process group have."""
+        # By the formula of Chan, Golub and LeVeque: Σx² - n·mean² would cancel on oversmoothed states.
         count = self.count.sum(0, keepdim=True)
         mean = (self.count * self.mean).sum(0, keepdim=True) / count.clamp(min=1)
         between = (self.count * (self.mean - mean).square()).sum(0, keepdim=True).sum(-1, keepdim=True)
@@ -113,11 +99,7 @@ def _without_transforms(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which graph each node belongs to; without ``batch`` all nodes are one graph.
-
-    ``mean`` reduces ``[nodes, ...]`` to ``[graphs, ...]`` and ``to_nodes`` broadcasts it back to the nodes:
-    one formula supports one graph and a batch of graphs.
-    """
+    """Which graph each node belongs to; without ``batch`` all nodes are one graph."""
 
     num_nodes: int
     batch: Tensor | None = None
@@ -141,13 +123,13 @@ class Groups:
         is_checked = batch_size is None or (batch.device.type == "cpu" and not needs_reference(batch))
         if is_checked and batch.numel():
             low, high = (int(bound) for bound in _without_transforms(batch).aminmax())
-            limit = high + 1 if batch_size is None else batch_size
-            if low < 0 or high >= limit:
-                graph = low if low < 0 else high
-                problem, below = f"batch names graph {graph}", f" to below batch_size, {limit}"
-                expected = "numbers from 0" + ("" if batch_size is None else below)
+            if low < 0 or (batch_size is not None and high >= batch_size):
+                problem, graph = f"batch names graph {low if low < 0 else high}", low if low < 0 else high
+                expected = "numbers from 0" + (
+                    f" to below batch_size, {batch_size}" if batch_size is not None else ""
+                )
                 raise PairNormError(problem, code="out-of-range", value=graph, expected=expected)
-            batch_size = limit
+            batch_size = high + 1 if batch_size is None else batch_size
         return cls(x.size(0), batch, batch_size or 0)
 
     def sum(self, x: Tensor) -> Tensor:
@@ -199,11 +181,8 @@ class Groups:
         return (x - self.expand(high)) - self.expand(low)
 
     def center(self, x: Tensor) -> Tensor:
-        """Subtract from every node the mean of its graph; this is its own adjoint.
-
-        Done twice: the second mean is the rounding error of the first. It matters when a large common offset
-        hides small differences, as in an oversmoothed representation.
-        """
+        """Subtract from every node the mean of its graph; this is its own adjoint."""
+        # Twice: the second mean is the rounding error of the first, which a large common offset makes large.
         x = x - self.expand(self.project(x))
         return x - self.expand(self.project(x))
 
@@ -251,10 +230,7 @@ class _AllSum(torch.autograd.Function):  # torch has deprecated its own
 
 @dataclass(frozen=True)
 class RankGroups(Groups):
-    """Graphs whose nodes are distributed over the ranks of a process group: one collective for each sum.
-
-    All ranks take part, those without rows too. What crosses between ranks is in float64.
-    """
+    """Graphs whose nodes are distributed over the ranks of a process group; all ranks take part."""
 
     process_group: "dist.ProcessGroup" = field(kw_only=True)
 
@@ -293,9 +269,8 @@ def normalize(x: Tensor, groups: Groups, scale: float, eps: float, mode: str) ->
     # Kernels take one graph in one process, centered by its mean.
     is_one_graph = type(groups) is Groups and groups.batch is None
     kernels = find_kernels("pair_norm", x) if is_one_graph and mode != "PN-SCS" else None
-    if kernels is None:
-        return KernelFunction.apply(_torch_forward, _torch_backward, _reference, settings, x)
-    return KernelFunction.apply(kernels.forward, kernels.backward, _reference, settings, x)
+    passes = (_torch_forward, _torch_backward) if kernels is None else (kernels.forward, kernels.backward)
+    return KernelFunction.apply(*passes, _reference, settings, x)
 
 
 def normalize_by(x: Tensor, mean: Tensor, mean_square: Tensor, scale: float, eps: float, mode: str) -> Tensor:
@@ -342,19 +317,19 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if available else nullcontext()
 
 
-def _reference(x: Tensor, groups: Groups, scale: float, eps: float, mode: str) -> Tensor:
-    return _forward(x, groups, scale, eps, mode)[0]
-
-
 def _forward(
     x: Tensor, groups: Groups, scale: float, eps: float, mode: str
 ) -> tuple[Tensor, Tensor, Moments]:
-    """Return y, the norms r and the moments."""
+    """Return y, the norms r and the moments; this defines the operation."""
     with _without_autocast(x.device.type):
         wide = to_accumulation_dtype(x)
         moments, centered = groups.statistics(wide)
         y, norm = _scaled(wide, centered, moments, groups, scale, eps, mode)
         return y.to(x.dtype), norm, moments
+
+
+def _reference(x: Tensor, groups: Groups, scale: float, eps: float, mode: str) -> Tensor:
+    return _forward(x, groups, scale, eps, mode)[0]
 
 
 def _scaled(
@@ -384,11 +359,7 @@ def _torch_forward(
 
 
 def _torch_backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any) -> tuple[Tensor]:
-    """Return dL/dx.
-
-    With u = c/r, dL/dc = (s/r)·(dL/dy - u·Σ dL/dy·u), where Σ averages over what shares one r; centering
-    is its own adjoint.
-    """
+    """Return dL/dx: with u = c/r, dL/dc = (s/r)·(dL/dy - u·Σ dL/dy·u), Σ averages over what shares one r."""
     (norm, mean), (x,), (groups, scale, _, mode), (grad, *_) = saved, inputs, settings, grads
     if is_huge(norm) and x.dtype != torch.float64 and not isinstance(groups, RankGroups):
         return (in_double(x, settings, grad),)
@@ -402,11 +373,7 @@ def _torch_backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_gr
             result = torch.addcmul(scaled, unit, groups.to_nodes(dots) * factor, value=-1)
             return ((result - groups.expand(shift)).to(x.dtype),)
         result = torch.addcmul(grad, unit, dots, value=-1) * factor
-        through_mean = grad if mode == "PN-SCS" else result
-        if isinstance(groups, RankGroups):
-            result = result - groups.expand(groups.gradient_means(through_mean, dots)[0])
-        elif mode == "PN-SCS":
-            result = result - groups.expand(groups.project(grad))
-        else:
-            result = groups.center(result)
-        return (result.to(x.dtype),)
+        if mode == "PN-SCS" or isinstance(groups, RankGroups):
+            through_mean = grad if mode == "PN-SCS" else result
+            return ((result - groups.expand(groups.gradient_means(through_mean, dots)[0])).to(x.dtype),)
+        return (groups.center(result).to(x.dtype),)

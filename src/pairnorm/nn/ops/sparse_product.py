@@ -47,13 +47,7 @@ def row_starts(counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Positions of the entries of a sparse matrix, row by row, with what kernels derive from them.
-
-    Args:
-        crow: Where the entries of every row start, and where the last row ends, ``[rows + 1]``.
-        column: Column of every entry.
-        shape: Numbers of rows and columns.
-    """
+    """The positions of the entries of a sparse matrix: row starts ``[rows + 1]``, columns and shape."""
 
     crow: Tensor
     column: Tensor
@@ -66,10 +60,7 @@ class Pattern:
             raise PairNormError(problem, code="too-large", value=self.shape, expected=expected)
 
     def validate(self) -> "Pattern":
-        """Raise an error unless the rows are ordered and the columns in range; return the pattern.
-
-        Kernels read memory by these numbers without a check.
-        """
+        """Return the pattern, or raise an error: kernels read memory by its numbers without a check."""
         if self.crow.device.type == "meta":
             return self
         rows, columns = self.shape
@@ -141,6 +132,11 @@ class Pattern:
             counts = self.crow[start : stop + 1].diff()
             row = rows.repeat_interleave(counts, output_size=end - begin)
             yield slice(start, stop), slice(begin, end), row
+
+    @property
+    def arrays(self) -> tuple[Any, Any]:
+        """Row starts and columns as numpy arrays, on a CPU."""
+        return self.crow.numpy(), self.column.numpy()
 
     @cached_property
     def derived(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pairnorm.nn.ops._numba import dropout, linear
 from pairnorm.nn.ops._numba import vectors as vec
+from pairnorm.nn.ops._numba.dropout import drop
 from pairnorm.nn.ops._numba.pair_norm import gradient_in_one_thread, normalize_in_one_thread
 from pairnorm.nn.ops._numba.sparse_product import activation_gradients, gather
 from pairnorm.nn.ops.convolution import attention_reference, gcn_reference
@@ -29,13 +30,13 @@ def gcn_forward(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, out]`` and the tensors for the backward pass."""
     rows = vec.by_model(x.expand(-1, len(bias), -1))
-    drops = dropout.settings(rows, rate, keys)
-    x_dropped = rows if drops is dropout.NONE else vec.empty(rows.shape)
+    drops = dropout.drops_of(rows, rate, keys)
+    x_dropped = dropout.dropped_memory(rows, drops)
     result, end = _layer_end_memory(norm, len(bias), matrix.num_rows, bias.size(1), needs_backward)
     is_huge = _gcn_forward(
-        rows.numpy(), *drops, _weights(weight), vec.array(bias), *matrix.arrays, CODES[activation],
-        np.empty((rows.size(1), bias.size(1)), np.float32), x_dropped.numpy(), *_scale_and_eps(norm),
-        *_arrays(end),
+        rows.numpy(), drops, x_dropped.numpy(), _weights(weight),
+        np.empty((rows.size(1), bias.size(1)), np.float32), matrix.arrays, vec.array(bias),
+        CODES[activation], *_scale_and_eps(norm), _arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
     if is_huge:
@@ -52,13 +53,11 @@ def gcn_backward(
     matrix, activation, norm, rate, keys = settings
     (result, grad_x), grad_bias = vec.empty_by_model(*x_dropped.shape), vec.empty(bias.shape)
     grad_weight = None if weight is None else vec.empty(weight.shape)
-    nodes, width = x_dropped.size(1), bias.size(1)
     _gcn_backward(
-        *_layer_end_gradient(grads[0], norm, *end), _scale_and_eps(norm)[0], CODES[activation],
-        *matrix.transposed.arrays, x_dropped.numpy(), *dropout.settings(x_dropped, rate, keys),
-        _weights(None if weight is None else weight.transpose(1, 2)), needs_grad[0],
-        np.empty((1, matrix.num_rows, width), np.float32), np.empty((nodes, width), np.float32),
-        grad_x.numpy(), _weights(grad_weight), grad_bias.numpy(),
+        _layer_end_gradient(grads[0], norm, *end), _scale_and_eps(norm)[0], CODES[activation],
+        matrix.transposed.arrays, x_dropped.numpy(), dropout.drops_of(x_dropped, rate, keys),
+        _weights(None if weight is None else weight.transpose(1, 2)), needs_grad[0], grad_x.numpy(),
+        _weights(grad_weight), grad_bias.numpy(),
     )  # fmt: skip
     return result if needs_grad[0] else None, grad_weight, grad_bias
 
@@ -68,17 +67,16 @@ def attention_forward(
     rate: float, keys: Tensor | None, norm: "PairNorm | None", needs_backward: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return ``[nodes, models, features]`` and the tensors for the backward pass: weights, never messages."""
-    pattern, z_by_model, att_scores = matrix.pattern, vec.by_model(z), vec.by_model(scores)
+    z_by_model, att_scores = vec.by_model(z), vec.by_model(scores)
     models, _, features = z_by_model.shape
     offset = np.zeros((models, features), np.float32) if bias is None else vec.array(bias)
-    weights = vec.empty(models, 1, pattern.num_entries)
-    drops = dropout.settings(weights, rate, keys)
-    masked = weights if drops is dropout.NONE else vec.empty(weights.shape)
+    weights = vec.empty(models, 1, matrix.pattern.num_entries)
+    drops = dropout.drops_of(weights, rate, keys)
+    masked = dropout.dropped_memory(weights, drops)
     result, end = _layer_end_memory(norm, models, matrix.num_rows, features, needs_backward)
     is_huge = _attention_forward(
-        pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z_by_model.numpy(), offset,
-        np.float32(negative_slope), *drops, CODES[activation], weights.numpy(), masked.numpy(),
-        *_scale_and_eps(norm), *_arrays(end),
+        matrix.pattern.arrays, att_scores.numpy(), np.float32(negative_slope), weights.numpy(), drops,
+        masked.numpy(), z_by_model.numpy(), offset, CODES[activation], *_scale_and_eps(norm), _arrays(end),
     )  # fmt: skip
     h, _, norms, means = end
     if is_huge:
@@ -93,19 +91,14 @@ def attention_backward(
     """Return the gradients of the scores, of z and of the bias."""
     att_scores, z, weights, masked, *end = saved
     matrix, activation, negative_slope, _, _, norm = settings
-    pattern = matrix.pattern
     grad_bias = vec.empty(len(z), z.size(2))
-    (to_scores, grad_scores), (to_z, grad_z) = (
-        vec.empty_by_model(*att_scores.shape),
-        vec.empty_by_model(*z.shape),
-    )
+    (to_scores, grad_scores), (to_z, grad_z) = (vec.empty_by_model(*part.shape) for part in (att_scores, z))
     to_scores.zero_()
     to_z.zero_()
     _attention_backward(
-        *_layer_end_gradient(grads[0], norm, *end), _scale_and_eps(norm)[0], CODES[activation],
-        pattern.crow.numpy(), pattern.column.numpy(), att_scores.numpy(), z.numpy(), weights.numpy(),
-        masked.numpy(), np.float32(negative_slope), np.empty((1, matrix.num_rows, z.size(2)), np.float32),
-        grad_scores.numpy(), grad_z.numpy(), grad_bias.numpy(),
+        _layer_end_gradient(grads[0], norm, *end), _scale_and_eps(norm)[0], CODES[activation],
+        matrix.pattern.arrays, att_scores.numpy(), z.numpy(), weights.numpy(), masked.numpy(),
+        np.float32(negative_slope), grad_scores.numpy(), grad_z.numpy(), grad_bias.numpy(),
     )  # fmt: skip
     return to_scores, to_z, grad_bias if needs_grad[2] else None
 
@@ -115,8 +108,8 @@ def _weights(weight: Tensor | None) -> Any:
     return np.empty((0, 0, 0), np.float32) if weight is None else vec.array(weight)
 
 
-def _arrays(tensors: Any) -> list[Any]:
-    return [tensor.numpy() for tensor in tensors]
+def _arrays(tensors: Any) -> tuple[Any, ...]:
+    return tuple(tensor.numpy() for tensor in tensors)
 
 
 def _scale_and_eps(norm: "PairNorm | None") -> tuple[float, float]:
@@ -137,7 +130,7 @@ def _layer_end_memory(
 
 def _layer_end_gradient(
     grad: Tensor, norm: "PairNorm | None", h: Tensor, norms: Tensor, means: Tensor
-) -> list[Any]:
+) -> tuple[Any, ...]:
     """Return the arrays of the gradient, h, norms and means; huge norms, in float64, are done here."""
     if norm is not None and not norms.numel():
         settings = (Groups(h.size(1)), norm.scale, norm.eps, norm.mode)
@@ -146,79 +139,78 @@ def _layer_end_gradient(
 
 
 @vec.kernel
-def _layer_end(h: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> bool:
+def _layer_end(model: int, scale: float, eps: float, end: Any) -> bool:
     """Normalize the states of a model, if there are norms; return whether one is huge."""
+    h, y, norm, mean = end
     if not norm.shape[1]:
         return False
-    return normalize_in_one_thread(h.transpose(1, 0, 2), scale, eps, y.transpose(1, 0, 2), norm, mean)
+    one = slice(model, model + 1)
+    states, result = h[one].transpose(1, 0, 2), y[one].transpose(1, 0, 2)
+    return normalize_in_one_thread(states, scale, eps, result, norm[one], mean[one])
 
 
 @vec.kernel
 def _layer_end_backward(
-    grad: Any, h: Any, norm: Any, mean: Any, scale: float, activation: int, result: Any, grad_bias: Any
+    model: int, end: Any, scale: float, activation: int, result: Any, grad_bias: Any
 ) -> None:
     """Write the gradient of what the bias was added to, and its sum over the nodes."""
+    grads, h, norm, mean = end
+    one = slice(model, model + 1)
+    grad = grads[one]
     if norm.shape[1]:
-        by_node = grad.transpose(1, 0, 2), h.transpose(1, 0, 2)
-        gradient_in_one_thread(*by_node, mean, norm, scale, result.transpose(1, 0, 2))
+        states, inner = h[one].transpose(1, 0, 2), result.transpose(1, 0, 2)
+        gradient_in_one_thread(grad.transpose(1, 0, 2), states, mean[one], norm[one], scale, inner)
         grad = result
-    activation_gradients(grad[0], h[0], activation, result[0], grad_bias)
+    activation_gradients(grad[0], h[model], activation, result[0], grad_bias[one])
 
 
 @vec.kernel
 def _gcn_forward(
-    x: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any, bias: Any, crow: Any,
-    column: Any, values: Any, activation: int, z: Any, x_dropped: Any, scale: float, eps: float,
-    h: Any, y: Any, norms: Any, means: Any,
+    x: Any, drops: Any, x_dropped: Any, weight: Any, z: Any, matrix: Any, bias: Any, activation: int,
+    scale: float, eps: float, end: Any,
 ) -> bool:  # fmt: skip
     is_huge = False
-    for model in range(len(h)):
-        if dropped:
-            dropout.drop(x[model], positions, keys[model], dropped, factor, x_dropped[model])
+    for model in range(len(x)):
+        drop(x[model], drops, model, x_dropped[model])
         if len(weight):
             linear.product(x_dropped[model], weight[model], z)
         source = z if len(weight) else x[model]
-        gather(crow, column, values, source, bias[model : model + 1], activation, h[model])
-        one = slice(model, model + 1)
-        is_huge |= _layer_end(h[one], scale, eps, y[one], norms[one], means[one])
+        gather(matrix, source, bias[model : model + 1], activation, end[0][model])
+        is_huge |= _layer_end(model, scale, eps, end)
     return is_huge
 
 
 @vec.kernel
 def _gcn_backward(
-    grad: Any, h: Any, norms: Any, means: Any, scale: float, activation: int, crow: Any, column: Any,
-    values: Any, x_dropped: Any, positions: Any, keys: Any, dropped: Any, factor: Any, weight: Any,
-    needs_grad_x: bool, inner: Any, grad_z: Any, grad_x: Any, grad_weight: Any, grad_bias: Any,
+    end: Any, scale: float, activation: int, transposed: Any, x_dropped: Any, drops: Any, weight: Any,
+    needs_grad_x: bool, grad_x: Any, grad_weight: Any, grad_bias: Any,
 ) -> None:  # fmt: skip
-    none = np.zeros((1, h.shape[2]), np.float32)
-    for model in range(len(h)):
-        one = slice(model, model + 1)
-        _layer_end_backward(
-            grad[one], h[one], norms[one], means[one], scale, activation, inner, grad_bias[one]
-        )
-        gather(crow, column, values, inner[0], none, 0, grad_z if len(weight) else grad_x[model])
+    models, nodes, width = end[1].shape
+    inner, grad_z = np.empty((1, nodes, width), np.float32), np.empty((grad_x.shape[1], width), np.float32)
+    none = np.zeros((1, width), np.float32)
+    for model in range(models):
+        _layer_end_backward(model, end, scale, activation, inner, grad_bias)
+        gather(transposed, inner[0], none, 0, grad_z if len(weight) else grad_x[model])
         if len(weight):
             linear.transposed_product(x_dropped[model], grad_z, grad_weight[model])
         if len(weight) and needs_grad_x:
             linear.product(grad_z, weight[model], grad_x[model])
-            if dropped:
-                dropout.drop(grad_x[model], positions, keys[model], dropped, factor, grad_x[model])
+            drop(grad_x[model], drops, model, grad_x[model])
 
 
 @vec.kernel
 def _attention_forward(
-    crow: Any, column: Any, att_scores: Any, z: Any, bias: Any, negative_slope: Any, positions: Any,
-    keys: Any, dropped: Any, factor: Any, activation: int, weights: Any, masked: Any, scale: float,
-    eps: float, h: Any, y: Any, norms: Any, means: Any,
+    pattern: Any, att_scores: Any, negative_slope: Any, weights: Any, drops: Any, masked: Any, z: Any,
+    bias: Any, activation: int, scale: float, eps: float, end: Any,
 ) -> bool:  # fmt: skip
     is_huge = False
+    crow, column = pattern
     for model in range(len(z)):
         _softmax(crow, column, att_scores[model], negative_slope, weights[model])
-        if dropped:
-            dropout.drop(weights[model], positions, keys[model], dropped, factor, masked[model])
-        gather(crow, column, masked[model, 0], z[model], bias[model : model + 1], activation, h[model])
-        one = slice(model, model + 1)
-        is_huge |= _layer_end(h[one], scale, eps, y[one], norms[one], means[one])
+        drop(weights[model], drops, model, masked[model])
+        matrix = (crow, column, masked[model, 0])
+        gather(matrix, z[model], bias[model : model + 1], activation, end[0][model])
+        is_huge |= _layer_end(model, scale, eps, end)
     return is_huge
 
 
@@ -247,20 +239,16 @@ def _softmax(crow: Any, column: Any, att_scores: Any, negative_slope: Any, weigh
 
 @vec.kernel
 def _attention_backward(
-    grad: Any, h: Any, norms: Any, means: Any, scale: float, activation: int, crow: Any, column: Any,
-    att_scores: Any, z: Any, weights: Any, masked: Any, negative_slope: Any, inner: Any, grad_scores: Any,
-    grad_z: Any, grad_bias: Any,
+    end: Any, scale: float, activation: int, pattern: Any, att_scores: Any, z: Any, weights: Any, masked: Any,
+    negative_slope: Any, grad_scores: Any, grad_z: Any, grad_bias: Any,
 ) -> None:  # fmt: skip
-    grad_dots = np.empty(len(column), np.float32)
-    for model in range(len(z)):
-        one = slice(model, model + 1)
-        _layer_end_backward(
-            grad[one], h[one], norms[one], means[one], scale, activation, inner, grad_bias[one]
-        )
+    (crow, column), (models, nodes, width) = pattern, end[1].shape
+    inner, grad_dots = np.empty((1, nodes, width), np.float32), np.empty(len(column), np.float32)
+    for model in range(models):
+        _layer_end_backward(model, end, scale, activation, inner, grad_bias)
         _through_average(crow, column, masked[model, 0], z[model], inner[0], grad_dots, grad_z[model])
-        _through_softmax(
-            crow, column, att_scores[model], weights[model, 0], negative_slope, grad_dots, grad_scores[model]
-        )
+        scores, weight = att_scores[model], weights[model, 0]
+        _through_softmax(crow, column, scores, weight, negative_slope, grad_dots, grad_scores[model])
 
 
 @vec.kernel

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pairnorm.nn.ops._numba import vectors as vec
-from pairnorm.nn.ops._numba.dropout import NONE, drop
-from pairnorm.nn.ops._numba.dropout import settings as drop_settings
+from pairnorm.nn.ops._numba.dropout import drop, dropped_memory, drops_of
 from pairnorm.nn.ops.kernels import Saved
 
 DTYPES = (torch.float32,)
@@ -32,18 +31,18 @@ def forward(
     """Return ``[nodes, models, out]``, the scores, and the tensors for the backward pass."""
     states = vec.by_model(x)
     models, nodes, _ = states.shape
-    drops = drop_settings(states, rate, keys)
-    x_dropped = states if drops is NONE else vec.empty(states.shape)
+    drops = drops_of(states, rate, keys)
+    x_dropped = dropped_memory(states, drops)
     result, z = vec.empty_by_model(models, nodes, weight.size(2))
     scores = vec.empty(models, nodes, 0 if att_vectors is None else att_vectors.size(2))
     rows = vec.array(weight[:, :0] if att_vectors is None else att_vectors.transpose(1, 2))
-    _forward(states.numpy(), *drops, vec.array(weight), rows, x_dropped.numpy(), z.numpy(), scores.numpy())
+    _forward(states.numpy(), drops, x_dropped.numpy(), vec.array(weight), z.numpy(), rows, scores.numpy())
     return (result, None if att_vectors is None else scores.transpose(0, 1)), (x_dropped, z)
 
 
 def backward(
     saved: Saved, inputs: Saved, settings: Saved, grads: Saved, needs_grad: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, of the weight and of the att_vectors."""
     (x_dropped, z), (_, weight, att_vectors), (grad, grad_scores) = saved, inputs, grads
     grad = vec.zeros(z.shape) if grad is None else vec.by_model(grad)
@@ -52,59 +51,48 @@ def backward(
     grad_x = vec.empty(x_dropped.shape if needs_grad[0] else (len(z), 0, x_dropped.size(2)))
     grad_weight, grad_rows = vec.empty(weight.shape), vec.empty(rows.shape)
     _backward(
-        x_dropped.numpy(), *drop_settings(x_dropped, *settings), vec.array(weight.transpose(1, 2)), rows,
-        z.numpy(), grad.numpy(), by_score.numpy(), vec.empty(z.shape[1:]).numpy(), grad_x.numpy(),
-        grad_weight.numpy(), grad_rows.numpy(),
+        x_dropped.numpy(), drops_of(x_dropped, *settings), vec.array(weight.transpose(1, 2)), rows, z.numpy(),
+        grad.numpy(), by_score.numpy(), vec.empty(z.shape[1:]).numpy(), grad_x.numpy(), grad_weight.numpy(),
+        grad_rows.numpy(),
     )  # fmt: skip
-    return (
-        grad_x.transpose(0, 1) if needs_grad[0] else None,
-        grad_weight,
-        None if grad_scores is None else grad_rows.transpose(1, 2),
-    )
+    to_x = grad_x.transpose(0, 1) if needs_grad[0] else None
+    return to_x, grad_weight, None if grad_scores is None else grad_rows.transpose(1, 2)
 
 
 @vec.kernel
-def _forward(
-    x: Any, positions: Any, keys: Any, dropped: Any, scale: Any, weight: Any, att_vectors: Any,
-    x_dropped: Any, z: Any, scores: Any,
-) -> None:  # fmt: skip
+def _forward(x: Any, drops: Any, x_dropped: Any, weight: Any, z: Any, att_vectors: Any, scores: Any) -> None:
     for model in range(len(x)):
-        if dropped:
-            drop(x[model], positions, keys[model], dropped, scale, x_dropped[model])
-        product(x_dropped[model], weight[model], z[model])
+        drop(x[model], drops, model, x_dropped[model])
+        states, vectors = z[model], att_vectors[model]
+        product(x_dropped[model], weight[model], states)
         for end in range(scores.shape[2]):
             for row in range(scores.shape[1]):
                 score = ZERO
                 for start in range(0, z.shape[2], vec.LANES):
-                    score += vec.total(
-                        vec.load(z[model], row, start) * vec.load(att_vectors[model], end, start)
-                    )
+                    score += vec.total(vec.load(states, row, start) * vec.load(vectors, end, start))
                 scores[model, row, end] = score
 
 
 @vec.kernel
 def _backward(
-    x_dropped: Any, positions: Any, keys: Any, dropped: Any, scale: Any, weight: Any, att_vectors: Any,
-    z: Any, grad: Any, by_score: Any, complete: Any, grad_x: Any, grad_weight: Any, grad_vectors: Any,
+    x_dropped: Any, drops: Any, weight: Any, att_vectors: Any, z: Any, grad: Any, by_score: Any,
+    complete: Any, grad_x: Any, grad_weight: Any, grad_vectors: Any,
 ) -> None:  # fmt: skip
     for model in range(len(x_dropped)):
-        grad_z = grad[model]
+        grad_z, vectors = grad[model], att_vectors[model]
         if by_score.shape[2]:
             transposed_product(by_score[model], z[model], grad_vectors[model])
             for start in range(0, z.shape[2], vec.LANES):
                 for row in range(z.shape[1]):
                     gradient = vec.load(grad_z, row, start)
                     for end in range(by_score.shape[2]):
-                        gradient = (
-                            gradient + vec.load(att_vectors[model], end, start) * by_score[model, row, end]
-                        )
+                        gradient = gradient + vec.load(vectors, end, start) * by_score[model, row, end]
                     vec.store(complete, row, start, gradient)
             grad_z = complete
         transposed_product(x_dropped[model], grad_z, grad_weight[model])
         if grad_x.shape[1]:
             product(grad_z, weight[model], grad_x[model])
-            if dropped:
-                drop(grad_x[model], positions, keys[model], dropped, scale, grad_x[model])
+            drop(grad_x[model], drops, model, grad_x[model])
 
 
 @vec.kernel

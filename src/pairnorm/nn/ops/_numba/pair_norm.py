@@ -38,16 +38,16 @@ def forward(
         blocks = -(-nodes // step)
         means, squares = np.empty((blocks, models, features)), np.empty((blocks, models))
         square = np.empty(models)
-        _share(
-            rows,
-            lambda row, block: _moments(x_rows[row], step, not individually, means[block], squares[block]),
-        )
-        _merge(means, squares, nodes, step, center, square)
+
+        def measure(row: slice, block: slice) -> None:
+            _moments(x_rows[row], step, not individually, means[block], squares[block])
 
         def write(row: slice, _: slice) -> bool:
             norm_r = norms[:, row] if individually else norms
             return _normalize(x_rows[row], center, square, scale, eps, result[row], norm_r, individually)
 
+        _share(rows, measure)
+        _merge(means, squares, nodes, step, center, square)
         is_huge = any(_share(rows, write))
     if is_huge:
         y, norm = in_double(x, (groups, scale, eps, mode)), norm[:, :0] if needs_backward else norm
@@ -76,14 +76,13 @@ def backward(saved: Any, inputs: Any, settings: Any, grads: Any, needs_grad: Any
             dots[block],
         )  # fmt: skip
 
+    def finish(row: slice, _: slice) -> None:
+        states = (grad_out[row], x_rows[row], center, norms)
+        _finish_gradient(*states, scale, grad_mean, grad_dot, individually, result[row])
+
     _share(rows, add)
     grad_mean, grad_dot = sums.sum(0) / nodes, dots.sum(0) / nodes
-    _share(
-        rows,
-        lambda row, _: _finish_gradient(
-            grad_out[row], x_rows[row], center, norms, scale, grad_mean, grad_dot, individually, result[row]
-        ),
-    )
+    _share(rows, finish)
     return (gradient,)
 
 
@@ -108,11 +107,7 @@ def _share(x: Tensor, work: Callable[[slice, slice], Any]) -> list[Any]:
 
 @vec.kernel
 def normalize_in_one_thread(x: Any, scale: float, eps: float, y: Any, norm: Any, mean: Any) -> bool:
-    """Normalize ``x`` ``[nodes, models, features]`` in one thread; return whether a norm is huge.
-
-    Writes the means ``[models, features]`` and the norms ``[models, 1]``, or ``[models, nodes]`` to scale
-    every row individually.
-    """
+    """Write PairNorm of ``[nodes, models, features]``, norms and means; return whether a norm is huge."""
     nodes, models, features = x.shape
     step = max(1, BLOCK_ELEMENTS // (models * features))
     blocks, individually = -(-nodes // step), norm.shape[1] == nodes
@@ -235,10 +230,7 @@ def _gradient_sums(
     grad: Any, x: Any, mean: Any, norm: Any, scale: float, step: int, individually: bool, result: Any,
     sums: Any, dots: Any,
 ) -> None:  # fmt: skip
-    """Write, for every block, the sums of dL/dy over the rows and the sum of dL/dy·c.
-
-    Where rows are scaled individually, write dL/dc to ``result``, and its sums instead.
-    """
+    """Write the sums of dL/dy and dL/dy·c over every block; for PN-SI dL/dc to ``result``, and its sums."""
     by_row = np.empty((2, min(step, len(x))), np.float32)  # since divisions take long
     for block in range(len(sums)):
         part = slice(block * step, (block + 1) * step)

@@ -33,12 +33,11 @@ def forward(
     ``values`` are ``[entries]`` or ``[models, entries]``.
     """
     result = vec.empty(pattern.shape[0], *dense.shape[1:])
-    dense = dense.detach().contiguous()
     shape = (len(dense), len(values) if values.dim() == 2 else 1, -1)
-    offset = vec.zeros(dense[0].shape) if bias is None else bias.detach()
-    crow, column = pattern.crow.numpy(), pattern.column.numpy()
-    entries, x = torch.atleast_2d(values.detach()).contiguous().numpy(), dense.view(shape).numpy()
-    added, y = offset.reshape(shape[1:]).contiguous().numpy(), result.view(len(result), *shape[1:]).numpy()
+    offset = vec.zeros(dense[0].shape) if bias is None else bias
+    (crow, column), entries = pattern.arrays, vec.array(torch.atleast_2d(values))
+    x, added = vec.array(dense).reshape(shape), vec.array(offset).reshape(shape[1:])
+    y = result.view(len(result), *shape[1:]).numpy()
 
     def work(start: int, stop: int) -> None:
         _multiply(crow[start : stop + 1], column, entries, x, added, CODES[activation], y[start:stop])
@@ -52,10 +51,8 @@ def forward(
 def activation_backward(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of an activation's input and of the bias in it, from its output ``y``."""
     result, sums = vec.empty(y.shape), vec.empty(y.shape[1:])
-    activation_gradients(
-        vec.array(grad.flatten(1)), vec.array(y.flatten(1)), CODES[activation], result.flatten(1).numpy(),
-        sums.view(1, -1).numpy(),
-    )  # fmt: skip
+    states, written = (vec.array(grad.flatten(1)), vec.array(y.flatten(1))), result.flatten(1).numpy()
+    activation_gradients(*states, CODES[activation], written, sums.view(1, -1).numpy())
     return result, sums
 
 
@@ -64,15 +61,14 @@ def _multiply(
     crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any
 ) -> None:
     for model in range(dense.shape[1]):
-        gather(
-            crow, column, values[model], dense[:, model], bias[model : model + 1], activation,
-            result[:, model],
-        )  # fmt: skip
+        matrix, offset = (crow, column, values[model]), bias[model : model + 1]
+        gather(matrix, dense[:, model], offset, activation, result[:, model])
 
 
 @vec.kernel
-def gather(crow: Any, column: Any, values: Any, dense: Any, bias: Any, activation: int, result: Any) -> None:
+def gather(matrix: Any, dense: Any, bias: Any, activation: int, result: Any) -> None:
     """Write activation(matrix @ dense + bias) to ``result``."""
+    crow, column, values = matrix
     for start in range(0, result.shape[1], vec.LANES):
         for row in range(result.shape[0]):
             total = vec.load(bias, 0, start)
@@ -91,7 +87,7 @@ def linear_forward(
     # Memory for all entries; pages that nothing is written to cost nothing.
     columns, selected = torch.empty_like(values, dtype=torch.int32), torch.empty_like(values)
     entries = crow.numpy(), columns.numpy(), selected.numpy()
-    _select(pattern.crow.numpy(), pattern.column.numpy(), values.numpy(), *entries)
+    _select(*pattern.arrays, values.numpy(), *entries)
     result, by_models = vec.empty_by_model(models, pattern.shape[0], weight.size(2))
     _linear_forward(*entries, vec.array(weight), by_models.numpy())
     return result, (crow, columns, selected)
@@ -123,7 +119,7 @@ def _select(crow: Any, column: Any, values: Any, new_crow: Any, columns: Any, se
 def _linear_forward(crow: Any, columns: Any, values: Any, weight: Any, result: Any) -> None:
     zero = np.zeros((1, result.shape[2]), np.float32)
     for model in range(len(result)):
-        gather(crow[model], columns[model], values[model], weight[model], zero, 0, result[model])
+        gather((crow[model], columns[model], values[model]), weight[model], zero, 0, result[model])
 
 
 @vec.kernel
@@ -134,13 +130,8 @@ def _linear_backward(crow: Any, columns: Any, values: Any, grad: Any, result: An
             for row in range(grad.shape[1]):
                 gradient = vec.load(grad[model], row, start)
                 for entry in range(crow[model, row], crow[model, row + 1]):
-                    column = columns[model, entry]
-                    vec.store(
-                        target,
-                        column,
-                        start,
-                        vec.load(target, column, start) + gradient * values[model, entry],
-                    )
+                    column, value = columns[model, entry], values[model, entry]
+                    vec.store(target, column, start, vec.load(target, column, start) + gradient * value)
 
 
 @vec.kernel
@@ -158,15 +149,9 @@ def activation_gradients(grad: Any, y: Any, activation: int, result: Any, grad_b
 def propagate(
     crow: Tensor, column: Tensor, weight: Tensor | None, roots: Tensor | None, x: Tensor, y: Tensor
 ) -> None:
-    """Write D̃⁻¹ Ã x, or with ``roots`` D̃^(-1/2) Ã D̃^(-1/2) x, to ``y``.
+    """Write D̃⁻¹ Ã x, or with ``roots`` D̃^(-1/2) Ã D̃^(-1/2) x, to ``y``; ``x`` is contiguous.
 
-    Args:
-        crow: int64 [n + 1].
-        column: int32 [entries].
-        weight: float32 [entries]; None for ones.
-        roots: float32 [n], D̃^(-1/2).
-        x: [n, columns], contiguous.
-        y: like x.
+    ``crow`` is int64, ``column`` int32, ``weight`` float32, or None for ones.
     """
     values, factors = (NO_VALUES if part is None else part.numpy() for part in (weight, roots))
     arrays = crow.numpy(), column.numpy(), values, factors, x.numpy(), y.numpy()
