@@ -26,7 +26,7 @@ def test_masks_share_the_features(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", [(13,), (14, 3), (14, 2, 3), (1, 5), (14, 1, 1, 5), ()])
-def test_a_mask_of_another_shape_is_refused(x: Tensor, shape: tuple[int, ...], raises) -> None:
+def test_mask_of_wrong_shape_raises(x: Tensor, shape: tuple[int, ...], raises) -> None:
     with raises("wrong-shape", value=shape) as caught:
         broadcast_mask(x, torch.ones(shape, dtype=torch.bool))
     assert caught.value.expected == "bool [14], [14, 5], [14, num_masks, 1] or [14, num_masks, 5]"
@@ -48,7 +48,7 @@ def test_division_without_weight_is_zero() -> None:
 
 
 @pytest.mark.parametrize("rows", [[3], [2, 8], [], [0, 1, 2, 3, 4, 5, 6]])
-def test_weights_of_known_vectors_give_the_same(x: Tensor, rows: list[int]) -> None:
+def test_weights_of_known_vectors_equal_features(x: Tensor, rows: list[int]) -> None:
     missing = torch.ones(14, 1, dtype=torch.bool)
     missing[rows] = False
     matrix = torch.rand(14, 14, generator=torch.Generator().manual_seed(2), dtype=torch.float64) / 14

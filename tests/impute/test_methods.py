@@ -256,7 +256,7 @@ def test_known_entries_are_unchanged_and_missing_ones_not_read(
 
 @pytest.mark.parametrize("method", ["mean", "known_neighbor_mean", "fp", "pcfi"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_constant_column_stays_constant(method: str, x: Tensor, dtype: torch.dtype) -> None:
+def test_constant_column_stays_constant(method: str, x: Tensor, dtype: torch.dtype) -> None:
     """Rounding errors of a constant column do not correlate with other columns either."""
     x = x.to(dtype)[:11]
     x[:, 0] = 1 / 3
@@ -285,7 +285,7 @@ def test_permuting_nodes_permutes_the_result(
     torch.testing.assert_close(imputed, expected)
 
 
-def test_sparse_and_single_precision_features_give_the_same(
+def test_sparse_and_float32_features_give_equal_results(
     method: str, edge_index: Tensor, x: Tensor, missing: Tensor
 ) -> None:
     expected = impute(x, missing, edge_index, method=method)
@@ -331,7 +331,7 @@ def test_feature_propagation_is_differentiable(edge_index: Tensor, x: Tensor, ro
     )
 
 
-def test_invalid_settings_are_refused(edge_index: Tensor, x: Tensor, raises) -> None:
+def test_invalid_settings_raise(edge_index: Tensor, x: Tensor, raises) -> None:
     nothing = torch.zeros(NODES, dtype=torch.bool)
     with raises("unknown-choice", value="pfci") as caught:
         impute(x, nothing, edge_index, method="pfci")
@@ -346,7 +346,7 @@ def test_invalid_settings_are_refused(edge_index: Tensor, x: Tensor, raises) -> 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cuda_gives_the_same(
+def test_cuda_equals_cpu(
     method: str, edge_index: Tensor, x: Tensor, missing: Tensor, dtype: torch.dtype
 ) -> None:
     expected = impute(x.to(dtype), missing, edge_index, method)
@@ -354,6 +354,6 @@ def test_cuda_gives_the_same(
     torch.testing.assert_close(imputed.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_old_name_of_an_imputation_is_accepted(edge_index: Tensor, x: Tensor, missing: Tensor) -> None:
+def test_old_name_of_an_imputation_is_accepted(edge_index: Tensor, x: Tensor, missing: Tensor) -> None:
     old, new = (impute(x, missing, edge_index, method=name) for name in ("mass", "known_neighbor_mean"))
     assert torch.equal(old, new)

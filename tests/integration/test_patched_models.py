@@ -292,7 +292,7 @@ CASES = [
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("architecture", "way"), CASES)
-def test_a_patched_model_equals_one_with_the_norm_written_in(architecture, way):
+def test_patched_model_equals_one_with_the_norm_written_in(architecture, way):
     try:
         expected = WAYS[way](*build(architecture, is_patched=False))
     except Exception:
@@ -306,7 +306,7 @@ def test_a_patched_model_equals_one_with_the_norm_written_in(architecture, way):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_weights_go_from_a_patched_model_into_one_that_never_ran(architecture):
+def test_patched_weights_load_into_an_unresolved_model(architecture):
     model, x, edge_index = build(architecture, is_patched=True)
     torch.manual_seed(3)
     other = ARCHITECTURES[architecture](nn.Identity())

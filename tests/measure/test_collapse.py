@@ -34,11 +34,11 @@ class TestNumericalRank:
         near(numerical_rank(x), (values**2).sum() / values[0] ** 2)
 
     @pytest.mark.parametrize("scale", [1e-200, 1e200])
-    def test_any_scale(self, scale):
+    def test_ranks_do_not_depend_on_scale(self, scale):
         x = torch.randn(9, 4, dtype=torch.float64)
         near(numerical_rank(x * scale), numerical_rank(x), 1e-9)
 
-    def test_of_nothing_and_of_nan(self):
+    def test_ranks_of_zero_and_nan(self):
         assert numerical_rank(torch.zeros(3, 2)) == 0
         assert numerical_rank(torch.zeros(0, 2)) == 0
         assert numerical_rank(torch.full((3, 2), torch.nan)).isnan()
@@ -150,7 +150,7 @@ class TestInstanceInformationGain:
         gain = instance_information_gain(x, torch.rand(40, 6))
         assert gain.isnan().tolist() == [False, True]
 
-    def test_error_of_a_sample_is_as_stated(self):
+    def test_standard_error_matches_the_spread_of_samples(self):
         x, features = torch.randn(300, 2, 4), torch.rand(300, 6)
         exact = instance_information_gain(x, features)
         estimates = [estimate_instance_information_gain(x, features, 60, seed) for seed in range(60)]

@@ -93,7 +93,7 @@ def test_tpsd_is_unchanged_by_centering_and_is_n_squared_mean_squared_distances(
     assert row_diff(x) <= (total / n**2).sqrt() * (1 + 1e-9)
 
 
-def test_a_zero_column_stays_zero():
+def test_zero_column_stays_zero():
     x = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
     torch.testing.assert_close(col_diff(x), torch.tensor([0.25, 0.75]).norm() / 2)
 
@@ -158,13 +158,13 @@ def test_estimates_take_trials(measure, middle):
 
 
 @pytest.mark.parametrize("measure", ESTIMATES)
-def test_an_estimate_of_nothing_is_zero(measure):
+def test_estimate_of_empty_states_is_zero(measure):
     assert measure(torch.empty(0, 0), sample=5) == (torch.tensor(0.0), torch.tensor(0.0))
 
 
 @pytest.mark.parametrize("measure", ESTIMATES)
 @pytest.mark.parametrize("sample", [1, 0, -3, 2.5, True])
-def test_unusable_samples_are_named(raises, measure, sample):
+def test_invalid_samples_raise(raises, measure, sample):
     with raises("not-a-whole-number", value=sample):
         measure(torch.randn(4, 3), sample=sample)
 
@@ -207,12 +207,12 @@ def test_connected_pairs_are_the_upper_triangle(adjacency):
         assert torch.equal(connected_pairs(graph), expected)
 
 
-def test_direction_weight_loops_and_repeats_do_not_count():
+def test_pairs_ignore_direction_weight_loops_and_repeats():
     edge_index = torch.tensor([[3, 0, 2, 2, 0], [0, 3, 2, 1, 3]])
     assert connected_pairs(edge_index).tolist() == [[0, 1], [3, 2]]
 
 
-def test_a_graph_without_edges_has_no_connected_pairs():
+def test_graph_without_edges_has_no_connected_pairs():
     assert connected_pairs(torch.eye(3)).shape == (2, 0)
 
 
@@ -225,7 +225,7 @@ def test_random_pairs_are_uniform_over_ordered_pairs():
     assert 7 < chi_squared < 52  # the central 99.9% of chi² with 24 degrees of freedom
 
 
-def test_a_seed_repeats_its_pairs_and_leaves_the_global_numbers_alone():
+def test_seeded_pairs_repeat_and_keep_global_random_state():
     before = torch.get_rng_state()
     assert torch.equal(random_pairs(9, 20, seed=1), random_pairs(9, 20, seed=1))
     assert not torch.equal(random_pairs(9, 20, seed=1), random_pairs(9, 20, seed=2))
@@ -235,12 +235,12 @@ def test_a_seed_repeats_its_pairs_and_leaves_the_global_numbers_alone():
 
 
 @pytest.mark.parametrize(("nodes", "count"), [(0, 1), (3, -1)])
-def test_impossible_draws_are_named(raises, nodes, count):
+def test_impossible_draws_raise(raises, nodes, count):
     with raises("not-a-whole-number"):
         random_pairs(nodes, count)
 
 
-def test_no_pairs_of_no_nodes():
+def test_zero_pairs_of_zero_nodes():
     assert random_pairs(0, 0).shape == (2, 0)
 
 
@@ -269,7 +269,7 @@ def test_near_equal_rows_far_from_zero_keep_their_distances():
 
 
 @pytest.mark.parametrize("measure", [apd, apsd])
-def test_no_pairs_have_no_average(raises, measure):
+def test_average_of_zero_pairs_raises(raises, measure):
     x = torch.randn(4, 2)
     none = torch.empty(2, 0, dtype=torch.int64)
     assert pair_distances(x, none).shape == (0,)
@@ -287,7 +287,7 @@ def test_no_pairs_have_no_average(raises, measure):
         ([(0, 1)], "wrong-shape"),
     ],
 )
-def test_unusable_pairs_are_named(raises, pairs, code):
+def test_invalid_pairs_raise(raises, pairs, code):
     with raises(code):
         pair_distances(torch.randn(4, 2), pairs)
 
@@ -326,7 +326,7 @@ def test_energy_is_the_trace(adjacency, kind, weighted, directed):
         )
 
 
-def test_an_edge_index_is_the_unweighted_graph(adjacency):
+def test_edge_index_is_the_unweighted_graph(adjacency):
     x = torch.randn(40, 3)
     torch.testing.assert_close(dirichlet_energy(x, adjacency.nonzero().T), dirichlet_energy(x, adjacency))
 
@@ -361,17 +361,17 @@ def test_energy_of_a_far_and_tight_cloud_does_not_cancel(adjacency):
     )
 
 
-def test_no_edges_no_energy():
+def test_energy_without_edges_is_zero():
     assert dirichlet_energy(torch.randn(3, 2), torch.zeros(3, 3)) == 0
 
 
 @pytest.mark.parametrize("kind", ["cora", "combinatorial"])
-def test_unknown_laplacians_are_named(raises, kind):
+def test_unknown_laplacian_raises(raises, kind):
     with raises("unknown-choice", value=kind):
         dirichlet_energy(torch.randn(3, 2), torch.zeros(3, 3), kind)
 
 
-def test_negative_weights_and_foreign_nodes_are_named(raises):
+def test_negative_weights_and_unknown_nodes_raise(raises):
     with raises("out-of-range", value=-1):
         dirichlet_energy(torch.randn(2, 2), torch.tensor([[0.0, -1.0], [-1.0, 0.0]]))
     with raises("out-of-range", value=3):
@@ -400,14 +400,14 @@ def test_neighbor_mad_is_a_mean_of_means(adjacency):
     torch.testing.assert_close(value.double(), torch.stack(means), rtol=1e-6, atol=0)
 
 
-def test_mad_ignores_length_and_sees_near_parallel_rows():
+def test_mad_ignores_length_and_resolves_near_parallel_rows():
     angle = torch.tensor([0.0, 1e-6], dtype=torch.float64)
     x = torch.stack([angle.cos(), angle.sin()], 1) * torch.tensor([[1.0], [50.0]])
     expected = torch.tensor(0.5e-12, dtype=torch.float64)
     torch.testing.assert_close(mean_average_distance(x), expected, rtol=1e-6, atol=0)
 
 
-def test_a_zero_row_has_no_direction():
+def test_zero_row_has_no_direction():
     x = torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
     between = torch.tensor([[0, 0], [1, 2]])
     torch.testing.assert_close(mean_average_distance(x, between), torch.tensor(0.25))
@@ -418,7 +418,7 @@ def test_opposite_rows_reach_the_largest_value():
     torch.testing.assert_close(mean_average_distance(torch.tensor([[1.0], [-1.0]])), torch.tensor(2.0))
 
 
-def test_mad_to_no_neighbors_is_named(raises):
+def test_mad_without_edges_raises(raises):
     with raises("no-pairs"):
         mean_average_distance(torch.randn(3, 2), torch.eye(3))
 
@@ -445,7 +445,7 @@ def test_known_spectra(shape, spectrum, expected):
     torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
 
 
-def test_scale_does_not_count_and_the_mean_does():
+def test_rank_ignores_scale_and_counts_the_mean():
     x = torch.randn(30, 4)
     torch.testing.assert_close(effective_rank(x), effective_rank(x * 1e-3))
     assert effective_rank(x + 1e6) < 1.01

@@ -26,7 +26,7 @@ def test_trial_axes_equal_a_loop(measure, middle):
 
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_narrow_types_are_summed_wide(measure, dtype):
+def test_half_precision_accumulates_in_float64(measure, dtype):
     x = (torch.randn(50, 2, 8) * 1e4).to(dtype)  # squares overflow float16
     value = measure(x)
     assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -35,7 +35,7 @@ def test_narrow_types_are_summed_wide(measure, dtype):
 
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (0, 2, 4), (4, 2, 0)])
-def test_nothing_to_measure_is_zero(measure, shape):
+def test_empty_states_measure_zero(measure, shape):
     assert torch.equal(measure(torch.randn(shape)), torch.zeros(shape[1:-1]))
 
 
@@ -55,7 +55,7 @@ def test_extreme_scales_stay_finite(measure, scale):
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_nan_shows(measure):
+def test_nan_gives_nan(measure):
     x = torch.randn(6, 2, 4)
     x[3, 1, 2] = torch.nan
     value = measure(x)
@@ -64,7 +64,7 @@ def test_nan_shows(measure):
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_no_graph_is_kept(measure):
+def test_measures_save_no_autograd_graph(measure):
     assert not measure(torch.randn(5, 3, requires_grad=True)).requires_grad
 
 
@@ -78,7 +78,7 @@ def test_no_graph_is_kept(measure):
         ([[1.0]], "wrong-type"),
     ],
 )
-def test_unusable_states_are_named(raises, measure, x, code):
+def test_invalid_states_raise(raises, measure, x, code):
     with raises(code):
         measure(x)
 
@@ -99,7 +99,7 @@ def test_centered_rows_sum_to_zero_under_a_large_offset():
         (2**40, "cpu", 1),
     ],
 )
-def test_a_block_fits_its_budget(values, device, length):
+def test_block_length_respects_the_budget(values, device, length):
     assert block_length(values, torch.device(device)) == length
 
 
@@ -116,20 +116,20 @@ def test_every_layout_gives_the_same_edges_without_self_loops(convert):
     assert torch.equal(weight, torch.tensor([2.0, 3.0, 1.0]))
 
 
-def test_stored_zeros_are_no_edges():
+def test_stored_zeros_are_not_edges():
     matrix = torch.sparse_coo_tensor([[0, 1], [1, 0]], [0.0, 1.0], (2, 2), check_invariants=True)
     index, weight = edges(matrix)
     assert index.tolist() == [[1], [0]]
     assert weight.tolist() == [1.0]
 
 
-def test_an_edge_index_weighs_one_per_edge():
+def test_edge_index_has_unit_weights():
     index, weight = edges(torch.tensor([[0, 1, 1, 0], [1, 1, 2, 1]], dtype=torch.int32))
     assert index.tolist() == [[1, 2, 1], [0, 1, 0]]
     assert weight.tolist() == [1, 1, 1]
 
 
-def test_a_directed_graph_is_that_of_propagation():
+def test_directed_edges_follow_propagation():
     """Bug: sources were taken as rows here, targets there."""
     edge_index = torch.tensor([[0, 0, 2, 3], [1, 2, 1, 0]])
     index, _ = edges(edge_index)
@@ -149,7 +149,7 @@ def test_a_directed_graph_is_that_of_propagation():
         ("cora", "wrong-shape"),
     ],
 )
-def test_unusable_graphs_are_named(value, code, raises):
+def test_invalid_graphs_raise(value, code, raises):
     with raises(code):
         edges(value)
 
@@ -166,13 +166,13 @@ def test_unusable_graphs_are_named(value, code, raises):
         (None, False, False),
     ],
 )
-def test_graphs_are_told_from_features(value, index, sparse):
+def test_graphs_are_distinguished_from_features(value, index, sparse):
     assert is_edge_index(value) is index
     assert is_sparse_adjacency(value) is sparse
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_inference_tensors_are_measured_as_others_are(dtype):
+def test_inference_tensors_are_measured(dtype):
     plain = torch.randn(6, 2, 4, dtype=dtype)
     edge_index = torch.tensor([[0, 1, 2, 1], [1, 0, 1, 2]])
     with torch.inference_mode():

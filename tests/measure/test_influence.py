@@ -58,7 +58,7 @@ def test_equals_brute_force_jacobians(adjacency, act, norm):
     assert bool(found.totals[:, 3].any()) == (norm is not None)  # the mean runs over all nodes
 
 
-def test_the_baseline_is_a_random_walk(adjacency):
+def test_baseline_is_a_random_walk(adjacency):
     walk = (adjacency + torch.eye(40)).double()
     walk = torch.linalg.matrix_power(walk / walk.sum(1, keepdim=True), 3)
     found = influence_by_hop(lambda x: walk @ x, torch.rand(40, 2).double(), adjacency, steps=3, nodes=40)
@@ -73,7 +73,7 @@ def influence_with(shares, baseline, counts=(1, 2, 2, 2, 2, 0)):
     )
 
 
-def test_bottlenecks_are_told_apart():
+def test_bottlenecks_are_distinguished():
     far, near = [0.1, 0.2, 0.3, 0.2, 0.2, 0.0], [0.7, 0.29, 0.005, 0.005, 0.0, 0.0]
     nearest = [0.9, 0.099, 0.001, 0.0, 0.0, 0.0]
     record = record_of_a_healthy_layer()
@@ -96,7 +96,7 @@ def record_of_a_healthy_layer():
     return probe.records[0]
 
 
-def test_a_probe_measures_the_inputs_of_its_last_pass():
+def test_probe_uses_the_last_inputs():
     edge_index, x = path(30), torch.randn(30, 5)
     both = torch.cat([edge_index, edge_index.flip(0)], 1)
     model = pyg.GCN(5, 8, 6, 2, dropout=0.5)
@@ -117,7 +117,7 @@ def test_a_probe_measures_the_inputs_of_its_last_pass():
     assert probe.verdict().kind in ("no-sign", "short-range", "states-collapse")
 
 
-def test_a_model_that_ignores_far_nodes_has_a_computational_bottleneck():
+def test_model_that_ignores_far_nodes_has_a_computational_bottleneck():
     class Muted(nn.Module):
         def __init__(self):
             super().__init__()
@@ -154,7 +154,7 @@ def test_features_may_be_sparse_or_in_an_object(adjacency):
     torch.testing.assert_close(*results)
 
 
-def test_errors(raises, adjacency):
+def test_invalid_arguments_raise(raises, adjacency):
     model = Net(adjacency.double(), 1, nn.Identity())
     with raises("wrong-shape"):
         influence_by_hop(lambda x: x.sum(0, keepdim=True), torch.rand(40, 3), adjacency, steps=1)

@@ -36,7 +36,7 @@ def record(model, *inputs, measures=PAPER, **settings):
     return probe, output
 
 
-def test_each_name_is_its_measure(adjacency):
+def test_each_name_gives_its_measure(adjacency):
     x = torch.randn(40, 2, 3)
     pairs = {"connected": torch.tensor([[0, 1], [2, 3]]), "mine": torch.tensor([[4], [9]])}
     names = ["row_diff", "col_diff", "apd", "apsd", "tpsd", "dirichlet_energy"]
@@ -78,12 +78,12 @@ def test_large_states_are_sampled_with_an_error(monkeypatch):
         (["tpsd"], 1, "not-a-whole-number", 1),
     ],
 )
-def test_measures_that_cannot_be_computed_are_refused(raises, measures, sample, code, value):
+def test_invalid_measures_raise(raises, measures, sample, code, value):
     with raises(code, value=value):
         Measures(measures, sample=sample, seed=0)
 
 
-def test_energy_without_a_graph_says_how_to_give_one(raises):
+def test_energy_without_graph_raises_with_hint(raises):
     with raises("no-graph", value="dirichlet_energy"):
         Measures(["dirichlet_energy"], sample=10, seed=0)(torch.randn(3, 2), {}, None)
 
@@ -184,7 +184,7 @@ def test_one_row_per_call_with_the_measures_of_its_output(graph):
         assert row.apsd_random == pytest.approx(float(tpsd(state)) / 40**2)
 
 
-def test_the_model_is_left_as_it_was(graph):
+def test_probe_leaves_the_model_unchanged(graph):
     model, x = Network(), torch.randn(40, 4, requires_grad=True)
     twin = copy.deepcopy(model)
     expected = twin(x, graph)
@@ -204,7 +204,7 @@ def test_the_model_is_left_as_it_was(graph):
         torch.testing.assert_close(own.grad, other.grad)
 
 
-def test_hooks_go_after_an_exception_and_the_records_stay(graph):
+def test_exception_removes_hooks_and_keeps_records(graph):
     model = Network(fail=True)
     probe = Probe(model, PAPER)
     with pytest.raises(RuntimeError, match="broken"), probe:
@@ -213,7 +213,7 @@ def test_hooks_go_after_an_exception_and_the_records_stay(graph):
     assert [record.name for record in probe.records] == ["first"]
 
 
-def test_later_forwards_append_and_so_does_entering_again(graph):
+def test_later_passes_append_records(graph):
     model, x = Network(), torch.randn(40, 4)
     with Probe(model, PAPER) as probe:
         model(x, graph)
@@ -226,7 +226,7 @@ def test_later_forwards_append_and_so_does_entering_again(graph):
     assert frame["layer"].tolist() == [1, 2, 3] * 3
 
 
-def test_a_probe_records_once_at_a_time(raises, graph):
+def test_nested_recording_raises(raises, graph):
     probe = Probe(Network())
     with probe, raises("already-recording"):
         probe.__enter__()
@@ -255,7 +255,7 @@ def test_pair_norm_keeps_the_distances_of_sgc_constant(graph, mode, constant):
         assert values == sorted(values, reverse=True)
 
 
-def test_a_patched_model_shows_its_normalized_states(edge_index):
+def test_patched_model_shows_its_normalized_states(edge_index):
     model, x = pyg.GCN(5, 6, 4, 3).eval(), torch.randn(40, 5)
     with add_pair_norm(model, scale=2.0, mode="PN"), Probe(model, PAPER) as probe:
         output = model(x, edge_index)
@@ -266,7 +266,7 @@ def test_a_patched_model_shows_its_normalized_states(edge_index):
     assert number_of_hooks(model) == 0
 
 
-def test_a_patch_that_normalizes_at_the_output_or_the_next_input_is_seen_in_its_own_layer(graph):
+def test_patched_norm_is_recorded_in_its_own_layer(graph):
     class Activated(Convolution):
         def forward(self, x, adjacency):
             return super().forward(x, adjacency).tanh()
@@ -279,7 +279,7 @@ def test_a_patch_that_normalizes_at_the_output_or_the_next_input_is_seen_in_its_
         assert values[2] != pytest.approx(2.0, rel=1e-2)
 
 
-def test_a_pass_that_the_patch_repeats_is_recorded_once(graph):
+def test_observed_pass_of_a_patch_is_not_recorded(graph):
     class Reversed(Network):
         """The convolution registered first is the last to run, which the patch learns from the first pass."""
 
@@ -297,7 +297,7 @@ def test_a_pass_that_the_patch_repeats_is_recorded_once(graph):
     assert frame["apsd_random"].tolist() == pytest.approx(expected, rel=1e-3)
 
 
-def test_norms_on_other_states_are_not_taken_for_a_layer(graph):
+def test_norms_on_other_states_are_ignored(graph):
     class Odd(Network):
         def __init__(self):
             super().__init__()
@@ -315,7 +315,7 @@ def test_norms_on_other_states_are_not_taken_for_a_layer(graph):
 
 
 @pytest.mark.parametrize("name", ["GCN", "GAT", "GraphSAGE", "GIN"])
-def test_models_of_pyg_are_probed_as_they_are(name, edge_index):
+def test_pyg_models_are_recorded(name, edge_index):
     model = getattr(pyg, name)(5, 6, 3, 2).eval()
     x = torch.randn(40, 5)
     probe, output = record(model, x, edge_index)
@@ -325,7 +325,7 @@ def test_models_of_pyg_are_probed_as_they_are(name, edge_index):
     assert frame["apd_connected"].iloc[-1] == pytest.approx(float(apd(output, connected_pairs(edge_index))))
 
 
-def test_the_graph_is_taken_from_the_caller_the_convolution_or_the_model(graph, adjacency):
+def test_graph_comes_from_argument_convolution_or_model(graph, adjacency):
     model, x = Network(), torch.randn(40, 4)
     for given, seen in ((None, graph), (adjacency.triu().roll(1, 0), adjacency.triu().roll(1, 0))):
         probe, output = record(model, x, graph, adjacency=given)
@@ -333,7 +333,7 @@ def test_the_graph_is_taken_from_the_caller_the_convolution_or_the_model(graph, 
         assert probe.frame()["apd_connected"].iloc[-1] == pytest.approx(expected)
 
 
-def test_square_features_are_not_the_graph(graph):
+def test_square_features_are_not_a_graph(graph):
     model = GCN(40, 3, num_layers=2, hidden_channels=4).eval()
     one_hot = torch.eye(40).to_sparse_csr()
     probe, output = record(model, one_hot, graph, measures=["apd"])
@@ -341,14 +341,14 @@ def test_square_features_are_not_the_graph(graph):
     assert probe.frame()["apd_connected"].iloc[-1] == pytest.approx(expected)
 
 
-def test_dropout_keys_are_not_the_graph(graph):
+def test_dropout_keys_are_not_a_graph(graph):
     model = GCN(5, 3, num_layers=2, hidden_channels=4, num_models=2).train()
     probe, output = record(model, torch.randn(40, 5), graph, measures=["apd"])
     expected = apd(output, connected_pairs(graph)).tolist()
     assert probe.frame()["apd_connected"].tolist()[-2:] == pytest.approx(expected)
 
 
-def test_without_a_graph_or_edges_there_are_no_connected_pairs():
+def test_no_graph_or_edges_gives_no_connected_pairs():
     class Mean(nn.Module):
         is_graph_convolution = True
 
@@ -364,7 +364,7 @@ def test_without_a_graph_or_edges_there_are_no_connected_pairs():
         assert set(probe.records[0].distances) == {"random"}
 
 
-def test_energy_uses_the_given_weights_or_the_plain_graph_found(graph, adjacency):
+def test_energy_uses_given_weights_or_unweighted_graph(graph, adjacency):
     model, x = Network(), torch.randn(40, 4)
     weighted = adjacency * 5
     for given, expected in ((None, adjacency), (weighted, weighted)):
@@ -384,7 +384,7 @@ def test_own_pairs_are_measured_by_name(raises, graph):
         Probe(model, PAPER, pairs={"random": pairs})
 
 
-def test_distances_are_kept_for_a_sample_of_each_kind(graph):
+def test_distances_of_a_sample_are_recorded_by_kind(graph):
     model = Network()
     probe, output = record(model, torch.randn(40, 4), graph, sample=20, histograms=True)
     kept = probe.records[-1].distances
@@ -425,7 +425,7 @@ def test_tensorboard_gets_the_last_forward_by_layer_or_by_step(graph):
     assert float(distances.mean()) == pytest.approx(expected, rel=0.05)
 
 
-def test_tensorboard_itself_takes_it(graph, tmp_path):
+def test_tensorboard_writes_a_file(graph, tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     model, x = Network(), torch.randn(40, 4)
@@ -439,7 +439,7 @@ def test_tensorboard_itself_takes_it(graph, tmp_path):
     assert [event.step for event in events.Scalars("apsd_random")] == [1, 2, 3]
 
 
-def test_attention_weights_beside_the_states_are_passed_over(edge_index):
+def test_attention_weights_next_to_states_are_ignored(edge_index):
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
@@ -454,7 +454,7 @@ def test_attention_weights_beside_the_states_are_passed_over(edge_index):
     assert probe.frame()["row_diff"].tolist() == pytest.approx([float(row_diff(states))])
 
 
-def test_a_convolution_of_something_else_is_named(raises):
+def test_convolution_without_states_raises(raises):
     class Dictionary(nn.Module):
         is_graph_convolution = True
 
@@ -466,7 +466,7 @@ def test_a_convolution_of_something_else_is_named(raises):
         model[0](torch.randn(3, 2), None)
 
 
-def test_a_model_without_convolutions_is_an_error():
+def test_model_without_convolutions_is_an_error():
     with pytest.raises(PairNormError, match="no graph convolution"):
         Probe(nn.Linear(3, 3))
 
@@ -508,7 +508,7 @@ def test_states_that_collapse_are_named_with_the_layer(adjacency):
     assert "gradients reach the first layer" in verdict.text
 
 
-def test_nodes_on_one_line_have_collapsed_though_they_differ():
+def test_nodes_on_one_line_have_collapsed():
     x = torch.randn(40, 1) * torch.ones(4) + 1e-4 * torch.randn(40, 4)
     verdict = run_and_diagnose(propagation(3), x, torch.eye(40))[1]
     assert verdict.kind == "states-collapse"
@@ -516,7 +516,7 @@ def test_nodes_on_one_line_have_collapsed_though_they_differ():
     assert "lie on one line" in verdict.text
 
 
-def test_gradients_that_vanish_are_told_from_states_that_collapse():
+def test_vanishing_gradients_are_distinguished_from_collapse():
     """Between its ends tanh passes hardly a gradient on, and keeps the nodes apart."""
     model = propagation(6, lambda x: torch.tanh(6 * x))
     probe, verdict = run_and_diagnose(model, torch.randn(40, 4).sign(), torch.eye(40))
@@ -527,14 +527,14 @@ def test_gradients_that_vanish_are_told_from_states_that_collapse():
     assert not weak[verdict.layer :].any()
 
 
-def test_a_model_that_diverged_is_not_called_healthy(graph):
+def test_diverged_model_is_not_finite(graph):
     model, x = GCN(5, 5, num_layers=3, hidden_channels=4, dropout=0.0), torch.randn(40, 5)
     x[0, 0] = torch.nan
     _, verdict = run_and_diagnose(model, x, graph)
     assert verdict == ("not-finite", 1, "States are not finite from layer 1 (convolutions.0) on.")
 
 
-def test_no_gradient_comes_back_where_nothing_before_the_states_is_learned(graph):
+def test_states_without_learned_inputs_have_no_gradient_norm(graph):
     assert "gradients were not recorded" in run_and_diagnose(SGC(5, 5), torch.randn(40, 5), graph)[1].text
 
 
@@ -557,7 +557,7 @@ def test_gradient_norms_are_those_of_autograd(graph):
     assert (probe.frame()["gradient_norm"] > 0).all()
 
 
-def test_losses_tell_what_states_do_not(raises):
+def test_losses_show_missing_generalization(raises):
     model, x = propagation(2), torch.randn(40, 4)
     probe, verdict = run_and_diagnose(model, x, torch.eye(40), 0.1, 1.9, 2.0)
     assert verdict.kind == "does-not-generalize"
@@ -568,7 +568,7 @@ def test_losses_tell_what_states_do_not(raises):
         probe.verdict(0.1, 1.9)
 
 
-def test_a_verdict_needs_its_measures_and_a_pass(raises, graph):
+def test_verdict_without_measures_or_pass_raises(raises, graph):
     with raises("no-records"):
         Probe(propagation(2)).verdict()
     with Probe(propagation(2), ["row_diff"]) as probe:
@@ -594,7 +594,7 @@ class Relational(nn.Module):
 
 
 @pytest.mark.parametrize("patched", [False, True])
-def test_every_node_type_has_a_record_of_its_own(patched, edge_index):
+def test_every_node_type_has_its_own_record(patched, edge_index):
     model = Relational()
     sizes = {"paper": 40, "author": 9}
     edges = {
@@ -643,7 +643,7 @@ def test_checkpointed_layers_are_recorded_once(use_reentrant, patched, graph):
     pandas.testing.assert_frame_equal(*frames)
 
 
-def test_a_compiled_model_that_has_run_is_recorded(graph, edge_index):
+def test_compiled_model_is_recorded(graph, edge_index):
     model, x = pyg.GraphSAGE(5, 6, 3, 2), torch.randn(40, 5)
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
@@ -653,7 +653,7 @@ def test_a_compiled_model_that_has_run_is_recorded(graph, edge_index):
     assert probe.frame()["layer"].tolist() == [1, 2, 3]
 
 
-def test_a_decoder_that_takes_a_graph_is_not_recorded(edge_index):
+def test_decoder_that_takes_a_graph_is_not_recorded(edge_index):
     class Bilinear(nn.Module):
         def forward(self, z, edge_index):
             return (z[edge_index[0]] * z[edge_index[1]]).sum(-1)

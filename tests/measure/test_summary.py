@@ -18,7 +18,7 @@ def record(layer, angle=1.0, rank=3.0, response=None, *, forward=0, kind="", nod
     return Record(forward, layer, f"conv{layer}", kind, nodes, torch.tensor([norm]), measures, {})
 
 
-def test_states_collapse_where_they_stay_so_to_the_last_but_one():
+def test_collapse_must_last_to_the_last_but_one_layer():
     angles = [1.0, 0.01, 1.0, 0.04, 0.01, 1.0]  # the last layer gives the logits
     verdict = form_verdict([record(layer, angle) for layer, angle in enumerate(angles, 1)])
     assert (verdict.kind, verdict.layer) == ("states-collapse", 4)
@@ -26,7 +26,7 @@ def test_states_collapse_where_they_stay_so_to_the_last_but_one():
     assert form_verdict([record(1, 0.01), record(2), record(3)]).kind == "no-sign"
 
 
-def test_the_node_type_that_collapsed_is_named():
+def test_node_type_that_collapsed_is_named():
     for order in (["author", "paper"], ["paper", "author"]):
         found = [record(layer, rank=1.0 if kind == "author" else 3.0, kind=kind)
                  for layer in (1, 2) for kind in order]  # fmt: skip
@@ -34,7 +34,7 @@ def test_the_node_type_that_collapsed_is_named():
         assert "(conv1, author) on, all nodes lie on one line (numerical rank 1)" in verdict.text
 
 
-def test_the_last_forward_pass_counts():
+def test_verdict_uses_the_last_forward_pass():
     assert (
         form_verdict([record(1, 0.01), record(2, 0.01), record(1, forward=1), record(2, forward=1)]).layer
         is None
@@ -47,7 +47,7 @@ def test_gradients_vanish_up_to_the_last_weak_layer():
     assert (verdict.kind, verdict.layer) == ("gradients-vanish", 2)
 
 
-def test_what_is_not_finite_comes_first_states_from_the_front_and_gradients_from_the_end():
+def test_not_finite_is_reported_first():
     states = [record(1, 0.01), record(2, nan, nan, nan, norm=inf), record(3, nan, nan, nan, norm=nan)]
     assert form_verdict(states)[:2] == ("not-finite", 2)
     verdict = form_verdict(
@@ -56,7 +56,7 @@ def test_what_is_not_finite_comes_first_states_from_the_front_and_gradients_from
     assert verdict == ("not-finite", 2, "Gradients are not finite from layer 2 (conv2) down.")
 
 
-def test_a_single_node_shows_nothing():
+def test_single_node_gives_no_verdict():
     for nodes in (0, 1):
         verdict = form_verdict([record(layer, 0.0, 1.0, nodes=nodes) for layer in (1, 2)])
         assert verdict.kind == "no-sign"
@@ -108,7 +108,7 @@ def test_one_panel_per_quantity_and_one_line_per_kind_of_pairs():
         ([0.0] * 3, "linear"),
     ],
 )
-def test_the_scale_suits_the_values(values, scale):
+def test_axis_scale_follows_the_values(values, scale):
     (axis,) = visible(draw(frame(row_diff=values)))
     assert axis.get_yscale() == scale
     if scale == "linear":
@@ -124,7 +124,7 @@ def test_trials_are_a_mean_and_a_band():
     assert set(band[band[:, 0] == 1][:, 1]) == {1.0, 3.0}
 
 
-def test_a_probe_draws_the_chosen_forward(raises, adjacency, tmp_path):
+def test_plot_shows_the_chosen_forward_pass(raises, adjacency, tmp_path):
     model = GCN(5, 3, num_layers=3, hidden_channels=4).eval()
     x = torch.randn(40, 5)
     with Probe(model, ["row_diff", "effective_rank"]) as probe:
@@ -141,6 +141,6 @@ def test_a_probe_draws_the_chosen_forward(raises, adjacency, tmp_path):
 
 
 @pytest.mark.parametrize("ask", [Probe.plot, Probe.frame, Probe.verdict])
-def test_nothing_recorded_says_what_to_do(raises, ask):
+def test_empty_probe_raises_with_hint(raises, ask):
     with raises("no-records"):
         ask(Probe(GCN(5, 3)))

@@ -67,7 +67,7 @@ def inferred(model, batches):
     return result
 
 
-def test_all_nodes_of_a_batch_without_seeds_count(graph):
+def test_all_nodes_count_without_seed_nodes(graph):
     found, expected = Net("PN"), Net("PN")
     calibrate(found, [Data(*graph)])
     calibrate(expected, Batches(graph, NODES))
@@ -93,7 +93,7 @@ def test_calibrated_inference_in_batches_equals_the_whole_graph(graph, mode):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_model_is_left_in_its_mode_and_trains_on(graph):
+def test_calibration_keeps_training_mode(graph):
     model = Net("PN")
     model.norms[1].eval()
     calibrate(model, Batches(graph, 40))
@@ -104,7 +104,7 @@ def test_the_model_is_left_in_its_mode_and_trains_on(graph):
     assert [int(norm.statistics.count) for norm in model.norms] == [2 * NODES, NODES, 2 * NODES]
 
 
-def test_nodes_that_come_again_are_counted_once(graph):
+def test_repeated_nodes_count_once(graph):
     order = torch.cat([torch.arange(NODES), torch.arange(30)])
     once, twice = Net("PN"), Net("PN")
     calibrate(once, Batches(graph, 25, order=torch.arange(NODES)))
@@ -138,7 +138,7 @@ def test_truncated_neighborhoods_give_an_estimate(graph):
     assert not torch.allclose(*means[2], rtol=1e-5)
 
 
-def test_what_cannot_be_calibrated(graph, raises):
+def test_uncalibratable_models_raise(graph, raises):
     with raises("nothing-to-calibrate"):
         calibrate(Net("PN", track=False), Batches(graph, 40))
     with raises("shared-layer"):
@@ -147,7 +147,7 @@ def test_what_cannot_be_calibrated(graph, raises):
         calibrate(Net("PN"), iter(list(Batches(graph, 40))))
 
 
-def test_weights_carry_the_statistics(graph):
+def test_state_dict_has_the_statistics(graph):
     model = Net("PN")
     calibrate(model, Batches(graph, 40))
     other = Net("PN")
@@ -156,7 +156,7 @@ def test_weights_carry_the_statistics(graph):
     assert torch.equal(copy.deepcopy(model)(*graph), model(*graph))
 
 
-def test_a_norm_called_by_keyword(graph):
+def test_norm_called_with_keyword_is_calibrated(graph):
     class ByKeyword(Net):
         def forward(self, x, edge_index):
             for convolution, norm in zip(self.convolutions, self.norms, strict=True):
@@ -169,7 +169,7 @@ def test_a_norm_called_by_keyword(graph):
     torch.testing.assert_close(by_keyword.state_dict(), by_position.state_dict())
 
 
-def test_a_norm_that_is_never_called_is_an_error(graph, raises):
+def test_uncalled_norm_raises(graph, raises):
     model = Net("PN")
     model.unused = PairNorm(track_running_stats=True)
     with raises("never-called", value="unused"):
@@ -192,7 +192,7 @@ class Unnormalized(torch.nn.Module):
 
 
 @pytest.mark.parametrize("ran_before", [False, True])
-def test_a_patched_model_is_calibrated(graph, ran_before):
+def test_patched_model_is_calibrated(graph, ran_before):
     whole, model = Unnormalized().eval(), Unnormalized()
     add_pair_norm(whole, 2.0, "PN")
     handle = add_pair_norm(model, 2.0, "PN", track_running_stats=True)

@@ -88,7 +88,7 @@ def test_smpnn_equals_its_formula(x, edge_index, either_form):
     torch.testing.assert_close(logits.squeeze(1).double(), linear(wide.last, h), rtol=1e-4, atol=1e-5)
 
 
-def test_a_new_smpnn_is_a_perceptron(x, edge_index):
+def test_new_smpnn_equals_a_perceptron(x, edge_index):
     model = build(SMPNN, num_layers=20).eval()
     torch.testing.assert_close(
         model(x, edge_index).squeeze(1),
@@ -116,7 +116,7 @@ def test_g2_equals_its_formula(x, edge_index, either_form):
     torch.testing.assert_close(logits.squeeze(1).double(), linear(wide.last, h), rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_falls_on_the_input_of_every_map(x, edge_index):
+def test_dropout_applies_to_every_map_input(x, edge_index):
     model = build(GCNII, num_layers=2, dropout=0.5, alpha=0.3)
     keys = draw_keys(model.num_keys, 2, 1)
     adjacency = model.normalized_adjacency(edge_index, NODES).to_dense()
@@ -129,11 +129,11 @@ def test_dropout_falls_on_the_input_of_every_map(x, edge_index):
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in DEEP.values()])
-def test_the_adjacency_is_symmetric_by_default(kind):
+def test_adjacency_is_symmetric_by_default(kind):
     assert kind(FEATURES, CLASSES).adjacency == "sym"
 
 
-def test_settings_are_checked(raises):
+def test_invalid_settings_raise(raises):
     with raises("not-a-number", value=1.5):
         GCNII(FEATURES, CLASSES, alpha=1.5)
     with raises("not-a-number", value=0):

@@ -12,7 +12,7 @@ def ring(nodes):
     return torch.cat([steps, steps.flip(0)], 1)
 
 
-def test_each_row_is_the_average_over_what_is_left(adjacency, either_form):
+def test_rows_average_over_remaining_edges(adjacency, either_form):
     dropped = drop_edges(adjacency, 0.5, draw_keys(3))
     dense, whole = dropped.to_dense(), adjacency.to_dense()
     for trial in dense:
@@ -22,7 +22,7 @@ def test_each_row_is_the_average_over_what_is_left(adjacency, either_form):
         assert ((trial > 0) <= (whole > 0)).all()
 
 
-def test_the_share_of_edges_that_is_dropped_and_keys(either_form):
+def test_drop_rate_and_keys(either_form):
     adjacency = normalized_adjacency(ring(2000))
     keys = draw_keys(2)
     dropped = drop_edges(adjacency, 0.3, keys)
@@ -34,7 +34,7 @@ def test_the_share_of_edges_that_is_dropped_and_keys(either_form):
     torch.testing.assert_close(again.values, dropped.values.flip(0))
 
 
-def test_a_model_drops_edges_in_training_alone(edge_index):
+def test_edges_are_dropped_in_training_only(edge_index):
     x = torch.randn(NODES, FEATURES)
     plain, model = (GCN(FEATURES, CLASSES, num_layers=3, dropout=0.0, drop_edge=rate) for rate in (0.0, 0.5))
     model.load_state_dict(plain.state_dict())
@@ -45,7 +45,7 @@ def test_a_model_drops_edges_in_training_alone(edge_index):
     torch.testing.assert_close(model.train()(x, edge_index, keys), plain.eval()(x, shared))
 
 
-def test_trials_equal_models(edge_index, either_form):
+def test_stacked_models_equal_single_models(edge_index, either_form):
     x, seeds, settings = (
         torch.randn(NODES, FEATURES),
         (3, 5),
@@ -66,7 +66,7 @@ def test_trials_equal_models(edge_index, either_form):
             torch.testing.assert_close(ours.grad[trial], theirs.grad[0], rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_dropped_is_refused(adjacency, raises):
+def test_unsupported_matrices_raise(adjacency, raises):
     with raises("unknown-choice", value="sym"):
         GCN(FEATURES, CLASSES, adjacency="sym", drop_edge=0.5)
     with raises("wrong-shape"):

@@ -25,7 +25,7 @@ def x():
 
 class TestManyModels:
     @every
-    def test_a_model_without_the_model_axis_is_the_ordinary_one(self, kind, settings, x, edge_index):
+    def test_model_without_model_axis_equals_one_of_one(self, kind, settings, x, edge_index):
         one = build(kind, settings, num_layers=3).eval()
         ordinary = kind(FEATURES, CLASSES, num_layers=3, **settings).eval()
         ordinary.load_state_dict(one.state_dict())
@@ -34,7 +34,9 @@ class TestManyModels:
 
     @every
     @pytest.mark.parametrize("features", ["dense", "sparse", "per model"])
-    def test_many_models_train_as_each_does_alone(self, kind, settings, features, x, edge_index, either_form):
+    def test_stacked_models_train_like_single_models(
+        self, kind, settings, features, x, edge_index, either_form
+    ):
         seeds, more = (3, 1, 4), {"num_layers": 3, "dropout": 0.4}
         labels = torch.randint(0, CLASSES, (NODES,))
         adjacency = normalized_adjacency(edge_index, num_nodes=NODES)
@@ -64,7 +66,7 @@ class TestManyModels:
         assert_stacked(together, alone, lambda parameter: parameter.data)
 
     @every
-    def test_a_seed_gives_the_same_weights_alone_and_in_company(self, kind, settings):
+    def test_seed_gives_equal_weights_alone_and_stacked(self, kind, settings):
         together = kind(FEATURES, CLASSES, num_layers=3, num_models=3, **settings)
         together.reset_parameters([7, 8, 9])
         for number, seed in enumerate((7, 8, 9)):
@@ -74,7 +76,7 @@ class TestManyModels:
                 assert torch.equal(parameter[number], one[0])
 
     @every
-    def test_without_seeds_torch_governs_the_weights(self, kind, settings):
+    def test_torch_seed_determines_weights(self, kind, settings):
         states = []
         for seed in (1, 1, 2):
             torch.manual_seed(seed)
@@ -111,7 +113,7 @@ class TestInputs:
             torch.testing.assert_close(model(features, edge_index), expected, rtol=1e-4, atol=1e-5)
 
     @every
-    def test_features_per_model(self, kind, settings, x, edge_index):
+    def test_each_model_may_have_its_own_features(self, kind, settings, x, edge_index):
         model = build(kind, settings, (0, 1), num_layers=3).eval()
         stacked = torch.stack([x, 2 * x.roll(1, 0)], 1)
         expected = torch.stack([model(stacked[:, number], edge_index)[:, number] for number in range(2)], 1)
@@ -122,7 +124,7 @@ class TestInputs:
 
     @every
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-    def test_other_precisions(self, kind, settings, dtype, x, edge_index):
+    def test_other_dtypes_agree(self, kind, settings, dtype, x, edge_index):
         model = build(kind, settings, num_layers=3).eval()
         expected = model(x, edge_index)
         logits = copy.deepcopy(model).to(dtype)(x.to(dtype), edge_index)
@@ -131,7 +133,7 @@ class TestInputs:
         torch.testing.assert_close(logits.float(), expected, rtol=tolerance, atol=tolerance)
 
     @every
-    def test_a_graph_in_any_form(self, kind, settings, x, edge_index):
+    def test_every_form_of_a_graph_agrees(self, kind, settings, x, edge_index):
         model = build(kind, settings, num_layers=2, adjacency="sym").eval()
         expected = model(x, model.normalized_adjacency(edge_index, NODES))
         ones = torch.ones(edge_index.size(1))
@@ -151,7 +153,7 @@ class TestInputs:
         torch.testing.assert_close(logits[18:], alone)
 
     @every
-    def test_no_features_at_all_is_finite(self, kind, settings, edge_index):
+    def test_all_zero_features_are_finite(self, kind, settings, edge_index):
         model = build(kind, settings, num_layers=3).eval()
         logits = model(torch.zeros(NODES, FEATURES), edge_index)
         logits.sum().backward()
@@ -159,13 +161,13 @@ class TestInputs:
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
     @every
-    def test_no_nodes(self, kind, settings):
+    def test_zero_nodes_are_accepted(self, kind, settings):
         model = build(kind, settings, num_layers=2, dropout=0.5)
         assert model(torch.zeros(0, FEATURES), torch.zeros(2, 0, dtype=torch.long)).shape == (0, 1, CLASSES)
 
     @every
     @pytest.mark.parametrize("sparse", [False, True])
-    def test_the_default_dtype_changes_no_bit(self, kind, settings, sparse, x, edge_index, double_by_default):
+    def test_default_dtype_changes_no_bit(self, kind, settings, sparse, x, edge_index, double_by_default):
         model = build(kind, settings, (0, 1), num_layers=3, dropout=0.5)
         adjacency, keys = model.normalized_adjacency(edge_index, NODES), draw_keys(model.num_keys, 2, 2)
         features = SparseMatrix.from_torch(x.to_sparse_csr()) if sparse else x
@@ -181,14 +183,14 @@ class TestInputs:
 
 class TestDropout:
     @every
-    def test_none_in_evaluation(self, kind, settings, x, edge_index):
+    def test_no_dropout_in_evaluation(self, kind, settings, x, edge_index):
         model = build(kind, settings, num_layers=2, dropout=0.5)
         plain = build(kind, settings, num_layers=2, dropout=0.0)
         assert torch.equal(model.eval()(x, edge_index), plain(x, edge_index))
         assert not torch.equal(model.train()(x, edge_index), plain(x, edge_index))
 
     @every
-    def test_torch_governs_keys_that_are_not_given(self, kind, settings, x, edge_index):
+    def test_torch_seed_determines_dropout_keys(self, kind, settings, x, edge_index):
         model = build(kind, settings, num_layers=2, dropout=0.5)
         drawn = []
         for seed in (1, 1, 2):
@@ -198,7 +200,7 @@ class TestDropout:
         assert not torch.equal(drawn[0], drawn[2])
 
     @every
-    def test_the_masks_of_a_model_do_not_depend_on_the_others(self, kind, settings, x, edge_index):
+    def test_dropout_mask_does_not_depend_on_other_models(self, kind, settings, x, edge_index):
         model = build(kind, settings, (0, 1), num_layers=2, dropout=0.5)
         keys = draw_keys(model.num_keys, 2, 2)
         other = keys.clone()
@@ -210,7 +212,7 @@ class TestDropout:
 
 @every
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies(kind, settings, copied, x, edge_index):
+def test_copies_give_equal_logits(kind, settings, copied, x, edge_index):
     model = build(kind, settings, num_layers=3).eval()
     assert torch.equal(copied(model)(x, edge_index), model(x, edge_index))
 
@@ -226,7 +228,7 @@ def test_state_dict_round_trip(kind, settings, x, edge_index, tmp_path):
 
 @every
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of what goes on behind the model
-def test_a_compiled_model_is_the_model(kind, settings, x, edge_index):
+def test_compiled_model_equals_eager(kind, settings, x, edge_index):
     torch.compiler.reset()
     model = build(kind, settings, num_layers=3)
     compiled = torch.compile(model, backend="aot_eager")
@@ -254,18 +256,18 @@ class TestErrors:
             ({"adjacency": "random walk"}, "unknown-choice"),
         ],
     )
-    def test_settings(self, kind, settings, wrong, code, raises):
+    def test_invalid_settings_raise(self, kind, settings, wrong, code, raises):
         with raises(code):
             kind(FEATURES, CLASSES, **{**settings, **wrong})
 
     @every
-    def test_sizes(self, kind, settings, raises):
+    def test_invalid_sizes_raise(self, kind, settings, raises):
         for sizes in ((0, 3), (6, 0)):
             with raises("not-a-whole-number", value=0):
                 kind(*sizes, **settings)
 
     @every
-    def test_seeds(self, kind, settings, raises):
+    def test_wrong_number_of_seeds_raises(self, kind, settings, raises):
         with raises("wrong-shape", value=2):
             kind(FEATURES, CLASSES, num_models=3, **settings).reset_parameters([0, 1])
 
@@ -282,12 +284,12 @@ class TestErrors:
         ],
         ids=lambda x: f"{x.dtype} {list(x.shape)}",
     )
-    def test_features(self, kind, settings, wrong, edge_index, raises):
+    def test_invalid_features_raise(self, kind, settings, wrong, edge_index, raises):
         with raises("wrong-shape", expected="floating-point [nodes, 6] or [nodes, 2, 6]"):
             kind(FEATURES, CLASSES, num_models=2, **settings)(wrong, edge_index)
 
     @every
-    def test_an_adjacency_of_another_size(self, kind, settings, x, adjacency, raises):
+    def test_adjacency_of_wrong_size_raises(self, kind, settings, x, adjacency, raises):
         with raises("wrong-shape", value=20):
             kind(FEATURES, CLASSES, **settings)(x[:19], adjacency)
 
@@ -295,6 +297,6 @@ class TestErrors:
     @pytest.mark.parametrize(
         "keys", [torch.zeros(2, 2, 5).int(), torch.zeros(2, 2).int(), torch.zeros(2, 2, 1)]
     )
-    def test_keys(self, kind, settings, keys, x, edge_index, raises):
+    def test_invalid_keys_raise(self, kind, settings, keys, x, edge_index, raises):
         with raises("wrong-shape", value=list(keys.shape)):
             kind(FEATURES, CLASSES, **{**settings, "dropout": 0.5})(x, edge_index, keys)

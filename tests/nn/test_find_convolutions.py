@@ -68,7 +68,7 @@ def test_models_of_this_package():
     assert list(graph_convolutions(SGC(5, 3, num_layers=3))) == ["propagation"]
 
 
-def test_a_subclass_of_message_passing_and_convolutions_that_are_none():
+def test_message_passing_subclass_counts_and_lookalikes_do_not():
     class Mine(pyg.MessagePassing):
         pass
 
@@ -83,11 +83,11 @@ def test_a_subclass_of_message_passing_and_convolutions_that_are_none():
     ]
 
 
-def test_the_outermost_library_convolution_counts():
+def test_outermost_library_convolution_counts():
     assert names(pyg.DirGNNConv(pyg.GCNConv(4, 4)), pyg.GPSConv(4, pyg.GCNConv(4, 4))) == ["0", "1"]
 
 
-def test_the_innermost_counts_for_blocks():
+def test_innermost_counts_for_hand_written_blocks():
     assert names(pyg.DeepGCNLayer(pyg.GENConv(4, 4)), Block(pyg.GCNConv(4, 4)), Block(Block(Kipf()))) == [
         "0.conv",
         "1.conv",
@@ -105,7 +105,7 @@ def test_hand_written_and_marked_modules():
     ]
 
 
-def test_dgl_style_modules_are_known_by_where_they_come_from():
+def test_dgl_modules_are_recognized_by_library():
     graph_conv = type("GraphConv", (nn.Module,), {"__module__": "dgl.nn.pytorch.conv.graphconv"})
     pooling = type("GlobalAttentionPooling", (nn.Module,), {"__module__": "dgl.nn.pytorch.glob"})
     assert names(graph_conv(), pooling()) == ["0"]
@@ -116,16 +116,16 @@ def test_decoders_and_heads_that_take_a_graph_do_not_count():
     assert names(Kipf(), *(other() for other in others)) == ["0"]
 
 
-def test_the_scoring_convolution_of_a_pooling_layer_is_none_of_the_model():
+def test_scoring_convolution_of_pooling_does_not_count():
     assert names(pyg.GCNConv(4, 4), pyg.SAGPooling(4), pyg.TopKPooling(4)) == ["0"]
 
 
-def test_a_shared_module_counts_once():
+def test_shared_module_counts_once():
     conv = Kipf()
     assert names(conv, Block(conv), conv, Kipf()) == ["0", "3"]
 
 
-def test_the_model_itself_does_not_count(raises):
+def test_model_itself_does_not_count(raises):
     with raises("no-convolution"):
         graph_convolutions(Kipf())
 
@@ -139,12 +139,12 @@ def test_convolutions_by_name():
     assert found["encoder.0"] is model["encoder"][0]
 
 
-def test_what_is_no_model(raises):
+def test_non_module_raises(raises):
     with raises("wrong-type", value="x"):
         graph_convolutions("x")
 
 
-def test_errors_of_layers(raises):
+def test_invalid_layers_raise(raises):
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with raises("no-convolution") as caught:
         graph_convolutions(model)

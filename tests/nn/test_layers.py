@@ -26,7 +26,9 @@ layers = pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS.keys())
 @layers
 @pytest.mark.parametrize("trials", [1, 3])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_equals_peer(build, trials, sparse, edge_index, peer_of, assert_gradients_equal, either_form):
+def test_convolutions_equal_pyg(
+    build, trials, sparse, edge_index, peer_of, assert_gradients_equal, either_form
+):
     layer = initialized(build(trials))
     x = torch.randn(20, 6) * (torch.rand(20, 6) < 0.4)
     features = SparseMatrix.from_torch(x) if sparse else x.unsqueeze(1)
@@ -41,7 +43,7 @@ def test_equals_peer(build, trials, sparse, edge_index, peer_of, assert_gradient
 
 
 @layers
-def test_features_of_a_trial_reach_that_trial_only(build, adjacency):
+def test_features_of_a_model_reach_that_model_only(build, adjacency):
     layer, x = initialized(build(3)), torch.randn(20, 3, 6)
     before = layer(x, adjacency)
     x[:, 1] += 1
@@ -67,7 +69,7 @@ def test_dropout_of_dense_features(adjacency, either_form):
     torch.testing.assert_close(layer(x, adjacency, 0.5, keys), expected)
 
 
-def test_dropout_of_sparse_features_draws_for_the_non_zeros_only(adjacency, monkeypatch):
+def test_dropout_of_sparse_features_hashes_stored_entries(adjacency, monkeypatch):
     layer, keys = initialized(GCNConvolution(6, 4, 3)), draw_keys(2, 3)
     x = SparseMatrix.from_torch(torch.randn(20, 6) * (torch.rand(20, 6) < 0.3))
     drawn = []
@@ -82,7 +84,7 @@ def test_dropout_of_sparse_features_draws_for_the_non_zeros_only(adjacency, monk
     torch.testing.assert_close(y, layer(SparseMatrix(x.pattern, x.values * mask / 0.5), adjacency))
 
 
-def test_every_head_drops_attention_of_its_own(adjacency):
+def test_heads_drop_attention_independently(adjacency):
     layer, x = initialized(GATConvolution(6, 4, 1, heads=2)), torch.randn(20, 1, 6)
     layer.weight.data[..., 4:] = layer.weight.data[..., :4]
     layer.bias.data[..., 4:] = layer.bias.data[..., :4]
@@ -97,7 +99,7 @@ def test_every_head_drops_attention_of_its_own(adjacency):
 
 @pytest.mark.parametrize(("activation", "function"), [("relu", torch.relu), ("elu", torch.nn.functional.elu)])
 @layers
-def test_the_activation_comes_last(build, activation, function, adjacency):
+def test_activation_is_applied_last(build, activation, function, adjacency):
     layer, x = initialized(build(2)), torch.randn(20, 1, 6)
     plain = layer(x, adjacency)
     layer.activation = activation
@@ -118,7 +120,7 @@ def test_directed_edges_carry_from_source_to_target():
         assert x.grad.flatten(1).any(1).tolist() == [True, True, False]
 
 
-def test_propagation(adjacency):
+def test_propagation_equals_the_product(adjacency):
     x = torch.randn(20, 2, 3)
     torch.testing.assert_close(
         Propagation()(x, adjacency), torch.einsum("ij,jtf->itf", adjacency.to_dense(), x)

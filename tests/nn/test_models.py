@@ -88,7 +88,7 @@ class TestPeers:
             (4, None, "before", 3),
         ],
     )
-    def test_one_trial_equals_a_model_of_pyg_layers(
+    def test_one_model_equals_pyg_layers(
         self,
         kind,
         settings,
@@ -145,7 +145,7 @@ class TestPeers:
         torch.testing.assert_close(model.bias.grad[0], bias.grad)
 
     @layered
-    def test_directed_input(self, kind, settings, x, edge_index, peer_of):
+    def test_directed_edges_carry_from_source_to_target(self, kind, settings, x, edge_index, peer_of):
         directed = edge_index[:, edge_index[0] < edge_index[1]]
         model = build(kind, settings, num_layers=3, adjacency="rw").eval()
         _, convolve = pyg_convolutions(model, directed, peer_of)
@@ -176,7 +176,7 @@ def test_states_in_half_precision(kind, settings, depth, x, edge_index):
 class TestLayers:
     @layered
     @pytest.mark.parametrize("order", ["after", "before"])
-    def test_the_norm_never_touches_the_logits(self, kind, settings, order, x, edge_index):
+    def test_logits_are_not_normalized(self, kind, settings, order, x, edge_index):
         model = build(kind, settings, num_layers=4, norm="PN", order=order).eval()
         normed = []
         model.norm.register_forward_hook(lambda module, inputs, output: normed.append(output))
@@ -196,7 +196,7 @@ class TestLayers:
 
 
 class TestDropout:
-    def test_falls_on_the_input_of_every_convolution(self, x, edge_index):
+    def test_dropout_applies_to_every_convolution_input(self, x, edge_index):
         model = build(GCN, {"hidden_channels": 8}, (0, 1), num_layers=3, norm="PN", dropout=0.5)
         keys, adjacency = draw_keys(3, 2, 2), model.normalized_adjacency(edge_index, NODES)
         h = x.unsqueeze(1).expand(-1, 2, -1)
@@ -205,7 +205,7 @@ class TestDropout:
             h = model.norm(h) if layer < 2 else h
         torch.testing.assert_close(model(x, adjacency, keys), h)
 
-    def test_falls_on_the_propagated_features_of_sgc(self, x, edge_index):
+    def test_sgc_dropout_applies_to_propagated_features(self, x, edge_index):
         model, keys = build(SGC, {}, (0, 1), dropout=0.5), draw_keys(1, 2, 2)
         h = dropout(model.hidden(x, edge_index).expand(-1, 2, -1), 0.5, keys[0, 0])
         expected = torch.stack([h[:, t] @ model.weight[t] + model.bias[t] for t in range(2)], 1)
@@ -213,13 +213,13 @@ class TestDropout:
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI", "PN-SCS"])
-def test_the_default_dtype_changes_no_bit_of_the_layer(mode, x, double_by_default):
+def test_default_dtype_changes_no_bit_of_the_layer(mode, x, double_by_default):
     expected = pair_norm(x, mode=mode)
     double_by_default()
     assert torch.equal(pair_norm(x, mode=mode), expected)
 
 
-def test_one_attribute_of_state_per_parameter():
+def test_state_dict_has_one_entry_per_parameter():
     assert set(SGC(6, 3, norm="PN").state_dict()) == {"weight", "bias"}
 
 
@@ -243,19 +243,19 @@ class TestErrors:
             ({"hidden_channels": 0}, "not-a-whole-number"),
         ],
     )
-    def test_settings_of_layered_models(self, kind, settings, wrong, code, raises):
+    def test_invalid_settings_raise(self, kind, settings, wrong, code, raises):
         with raises(code, value=next(iter(wrong.values()))):
             kind(FEATURES, CLASSES, **{**settings, **wrong})
 
     @pytest.mark.parametrize(
         ("heads", "code"), [(3, "out-of-range"), (0, "not-a-whole-number"), (-2, "not-a-whole-number")]
     )
-    def test_heads_that_do_not_divide(self, heads, code, raises):
+    def test_indivisible_heads_raise(self, heads, code, raises):
         with raises(code, value=heads):
             GAT(FEATURES, CLASSES, hidden_channels=8, heads=heads)
 
 
-def test_an_sgc_around_weights(x, edge_index):
+def test_sgc_from_weights(x, edge_index):
     model = SGC(FEATURES, CLASSES, num_layers=3, norm="PN", scale=2.0, num_models=2).eval()
     again = SGC.from_weights(model.weight.detach(), model.bias.detach(), num_layers=3, norm="PN", scale=2.0)
     assert torch.equal(again.eval()(x, edge_index), model(x, edge_index))
@@ -274,7 +274,7 @@ def test_glorot():
 
 @pytest.mark.parametrize("kind", [GCN, GAT])
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
-def test_who_hooks_into_a_convolution_or_the_norm_sees_it_called(kind, mode, edge_index):
+def test_hooks_on_convolutions_and_norms_run(kind, mode, edge_index):
     model, x = kind(6, 3, num_layers=3, norm=mode, hidden_channels=8).eval(), torch.randn(20, 6)
     expected = model(x, edge_index)
     seen = []
@@ -339,7 +339,7 @@ class TestMethods:
     @pytest.mark.parametrize(
         "more", [{"residual": True}, {"jump": "concat"}, {"residual": True, "jump": "max", "skip": 1}]
     )
-    def test_trials_equal_models(self, kind, settings, more, x, edge_index, either_form):
+    def test_stacked_models_equal_single_models(self, kind, settings, more, x, edge_index, either_form):
         seeds = (3, 5, 7)
         norm = {"norm": lambda: DiffGroupNorm(8, groups=2, num_models=3)}
         together = build(kind, settings, seeds, num_layers=3, dropout=0.5, **norm, **more)
@@ -355,7 +355,7 @@ class TestMethods:
             for ours, theirs in zip(together.parameters(), alone.parameters(), strict=True):
                 torch.testing.assert_close(ours.grad[trial], theirs.grad[0], rtol=1e-2, atol=1e-3)
 
-    def test_a_norm_draws_its_parameters_itself(self):
+    def test_norm_parameters_are_reset_by_the_norm(self):
         model = GCN(
             FEATURES, CLASSES, num_layers=4, hidden_channels=8, norm=lambda: DiffGroupNorm(8, num_models=1)
         )
@@ -368,7 +368,7 @@ class TestMethods:
         model.reset_parameters([1])
         assert torch.equal(first, model.norms[0].assignment)
 
-    def test_a_norm_of_ones_own_in_sgc(self, x, edge_index):
+    def test_sgc_accepts_a_custom_norm(self, x, edge_index):
         model = SGC(FEATURES, CLASSES, num_layers=2, norm=MeanSubtraction).eval()
         adjacency = model.normalized_adjacency(edge_index, NODES).to_dense()
         h = x - x.mean(0)

@@ -77,7 +77,7 @@ class TestFormula:
 
     @modes
     @pytest.mark.parametrize("value", [math.nan, math.inf])
-    def test_diverged_trials_show_and_spare_the_others(self, mode, value):
+    def test_diverged_model_gives_nan_and_spares_others(self, mode, value):
         x = torch.randn(6, 2, 4)
         x[3, 1, 2] = value
         y = pair_norm(x, mode=mode)
@@ -160,7 +160,7 @@ class TestGradient:
             assert_near(single, double, 1e-4)
 
     @modes
-    def test_an_expanded_gradient(self, mode, either_form):
+    def test_expanded_gradient(self, mode, either_form):
         x = torch.randn(9, 4, requires_grad=True)
         weight = torch.randn(9, 1)
         pair_norm(x, mode=mode).mul(weight).sum().backward()
@@ -168,7 +168,7 @@ class TestGradient:
         assert_near(x.grad, expected)
 
     @modes
-    def test_no_graph_where_none_is_wanted(self, mode):
+    def test_no_grad_saves_no_autograd_graph(self, mode):
         assert not pair_norm(torch.randn(4, 3), mode=mode).requires_grad
         with torch.no_grad():
             assert not pair_norm(torch.randn(4, 3, requires_grad=True), mode=mode).requires_grad
@@ -288,13 +288,13 @@ class TestLayer:
             assert f"{setting}={getattr(layer, setting)!r}" in repr(layer)
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-    def test_copies(self, copied):
+    def test_copies_keep_settings(self, copied):
         layer = PairNorm(3.0, "PN-SI", 1e-3)
         x = torch.randn(5, 3)
         assert repr(copied(layer)) == repr(layer)
         assert torch.equal(copied(layer)(x), layer(x))
 
-    def test_no_state(self):
+    def test_layer_has_no_state(self):
         layer = PairNorm(3.0)
         assert layer.state_dict() == {}
         layer.load_state_dict({})
@@ -329,7 +329,7 @@ class TestErrors:
             ("not-a-number", {"eps": 1e-50}),  # zero in single precision
         ],
     )
-    def test_settings(self, code, settings, raises):
+    def test_invalid_settings_raise(self, code, settings, raises):
         for call in (lambda: pair_norm(torch.randn(3, 2), **settings), lambda: PairNorm(**settings)):
             with raises(code) as caught:
                 call()
@@ -351,7 +351,7 @@ class TestErrors:
             ("wrong-shape", [5], torch.ones(5)),
         ],
     )
-    def test_states(self, code, value, x, raises):
+    def test_invalid_states_raise(self, code, value, x, raises):
         with raises(code, value=value):
             pair_norm(x)
 
@@ -368,14 +368,14 @@ class TestErrors:
             *[("out-of-range", 2, torch.tensor([0, 1, 2]), size) for size in (0, 1, 2)],
         ],
     )
-    def test_batch_vectors(self, code, value, batch, batch_size, raises):
+    def test_invalid_batch_vectors_raise(self, code, value, batch, batch_size, raises):
         with raises(code, value=value):
             pair_norm(torch.randn(3, 2), batch=batch, batch_size=batch_size)
 
 
 class TestStatistics:
     @modes
-    def test_rows_seen_in_parts_are_merged_exactly(self, mode):
+    def test_running_statistics_of_batches_equal_all_rows(self, mode):
         x = torch.randn(50, 3, 4) + 1e3
         norm = PairNorm(2.0, mode, track_running_stats=True)
         for part in x.split([1, 20, 29]):
@@ -391,7 +391,7 @@ class TestStatistics:
         assert int(statistics.count) == 50
 
     @modes
-    def test_eval_depends_on_no_batch_and_half_precision_keeps_the_statistics(self, mode):
+    def test_eval_uses_running_statistics_in_float64(self, mode):
         norm = PairNorm(mode=mode, track_running_stats=True)
         x = torch.randn(40, 8) + 7
         norm(x)
@@ -402,7 +402,7 @@ class TestStatistics:
         assert half(x.half()).dtype == torch.float16
         assert gradcheck(norm, x[:3].double().requires_grad_())
 
-    def test_without_statistics_eval_is_an_error(self, raises):
+    def test_eval_without_statistics_raises(self, raises):
         norm = PairNorm(track_running_stats=True).eval()
         with raises("not-fitted"):
             norm(torch.randn(3, 2))
@@ -414,12 +414,12 @@ class TestStatistics:
         norm.statistics.reset()
         assert norm(torch.randn(3, 5)).shape == (3, 5)
 
-    def test_it_is_opt_in_and_shows(self):
+    def test_running_statistics_are_optional_and_in_repr(self):
         norm = PairNorm(track_running_stats=True)
         assert set(norm.state_dict()) == {"statistics.count", "statistics.mean", "statistics.mean_square"}
         assert repr(norm) == "PairNorm(scale=1.0, mode='PN', eps=1e-06, track_running_stats=True)"
 
-    def test_a_layer_does_not_fuse_it(self):
+    def test_layers_do_not_fuse_running_statistics(self):
         from pairnorm.nn.ops.pair_norm import can_fuse
 
         x = torch.randn(4, 1, 2)

@@ -64,7 +64,7 @@ PATHS = {
 @modes
 @extremes
 @pytest.mark.parametrize("path", PATHS)
-def test_path(path, name, mode):
+def test_path_equals_float64_formula(path, name, mode):
     if path == "degrees" and mode == "PN-SCS":
         return
     if path in ("running statistics", "torch.func") and name == "largest":
@@ -76,7 +76,7 @@ def test_path(path, name, mode):
 
 @modes
 @extremes
-def test_reference(name, mode, without_kernels):
+def test_reference_equals_float64_formula(name, mode, without_kernels):
     with without_kernels():
         tester.check(PATHS["kernels"], tester.EXTREMES[name](), mode)
 
@@ -94,7 +94,7 @@ def test_several_threads(name, mode, monkeypatch):
 
 
 @modes
-def test_inputs_are_left_alone(mode):
+def test_inputs_are_unchanged(mode):
     x, grad = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
     before = x.detach().clone(), grad.clone()
     torch.autograd.grad(pair_norm(x, mode=mode), x, grad)
@@ -127,7 +127,7 @@ def test_in_place_operations_afterwards(mode):
         torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x)[0], expected)
 
 
-def test_an_empty_first_batch_leaves_the_statistics_unfitted(raises):
+def test_empty_first_batch_leaves_statistics_empty(raises):
     norm = PairNorm(track_running_stats=True)
     assert norm(torch.randn(0, 4)).shape == (0, 4)
     with raises("not-fitted"):

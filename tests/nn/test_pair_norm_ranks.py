@@ -13,19 +13,19 @@ def test_ranks_together_equal_one_process(check_ranks, check, size):
     check_ranks(check, size)
 
 
-def test_that_statistics_are_local_is_said_once(check_ranks):
+def test_local_statistics_warn_once(check_ranks):
     check_ranks("local", 2)
 
 
 @pytest.mark.parametrize("group", ["world", 2, dist.GroupMember.NON_GROUP_MEMBER])
-def test_what_is_no_group_of_this_process_is_refused(raises, group):
+def test_foreign_process_group_raises(raises, group):
     with raises("wrong-type", value=group):
         PairNorm(process_group=group)
     with raises("wrong-type", value=group):
         add_pair_norm(torch.nn.Sequential(torch.nn.Linear(2, 2)), layers=["0"], process_group=group)
 
 
-def test_a_copy_of_the_layer_has_its_settings_and_hooks():
+def test_copy_has_settings_and_hooks():
     layer, seen = PairNorm(3.0, "PN-SI"), []
     layer.register_forward_hook(lambda *_: seen.append(1))
     other = copy.deepcopy(layer)

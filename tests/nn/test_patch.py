@@ -87,7 +87,7 @@ def test_basic_gnn(kind, settings, training, x, edges):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kind", [pyg.GIN, pyg.GCN])
-def test_where_no_module_returns_the_activation_the_next_input_is_normalized(kind, training, x, edges):
+def test_next_input_is_normalized_without_activation_module(kind, training, x, edges):
     # The convolutions of GIN call the activation module too; that of this GCN is a function.
     model = kind(5, 8, 3, 3, dropout=0.5, act="relu" if kind is pyg.GIN else F.relu).train(training)
     reference = run(lambda: basic_gnn_with_pair_norm(copy.deepcopy(model), x, edges, is_before=True))
@@ -111,7 +111,7 @@ def test_scale_and_mode(mode, x, edges):
 
 
 @pytest.mark.parametrize("position", ["argument", "keyword"])
-def test_every_graph_of_a_batch_is_normalized_separately(position, x, edges):
+def test_batch_is_normalized_by_graph(position, x, edges):
     model, batch = pyg.GCN(5, 8, 3, 3), torch.arange(NODES) % 3
     reference = basic_gnn_with_pair_norm(model, x, edges, batch)
     given = (None, None, batch, 3) if position == "argument" else ()
@@ -141,7 +141,7 @@ class AnyArguments(TwoLayers):
         return super().forward(*args)
 
 
-def test_the_batch_of_a_pyg_object(x, edges):
+def test_pyg_batch_is_normalized_by_graph(x, edges):
     graphs = [Data(x=x, edge_index=edges), Data(x=x.exp(), edge_index=edges)]
     data, model = Batch.from_data_list(graphs), OnData()
     reference = TwoLayers.forward(model, data.x, data.edge_index, norm=lambda h: NORM(h, data.batch))
@@ -150,7 +150,7 @@ def test_the_batch_of_a_pyg_object(x, edges):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize(("kind", "name"), [(TwoLayers, "graph_ids"), (AnyArguments, 2)])
-def test_a_batch_under_another_name_or_without_one_is_used_once_it_is_named(kind, name, x, edges, raises):
+def test_named_batch_argument_is_used(kind, name, x, edges, raises):
     model, batch = kind().eval(), torch.arange(NODES) // 5
     reference = TwoLayers.forward(model, x, edges, norm=lambda h: NORM(h, batch))
     whole = TwoLayers.forward(model, x, edges, norm=NORM)
@@ -165,7 +165,7 @@ def test_a_batch_under_another_name_or_without_one_is_used_once_it_is_named(kind
             torch.testing.assert_close(call(x, edges, batch), whole)
 
 
-def test_integers_that_are_no_batch_vector_are_accepted(x, edges):
+def test_integer_inputs_are_accepted_with_batch_none(x, edges):
     model = TwoLayers().eval()
     batch = torch.arange(NODES) // 5
     for other in (torch.arange(NODES), torch.zeros(NODES, dtype=torch.long), batch[1:], batch.double()):
@@ -173,13 +173,13 @@ def test_integers_that_are_no_batch_vector_are_accepted(x, edges):
             model(x, edges, other)
 
 
-def test_a_batch_vector_that_does_not_exist_is_an_error(x, edges, raises):
+def test_unknown_batch_argument_raises(x, edges, raises):
     model = TwoLayers()
     with add_pair_norm(model, batch="graph_idz"), raises("unknown-argument", value="graph_idz"):
         model(x, edges)
 
 
-def test_weights_trained_with_pair_norm_are_not_loaded_without_it(x, edges, raises):
+def test_weights_load_only_with_equal_pair_norm(x, edges, raises):
     model, plain = pyg.GCN(5, 8, 3, 3), pyg.GCN(5, 8, 3, 3)
     before = copy.deepcopy(plain.state_dict())
     handle = add_pair_norm(model, SCALE, example_inputs={"x": x, "edge_index": edges})
@@ -278,7 +278,7 @@ def test_batches_by_node_type_need_places_with_types(relations, raises):
         model(*relations, batch)
 
 
-def test_a_model_made_relational_by_pyg(relations):
+def test_to_hetero_model_is_patched(relations):
     class Homogeneous(nn.Module):
         def __init__(self, norm):
             super().__init__()
@@ -389,7 +389,7 @@ class Checkpointed(TwoLayers):
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_a_checkpointed_convolution_and_activation(use_reentrant, x, edges, raises):
+def test_checkpointed_block_with_and_without_batch(use_reentrant, x, edges, raises):
     model, target = Checkpointed(use_reentrant), torch.randn(NODES, 3)
     x.requires_grad_()
     reference = TwoLayers.forward(model, x, edges, norm=NORM)
@@ -404,7 +404,7 @@ def test_a_checkpointed_convolution_and_activation(use_reentrant, x, edges, rais
             model(x, edges, torch.arange(NODES) // 5).sum().backward()
 
 
-def test_a_checkpointed_model_with_a_batch_vector(x, edges):
+def test_checkpointed_model_with_batch(x, edges):
     model, batch = pyg.GCN(5, 8, 3, 3), torch.arange(NODES) // 5
     basic_gnn_with_pair_norm(model, x, edges, batch).square().sum().backward()
     expected = [one.grad.clone() for one in model.parameters()]
@@ -439,7 +439,7 @@ def adj(edges):
 
 @pytest.mark.parametrize("act", [nn.ELU(), nn.ReLU(inplace=True)])
 @pytest.mark.parametrize("training", [False, True])
-def test_a_hand_written_module(act, training, x, adj):
+def test_hand_written_model_is_patched(act, training, x, adj):
     model = Net(act).train(training)
     reference = run(model, x, adj, NORM)
     output, handle = patched(model, x, adj)
@@ -452,7 +452,7 @@ UNKNOWN = [torch.sin, lambda h: h * h.sigmoid(), nn.Identity()]
 
 
 @pytest.mark.parametrize("act", [*FUNCTIONS, *UNKNOWN])
-def test_after_a_function_the_next_input_is_normalized(act, x, adj):
+def test_functional_activation_normalizes_next_input(act, x, adj):
     model = Net(act).eval()
     output, handle = patched(model, x, adj)
     assert torch.equal(output, model(x, adj, NORM))
@@ -464,7 +464,7 @@ def test_after_a_function_the_next_input_is_normalized(act, x, adj):
 
 
 @pytest.mark.parametrize("act", [lambda h: F.relu(h, inplace=True), nn.ReLU(inplace=True)])
-def test_an_activation_in_place_whose_result_is_not_assigned(act, x, edges):
+def test_in_place_activation_is_seen(act, x, edges):
     class Discards(TwoLayers):
         def forward(self, x, edge_index, norm=lambda h: h):
             h = self.first(x, edge_index)
@@ -521,9 +521,7 @@ class Looped(nn.Module):
         (Looped, "conv", ["after conv", "before conv"], ["after conv"]),
     ],
 )
-def test_what_is_ambiguous_shows_candidates_and_takes_places(
-    kind, where, candidates, at, x, edges, adj, raises
-):
+def test_ambiguous_place_raises_with_candidates(kind, where, candidates, at, x, edges, adj, raises):
     model, graph = kind(), adj if kind is Stack else edges
     layers = ["stack.0", "stack.1", "stack.2"] if kind is Stack else None
     with add_pair_norm(model, layers=layers), raises("ambiguous-place", value=where) as caught:
@@ -545,7 +543,7 @@ def test_places_by_hand_before_modules(x, edges, adj, relations):
         torch.testing.assert_close(model(*relations), expected)
 
 
-def test_the_first_pass_leaves_random_numbers_and_buffers_as_they_were(x, edges):
+def test_observed_pass_restores_random_state_and_buffers(x, edges):
     model = pyg.GCN(5, 8, 3, 3, dropout=0.5, norm="BatchNorm")
     expected = copy.deepcopy(model)
     reference = run(lambda: basic_gnn_with_pair_norm(expected, x, edges))
@@ -557,7 +555,7 @@ def test_the_first_pass_leaves_random_numbers_and_buffers_as_they_were(x, edges)
         assert torch.equal(model.get_buffer(name), buffer)
 
 
-def test_convolutions_side_by_side_are_one_layer(x, edges):
+def test_parallel_convolutions_are_one_layer(x, edges):
     class Variational(nn.Module):
         def __init__(self):
             super().__init__()
@@ -574,7 +572,7 @@ def test_convolutions_side_by_side_are_one_layer(x, edges):
     assert [place.partition(" ")[0] for place in handle.places.values()] == ["before"] * 2 + ["left"] * 2
 
 
-def test_a_convolution_that_ends_in_its_activation(x, adj):
+def test_convolution_with_own_activation_is_normalized_after(x, adj):
     class Activated(Dense):
         def forward(self, adj, x):
             return F.elu(super().forward(adj, F.relu(x)))
@@ -585,7 +583,7 @@ def test_a_convolution_that_ends_in_its_activation(x, adj):
     assert handle.places["conv1"] == "after conv1 (elu)"
 
 
-def test_edge_features_are_not_normalized_however_many_there_are(x, edges):
+def test_edge_features_are_not_normalized(x, edges):
     class WithEdgeFeatures(nn.Module):
         def __init__(self):
             super().__init__()
@@ -606,7 +604,7 @@ def test_edge_features_are_not_normalized_however_many_there_are(x, edges):
 
 
 @pytest.mark.parametrize("name", ["Decoder", "Bilinear"])
-def test_a_decoder_that_takes_a_graph_is_no_convolution(name, x, edges):
+def test_decoder_is_not_a_convolution(name, x, edges):
     decoder = type(
         name,
         (nn.Module,),
@@ -630,7 +628,7 @@ def test_a_decoder_that_takes_a_graph_is_no_convolution(name, x, edges):
     }
 
 
-def test_a_patch_without_effect_says_so(x, edges):
+def test_patch_without_effect_warns(x, edges):
     for model in (pyg.GCN(5, 8, 1, 3), nn.ModuleDict({"conv": pyg.SGConv(5, 3, K=4)})):
         if isinstance(model, nn.ModuleDict):
             type(model).forward = lambda self, x, edges: self["conv"](x, edges)
@@ -643,7 +641,7 @@ def test_a_patch_without_effect_says_so(x, edges):
     assert "conv with K=4" in str(caught[0].message)
 
 
-def test_copies_carry_a_patch_of_their_own(x, edges):
+def test_copies_have_their_own_patch(x, edges):
     model = pyg.GCN(5, 8, 3, 3).eval()
     plain = model(x, edges)
     handle = add_pair_norm(model, SCALE)
@@ -665,7 +663,7 @@ def test_copies_carry_a_patch_of_their_own(x, edges):
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in twin.modules())
 
 
-def test_an_exception_in_forward_leaves_the_patch_usable(x, edges):
+def test_exception_in_forward_leaves_the_patch_usable(x, edges):
     model = pyg.GCN(5, 8, 3, 3)
     with add_pair_norm(model, SCALE):
         for _ in range(2):  # before the places are found, and after
@@ -708,7 +706,7 @@ def replica(module):
     return twin
 
 
-def test_a_forward_of_the_instance_itself(x, edges):
+def test_forward_set_on_the_instance_is_patched(x, edges):
     model, batch = TwoLayers(), torch.arange(NODES) // 5
     model.forward = lambda x, edge_index, batch=None: 2 * TwoLayers.forward(model, x, edge_index)
     reference = 2 * TwoLayers.forward(model, x, edges, norm=lambda h: NORM(h, batch))
@@ -718,7 +716,7 @@ def test_a_forward_of_the_instance_itself(x, edges):
     assert model.forward is own
 
 
-def test_replicas_of_data_parallel(x, edges, raises):
+def test_data_parallel_replicas_need_found_places(x, edges, raises):
     model = pyg.GCN(5, 8, 3, 3)
     batch = torch.arange(NODES) // 5
     reference = basic_gnn_with_pair_norm(model, x, edges, batch)
@@ -733,7 +731,7 @@ def test_replicas_of_data_parallel(x, edges, raises):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("passes", [0, 2])
-def test_a_compiled_model_is_patched_as_any_other(passes, x, edges):
+def test_compiled_model_is_patched(passes, x, edges):
     model, batch = pyg.GraphSAGE(5, 8, 3, 3), torch.arange(NODES) // 5
     plain, reference = model(x, edges), basic_gnn_with_pair_norm(model, x, edges)
     by_graph = basic_gnn_with_pair_norm(model, x, edges, batch)
@@ -747,7 +745,7 @@ def test_a_compiled_model_is_patched_as_any_other(passes, x, edges):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_a_full_graph_is_compiled_once_the_places_are_known(x, edges):
+def test_resolved_model_compiles_to_one_graph(x, edges):
     class Outer(nn.Module):
         def __init__(self, model):
             super().__init__()
@@ -769,7 +767,7 @@ def test_a_full_graph_is_compiled_once_the_places_are_known(x, edges):
         torch.testing.assert_close(alone(x, edges), reference)
 
 
-def test_the_patch_shows_in_print(x, edges):
+def test_patch_is_in_repr(x, edges):
     model = TwoLayers()
     handle = add_pair_norm(model, SCALE)
     assert repr(handle) == f"{NORM} in TwoLayers\n  the places are found in the first forward pass"
@@ -784,7 +782,7 @@ def test_the_patch_shows_in_print(x, edges):
 
 
 @pytest.mark.parametrize("is_resolved", [False, True])
-def test_convolutions_outside_the_forward(is_resolved, x, edges, raises):
+def test_convolution_outside_forward_raises(is_resolved, x, edges, raises):
     model = pyg.GCN(5, 8, 2, 3, act=F.relu).eval()
     inputs = (x, edges) if is_resolved else None
     with add_pair_norm(model, example_inputs=inputs), raises("outside-forward"):
@@ -795,7 +793,7 @@ def test_convolutions_outside_the_forward(is_resolved, x, edges, raises):
     assert torch.equal(output, model.convs[1](NORM(h), edges))
 
 
-def test_errors(x, edges, raises):
+def test_invalid_arguments_raise(x, edges, raises):
     model = pyg.GCN(5, 8, 2, 3)
     outer = nn.ModuleDict({"encoder": model})
     handle = add_pair_norm(model)
@@ -821,7 +819,7 @@ def test_errors(x, edges, raises):
     assert type(model) is pyg.GCN
 
 
-def test_a_slice_of_the_states_needs_an_activation_module(x, edges, raises):
+def test_sliced_states_need_an_activation_module(x, edges, raises):
     class Bipartite(TwoLayers):
         def forward(self, x, edges, norm=lambda h: h):
             h = norm(self.act(self.first(x, edges)))

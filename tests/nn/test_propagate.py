@@ -42,7 +42,7 @@ def test_sym_equals_peer(name):
 
 
 @graphs
-def test_rw_averages_over_the_node_and_those_it_receives_from(name):
+def test_rw_averages_over_node_and_senders(name):
     dense = adjacency(name)
     looped = dense + torch.diag((dense.diagonal() == 0).float())
     matrix = normalized_adjacency(dense.to_sparse_csr(), "rw")
@@ -67,7 +67,7 @@ def test_all_forms_of_a_graph_agree(kind):
 
 
 @kinds
-def test_the_nodes_that_no_edge_names_keep_their_own_state(kind):
+def test_isolated_nodes_keep_their_state(kind):
     matrix = normalized_adjacency(torch.tensor([[0, 1], [1, 0]]), kind, num_nodes=4)
     x = torch.randn(4, 3)
     assert torch.equal((matrix @ x)[2:], x[2:])
@@ -75,13 +75,13 @@ def test_the_nodes_that_no_edge_names_keep_their_own_state(kind):
 
 
 @kinds
-def test_no_edge_and_no_node(kind):
+def test_empty_graphs_are_accepted(kind):
     none = torch.zeros(2, 0, dtype=torch.long)
     assert torch.equal(normalized_adjacency(none, kind, 3).to_dense(), torch.eye(3))
     assert normalized_adjacency(none, kind).pattern.shape == (0, 0)
 
 
-def test_parallel_edges_add_up():
+def test_parallel_edges_are_summed():
     matrix = normalized_adjacency(torch.tensor([[0, 0, 1], [1, 1, 0]]))
     torch.testing.assert_close(matrix.to_dense(), torch.tensor([[1 / 2, 1 / 2], [2 / 3, 1 / 3]]))
 
@@ -92,7 +92,7 @@ def test_columns_are_sorted_within_rows():
     assert (pattern.column.diff()[pattern.row.diff() == 0] > 0).all()
 
 
-def test_rw_of_an_undirected_graph_tends_to_its_mean_weighted_by_degree():
+def test_rw_converges_to_degree_weighted_mean():
     dense = adjacency("undirected")
     dense[0, 1:], dense[1:, 0] = 1, 1  # connected
     matrix, x = normalized_adjacency(dense.to_sparse_csr()), torch.randn(12, 2)
@@ -103,7 +103,7 @@ def test_rw_of_an_undirected_graph_tends_to_its_mean_weighted_by_degree():
 
 
 @kinds
-def test_a_dense_matrix_is_read_as_a_sparse_one(kind):
+def test_dense_matrix_equals_sparse(kind):
     dense = adjacency("directed")
     torch.testing.assert_close(
         normalized_adjacency(dense, kind).to_dense(),
@@ -113,7 +113,7 @@ def test_a_dense_matrix_is_read_as_a_sparse_one(kind):
 
 class TestStates:
     @pytest.mark.parametrize("norm", [None, PairNorm(2.0), PairNorm(2.0, "PN-SCS")])
-    def test_every_depth_is_a_step_from_the_last(self, norm):
+    def test_iterates_differ_by_one_step(self, norm):
         matrix, x = normalized_adjacency(adjacency("directed")), torch.randn(12, 3, 4)
         expected = x if norm is None else norm(x)
         for state in islice(sgc_iterates(x, matrix, norm), 5):
@@ -122,7 +122,7 @@ class TestStates:
             expected = expected.view(12, 3, 4) if norm is None else norm(expected.view(12, 3, 4))
 
     @pytest.mark.parametrize("trials", [None, 3])
-    def test_sparse_features_are_dense_ones(self, trials):
+    def test_sparse_features_equal_dense(self, trials):
         matrix, x = normalized_adjacency(adjacency("directed")), SparseMatrix.from_torch(torch.eye(12)[:, :4])
         if trials:
             x = SparseMatrix(x.pattern, torch.randn(trials, x.pattern.num_entries))
@@ -132,13 +132,13 @@ class TestStates:
         ):
             torch.testing.assert_close(ours, expected)
 
-    def test_the_hidden_state_of_an_sgc(self, edge_index):
+    def test_hidden_state_of_an_sgc(self, edge_index):
         model, x = SGC(4, 2, num_layers=3, norm="PN", scale=5.0), torch.randn(20, 4)
         walk = sgc_iterates(x, normalized_adjacency(edge_index, num_nodes=20), model.norm)
         torch.testing.assert_close(model.hidden(x, edge_index)[:, 0], next(islice(walk, 3, None)))
 
 
-def test_a_walk_that_comes_back_solves_its_equation_for_every_alpha():
+def test_restart_converges_to_the_solution_for_every_alpha():
     """Against a dense solution of Z = α P Z + (1 - α) Z₀, and clamped against its own steps."""
     matrix, start = normalized_adjacency(adjacency("directed")), torch.randn(12, 4)
     dense, alphas = matrix.to_dense().double(), [0.1, 0.5, 0.8]
@@ -153,7 +153,7 @@ def test_a_walk_that_comes_back_solves_its_equation_for_every_alpha():
 
 
 class TestErrors:
-    def test_unknown_kind(self, raises):
+    def test_unknown_normalization_raises(self, raises):
         with raises("unknown-choice", value="row"):
             normalized_adjacency(torch.tensor([[0], [1]]), "row")
 
@@ -166,11 +166,11 @@ class TestErrors:
             torch.zeros(4, dtype=torch.long),
         ],
     )
-    def test_what_is_no_graph(self, adjacency, raises):
+    def test_invalid_adjacency_raises(self, adjacency, raises):
         with raises("wrong-shape", value=list(adjacency.shape)):
             normalized_adjacency(adjacency)
 
-    def test_nodes_out_of_range(self, raises):
+    def test_nodes_out_of_range_raise(self, raises):
         with raises("out-of-range", value=7):
             normalized_adjacency(torch.tensor([[0, 7], [1, 0]]), num_nodes=5)
         with raises("out-of-range", value=-1):
@@ -178,7 +178,7 @@ class TestErrors:
 
     @kinds
     @pytest.mark.parametrize("weight", [-1.0, -3.0, torch.inf, torch.nan])
-    def test_weights_without_a_mean(self, kind, weight, raises):
+    def test_weights_without_positive_sum_raise(self, kind, weight, raises):
         adjacency = torch.sparse_coo_tensor([[2], [1]], [weight], (4, 4))
         with raises("out-of-range"):
             normalized_adjacency(adjacency, kind)
@@ -186,7 +186,7 @@ class TestErrors:
 
 @kinds
 @pytest.mark.parametrize("form", ["matrix", "edge_index", "unsorted"])
-def test_blocks_and_64_bits_change_nothing(kind, form, monkeypatch):
+def test_blocks_and_64_bit_indices_give_equal_results(kind, form, monkeypatch):
     dense = adjacency("directed", 40)
     given = dense.to_sparse_csr() if form == "matrix" else dense.T.nonzero().T.flip(1)
     if form == "unsorted":
@@ -224,7 +224,7 @@ def test_products_and_gradients_with_64_bits(monkeypatch, either_form):
     torch.testing.assert_close(found, torch.einsum("ij,itf->jtf", dense, weight))
 
 
-def test_what_32_bits_cannot_number_is_refused(raises):
+def test_more_than_32_bits_of_nodes_raise(raises):
     crow, column = torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
     with raises("too-large", value=(1, 2**31)):
         Pattern(crow, column, (1, 2**31))

@@ -20,7 +20,7 @@ def broken_csr(column=10**6, crow=(0, 1, 2, 2)):
 
 @pytest.mark.parametrize("column", [3, -1, 10**6, 2**32 + 1])
 @pytest.mark.parametrize("layout", ["csr", "coo"])
-def test_columns_out_of_range_are_refused(column, layout, raises):
+def test_columns_out_of_range_raise(column, layout, raises):
     tensor = broken_csr(column)
     if layout == "coo":
         tensor = torch.sparse_coo_tensor(
@@ -32,19 +32,19 @@ def test_columns_out_of_range_are_refused(column, layout, raises):
 
 
 @pytest.mark.parametrize("crow", [(0, 1, 2, 9), (0, 2, 1, 2), (1, 1, 2, 2), (0, -5, 2, 2)])
-def test_row_starts_out_of_order_are_refused(crow, raises):
+def test_unordered_row_starts_raise(crow, raises):
     with raises("out-of-range"):
         SparseMatrix.from_torch(broken_csr(1, crow))
 
 
-def test_a_matrix_built_by_hand_is_checked_when_it_is_used(raises):
+def test_unvalidated_pattern_is_checked_at_first_use(raises):
     pattern = Pattern(torch.tensor([0, 1]), torch.tensor([9], dtype=torch.int32), (1, 1))
     with raises("out-of-range"):
         SparseMatrix(pattern, torch.ones(1)) @ torch.ones(1, 4)
 
 
 @models
-def test_a_pattern_that_is_changed_in_place_is_refused(kind, edge_index, raises):
+def test_pattern_changed_in_place_raises(kind, edge_index, raises):
     matrix, model = normalized_adjacency(edge_index, num_nodes=20), kind(4, 2).eval()
     model(torch.randn(20, 4), matrix)
     matrix.pattern.column[3] = 2**30
@@ -54,7 +54,7 @@ def test_a_pattern_that_is_changed_in_place_is_refused(kind, edge_index, raises)
         normalized_adjacency(matrix)
 
 
-def test_a_matrix_does_not_change_with_the_tensor_that_it_was_read_from():
+def test_matrix_does_not_share_memory_with_its_source():
     dense = torch.eye(4)
     csr = dense.to_sparse_csr()
     csr = torch.sparse_csr_tensor(csr.crow_indices().int(), csr.col_indices().int(), csr.values())
@@ -158,7 +158,7 @@ class TestNormalizedAdjacency:
         model = GCN(4, 2, norm="PN").eval()
         torch.testing.assert_close(model(x, matrix), model(x, normalized_adjacency(dense.float())))
 
-    def test_edge_index_of_pyg(self, edge_index):
+    def test_pyg_edge_index_is_accepted(self, edge_index):
         from torch_geometric import EdgeIndex
 
         given = EdgeIndex(edge_index.contiguous(), sparse_size=(20, 20))

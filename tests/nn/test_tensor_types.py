@@ -62,7 +62,7 @@ def test_dispatch_modes_see_the_operations(mode):
 
 @modes
 @pytest.mark.parametrize("batched", [False, True])
-def test_torch_func_with_a_batch_whose_size_is_not_given(mode, batched):
+def test_torch_func_with_batch_of_unknown_size(mode, batched):
     """A batch without batch_size had no graphs, and an index was out of range."""
     x, batch = torch.randn(6, 4), BATCH if batched else None
 

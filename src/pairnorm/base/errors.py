@@ -226,10 +226,12 @@ def real_number(
     raise PairNormError(f"{what} is {quoted(value)}", code="not-a-number", value=value, expected=expected)
 
 
-def wrong_shape(name: str, shape: Sequence[int], expected: str, **details: Any) -> PairNormError:
+def wrong_shape(
+    name: str, shape: Sequence[int], expected: str, dtype: object = None, **details: Any
+) -> PairNormError:
     """Return an error about a tensor or array whose shape is not the expected one."""
-    problem, value = f"{name} has shape {list(shape)}", list(shape)
-    return PairNormError(problem, code="wrong-shape", value=value, expected=expected, **details)
+    problem = f"{name} has shape {list(shape)}{'' if dtype is None else f' and dtype {dtype}'}"
+    return PairNormError(problem, code="wrong-shape", value=list(shape), expected=expected, **details)
 
 
 def no_tensor(name: str, value: object, expected: str = "a tensor") -> PairNormError:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, no_tensor, one_of, real_number, whole_number
+from pairnorm.base.errors import no_tensor, one_of, real_number, whole_number, wrong_shape
 from pairnorm.nn import Normalization, SparseMatrix, normalized_adjacency
 
 _BLOCK_ELEMENTS = 2**19  # two megabytes in single precision, which a cache holds
@@ -24,16 +24,13 @@ def broadcast_mask(x: Tensor, missing_mask: Tensor) -> Tensor:
         if not isinstance(value, Tensor):
             raise no_tensor(name, value)
     if x.dim() != 2 or not x.is_floating_point():
-        problem = f"x has shape {list(x.shape)} and type {x.dtype}"
-        expected = "floating-point numbers [nodes, features]"
-        raise PairNormError(problem, code="wrong-shape", value=tuple(x.shape), expected=expected)
+        raise wrong_shape("x", x.shape, "floating-point numbers [nodes, features]", x.dtype)
     n, d = x.shape
     missing = missing_mask.unsqueeze(1) if missing_mask.dim() == 1 else missing_mask
     fits = missing.dim() in (2, 3) and missing.size(0) == n and missing.size(-1) in (1, d)
     if not fits or missing.dtype != torch.bool:
-        problem = f"missing_mask has shape {list(missing_mask.shape)} and type {missing_mask.dtype}"
         expected = f"bool [{n}], [{n}, {d}], [{n}, num_masks, 1] or [{n}, num_masks, {d}]"
-        raise PairNormError(problem, code="wrong-shape", value=tuple(missing_mask.shape), expected=expected)
+        raise wrong_shape("missing_mask", missing_mask.shape, expected, missing_mask.dtype)
     return missing
 
 

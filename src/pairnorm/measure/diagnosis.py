@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from pairnorm.base import plotting
 from pairnorm.base.errors import PairNormError, real_number, whole_number
-from pairnorm.measure.distances import Adjacency, check_nodes, connected_pairs, no_graph
+from pairnorm.measure.distances import Adjacency, connected_pairs, no_graph
 from pairnorm.nn.find_convolutions import is_node_states, node_states
+from pairnorm.nn.ops.sparse_product import check_range
 
 if TYPE_CHECKING:
     import pandas
@@ -140,9 +141,9 @@ def influence_by_hop(
     else:
         count = min(whole_number("nodes", nodes, least=1), len(x))
         chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]
-    check_nodes("nodes", chosen, len(x))
+    check_range("nodes", chosen, len(x), "nodes")
     pairs = connected_pairs(adjacency).cpu()
-    check_nodes("adjacency", pairs, len(x))
+    check_range("adjacency", pairs, len(x), "nodes")
     distances, baseline = _propagate(torch.cat([pairs, pairs.flip(0)], 1), chosen, len(x), steps)
     with torch.enable_grad():
         x = x.detach().requires_grad_()

@@ -11,7 +11,7 @@ from torch import Tensor
 from pairnorm.base.errors import PairNormError, one_of, whole_number
 from pairnorm.nn import SparseMatrix
 from pairnorm.nn.ops.pair_norm import check_states
-from pairnorm.nn.ops.sparse_product import out_of_range
+from pairnorm.nn.ops.sparse_product import check_range
 from pairnorm.nn.propagate import entries
 
 Adjacency = Tensor | SparseMatrix
@@ -91,13 +91,6 @@ def no_graph(what: str) -> PairNormError:
     """Return an error about a measure that needs a graph, where a model's inputs have none."""
     problem, hint = f"{what} needs a graph and none was found", "Give the Probe {adjacency}."
     return PairNormError(problem, code="no-graph", value=what, hint=hint, adjacency=...)
-
-
-def check_nodes(what: str, index: Tensor, num_nodes: int) -> None:
-    """Raise an error if ``index`` names a node outside 0 .. ``num_nodes`` - 1."""
-    if (node := out_of_range(index, num_nodes)) is not None:
-        problem, expected = f"{what} holds the node {node}", f"nodes from 0 to {num_nodes - 1}"
-        raise PairNormError(problem, code="out-of-range", value=node, expected=expected)
 
 
 @per_trial
@@ -270,7 +263,7 @@ def squared_distances(x: Tensor, pairs: Tensor) -> Tensor:
         shape = list(pairs.shape) if is_tensor else pairs
         problem = f"pairs is {shape} of {pairs.dtype if is_tensor else type(pairs).__name__}"
         raise PairNormError(problem, code="wrong-shape", value=shape, expected="an integer tensor [2, pairs]")
-    check_nodes("pairs", pairs, len(x))
+    check_range("pairs", pairs, len(x), "nodes")
     size = block_length(math.prod(x.shape[1:]), x.device)
     blocks = torch.split(pairs.to(x.device).long(), size, dim=1)
     return torch.cat([(x[i].double() - x[j].double()).square().sum(-1) for i, j in blocks])
@@ -377,5 +370,5 @@ def _mean_cosine_distance(x: Tensor) -> Tensor:
 def _edges_of(x: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     check_states(x)
     pairs, weight = edges(adjacency)
-    check_nodes("adjacency", pairs, len(x))
+    check_range("adjacency", pairs, len(x), "nodes")
     return pairs.to(x.device), weight.to(x.device, torch.float64)

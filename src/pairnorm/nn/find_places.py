@@ -341,8 +341,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def tensor_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[InputPath, Tensor]]:
     """Yield the tensors among arguments, and inside their tuples, lists and mappings, with their paths."""
-    key: int | str
-    for key, value in (*enumerate(args), *kwargs.items()):
+    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for key, value in arguments:
         if isinstance(value, Tensor):
             yield (key,), value
         elif isinstance(value, (Mapping, tuple, list)):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number
+from pairnorm.base.errors import PairNormError, one_of, real_number, whole_number, wrong_shape
 from pairnorm.nn.layers import Features, GATConvolution, GCNConvolution, Linear, Propagation
 from pairnorm.nn.ops.dropout import draw_keys, dropout
 from pairnorm.nn.ops.kernels import disable_dynamo
@@ -145,9 +145,7 @@ class DeepModel(nn.Module):
         fits = len(shape) > 1 and shape[-1] == self.in_channels and shape[1:-1] in ((), (1,), (num_models,))
         if not fits or not dtype.is_floating_point:
             per_model = "" if self.num_models is None else f" or [nodes, {num_models}, {self.in_channels}]"
-            problem = f"x has shape {list(shape)} and dtype {dtype}"
-            expected = f"floating-point [nodes, {self.in_channels}]{per_model}"
-            raise PairNormError(problem, code="wrong-shape", value=list(shape), expected=expected)
+            raise wrong_shape("x", shape, f"floating-point [nodes, {self.in_channels}]{per_model}", dtype)
         if isinstance(x, Tensor) and x.dim() == 2:
             x = x.unsqueeze(1)
         nodes = shape[0]
@@ -167,9 +165,7 @@ class DeepModel(nn.Module):
         if keys is None:
             keys = draw_keys(*shape, device=device)
         if keys.shape != shape or keys.dtype != torch.int32:
-            problem = f"keys have shape {list(keys.shape)} and dtype {keys.dtype}"
-            expected = f"{list(shape)} and torch.int32"
-            raise PairNormError(problem, code="wrong-shape", value=list(keys.shape), expected=expected)
+            raise wrong_shape("keys", keys.shape, f"{list(shape)} and torch.int32", keys.dtype)
         return keys.unbind()
 
 

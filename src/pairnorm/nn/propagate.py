@@ -7,11 +7,11 @@ from typing import Literal, TypeGuard, get_args
 import torch
 from torch import Tensor
 
-from pairnorm.base.errors import PairNormError, one_of
+from pairnorm.base.errors import PairNormError, one_of, wrong_shape
 from pairnorm.nn.ops.dropout import keep_mask
 from pairnorm.nn.ops.kernels import disable_dynamo
 from pairnorm.nn.ops.pair_norm import to_accumulation_dtype
-from pairnorm.nn.ops.sparse_product import Pattern, out_of_range, row_starts
+from pairnorm.nn.ops.sparse_product import Pattern, check_range, row_starts
 from pairnorm.nn.sparse import SparseMatrix
 
 Normalization = Literal["rw", "sym"]
@@ -257,10 +257,7 @@ def entries(
         return pattern.shape[0], pattern.row.long(), pattern.column.long(), matrix.values
     if num_nodes is None:
         num_nodes = int(adjacency.max()) + 1 if adjacency.numel() else 0
-    if (node := out_of_range(adjacency, num_nodes)) is not None:
-        problem = f"edge_index names node {node}"
-        expected = "numbers from 0" if node < 0 else f"numbers below {num_nodes}, the number of nodes"
-        raise PairNormError(problem, code="out-of-range", value=node, expected=expected)
+    check_range("edge_index", adjacency, num_nodes, "nodes")
     source, target = adjacency.long()
     return num_nodes, target, source, torch.ones(source.numel(), device=adjacency.device)
 
@@ -279,12 +276,11 @@ def _as_square_matrix(adjacency: Tensor | SparseMatrix) -> SparseMatrix:
     if isinstance(matrix, SparseMatrix) and matrix.values.dim() == 1 and len({*matrix.pattern.shape}) == 1:
         matrix.pattern.check_unchanged()
         return matrix
-    shape = matrix.pattern.shape if isinstance(matrix, SparseMatrix) else getattr(adjacency, "shape", ())
-    problem = f"adjacency is {adjacency!r}"
-    if isinstance(adjacency, Tensor):
-        problem = f"adjacency has shape {list(shape)} and dtype {adjacency.dtype}"
     expected = "a floating-point matrix [nodes, nodes], sparse or dense, or an integer edge_index [2, edges]"
-    raise PairNormError(problem, code="wrong-shape", value=list(shape), expected=expected)
+    if isinstance(adjacency, Tensor):
+        raise wrong_shape("adjacency", adjacency.shape, expected, adjacency.dtype)
+    shape = list(matrix.pattern.shape) if isinstance(matrix, SparseMatrix) else []
+    raise PairNormError(f"adjacency is {adjacency!r}", code="wrong-shape", value=shape, expected=expected)
 
 
 def is_edge_index(value: object) -> TypeGuard[Tensor]:

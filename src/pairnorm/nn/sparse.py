@@ -10,7 +10,7 @@ from torch import Tensor
 from pairnorm.base.csr import sparse_csr, suppress_csr_warning
 from pairnorm.base.errors import PairNormError, wrong_shape
 from pairnorm.nn.ops.dropout import dropout
-from pairnorm.nn.ops.sparse_product import Pattern, index_dtype, multiply, out_of_range, tensor_version
+from pairnorm.nn.ops.sparse_product import Pattern, check_range, index_dtype, multiply, tensor_version
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,8 @@ class SparseMatrix:
         suppress_csr_warning()
         if tensor.layout not in (torch.strided, torch.sparse_csr):
             tensor = tensor.to_sparse_coo()
-            _check_range(tensor._indices(), tensor.shape)  # coalescing would read beyond the memory
+            for indices, size in zip(tensor._indices(), tensor.shape, strict=True):
+                check_range("the sparse tensor", indices, size)  # coalescing would read beyond the memory
             tensor = tensor.coalesce()
         csr = tensor if tensor.layout == torch.sparse_csr else tensor.to_sparse_csr()
         # Copies: the matrix must not change when the tensor does.
@@ -52,7 +53,7 @@ class SparseMatrix:
         column = csr.col_indices()
         shape = (csr.size(0), csr.size(1))
         if column.dtype != torch.int32:
-            _check_range(column.unsqueeze(0), shape[1:])  # 32 bits would wrap around
+            check_range("the sparse tensor", column, shape[1])  # 32 bits would wrap around
         pattern = Pattern(crow, column.to(torch.int32, copy=True), shape).validate()
         return cls(pattern, csr.values())
 
@@ -130,9 +131,8 @@ class SparseMatrix:
         fits = dense.dim() in (2, 3) and dense.size(0) == columns and dense.is_floating_point()
         if not fits or (models is not None and dense.shape[1:-1] != (models,)):
             shape = f"[{columns}, {'models' if models is None else models}, features]"
-            problem = f"the features have shape {list(dense.shape)} and dtype {dense.dtype}"
             expected = f"floating-point {shape}" + (f" or [{columns}, features]" if models is None else "")
-            raise PairNormError(problem, code="wrong-shape", value=list(dense.shape), expected=expected)
+            raise wrong_shape("the right operand", dense.shape, expected, dense.dtype)
         return multiply(self, dense)
 
     def __repr__(self) -> str:
@@ -153,12 +153,3 @@ class SparseMatrix:
                 sparse_csr(self.pattern.crow, self.pattern.column, values, self.pattern.shape)
                 for values in torch.atleast_2d(self.values.detach())
             ]
-
-
-def _check_range(indices: Tensor, sizes: Any) -> None:
-    """Raise an error unless ``indices`` ``[dimensions, entries]`` are within ``sizes``."""
-    for index, size in zip(indices, sizes, strict=True):
-        if (value := out_of_range(index, size)) is not None:
-            problem = f"the sparse tensor has index {value} in a dimension of {size}"
-            expected = f"indices from 0 to {size - 1}"
-            raise PairNormError(problem, code="out-of-range", value=value, expected=expected)

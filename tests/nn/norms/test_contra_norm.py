@@ -41,7 +41,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_never_all_pairs(monkeypatch, near):
+def test_memory_stays_below_all_pairs(monkeypatch, near):
     monkeypatch.setattr(similarity, "BLOCK_PAIRS", 2**14)
     x = torch.randn(600, 2, 8, requires_grad=True)
     with Largest() as largest, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -54,7 +54,7 @@ def test_never_all_pairs(monkeypatch, near):
     near(blocked, x.grad, 1e-5)
 
 
-def test_a_zero_row_is_equally_similar_to_all(near):
+def test_zero_row_is_equally_similar_to_all(near):
     x = torch.randn(6, 4, dtype=torch.float64)
     x[2] = 0
     near(ContraNorm(1.0)(x.requires_grad_())[2], -x.mean(0))
@@ -63,7 +63,7 @@ def test_a_zero_row_is_equally_similar_to_all(near):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_error_of_a_sample_is_as_stated(temperature):
+def test_sampling_error_is_below_stated_bound(temperature):
     x = torch.randn(400, 6, dtype=torch.float64) + 0.3
     exact, norm = ContraNorm(1.0, temperature)(x), ContraNorm(1.0, temperature, sample=100)
     error = torch.stack([(norm(x) - exact).square().sum(-1) for _ in range(200)]).mean(0)
@@ -75,12 +75,12 @@ def test_error_of_a_sample_is_as_stated(temperature):
     assert (error.sqrt() <= math.exp(1 / temperature) * ((weight * spread).sum(1) * share).sqrt()).all()
 
 
-def test_a_sample_of_all_is_exact(near):
+def test_sample_of_all_nodes_is_exact(near):
     x = torch.randn(9, 2, 4)
     near(ContraNorm(sample=9)(x), ContraNorm()(x), 1e-6)
 
 
-def test_trials_share_a_sample(near):
+def test_models_share_a_sample(near):
     x = torch.randn(30, 3, 4)
     torch.manual_seed(1)
     together = ContraNorm(sample=5)(x)

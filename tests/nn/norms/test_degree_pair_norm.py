@@ -92,7 +92,7 @@ def test_deep_symmetric_propagation_keeps_more_rank_on_cora(mode):
     assert ((more > 1) & (more < 1.01)).all()
 
 
-def test_errors(raises):
+def test_invalid_arguments_raise(raises):
     with raises("not-fitted", value=3):
         DegreePairNorm()(torch.ones(3, 2))
     with raises("not-fitted", value=3):
@@ -103,7 +103,7 @@ def test_errors(raises):
         DegreePairNorm(mode="PN-SCS")
 
 
-def test_degrees_are_neither_saved_nor_rounded_with_a_model():
+def test_degrees_are_neither_saved_nor_cast_with_a_model():
     norm = DegreePairNorm().bind(torch.tensor([1.0, 100_001.0, 7.0])).half()
     assert not norm.state_dict()
     x = norm.degree.sqrt().unsqueeze(1)

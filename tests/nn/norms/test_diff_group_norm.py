@@ -47,7 +47,7 @@ def test_gradients_equal_pyg(nodes, near):
 
 
 @pytest.mark.parametrize("offset", [100.0, 1e4])
-def test_oversmoothed_states(offset, near):
+def test_oversmoothed_states_keep_accuracy(offset, near):
     """Variances of what hardly varies: from raw squares they would be noise."""
     norm = DiffGroupNorm(16, balance=1.0)
     x = offset + torch.randn(200, 16)
@@ -56,14 +56,14 @@ def test_oversmoothed_states(offset, near):
         near(norm(x) - x, norm.double()(x.double()) - x, 2e-2)
 
 
-def test_seeds_decide_alone(near):
+def test_weights_depend_on_own_seed_only(near):
     norm, alone = DiffGroupNorm(5, num_models=3), DiffGroupNorm(5)
     norm.reset_parameters([7, 8, 9])
     alone.reset_parameters([8])
     near(norm.assignment[1], alone.assignment)
 
 
-def test_errors(raises):
+def test_invalid_arguments_raise(raises):
     with raises("wrong-shape", value=2):
         DiffGroupNorm(5, num_models=3).reset_parameters([1, 2])
     with raises("too-few-nodes", value=1):

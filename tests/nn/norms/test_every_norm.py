@@ -55,7 +55,7 @@ def alone(norm, name, trial):
 
 @every
 @pytest.mark.parametrize("trials", [1, 3])
-def test_trials_equal_modules(name, trials, batch, near):
+def test_several_models_equal_one_module_each(name, trials, batch, near):
     norm = make(name, trials)
     singles = [alone(norm, name, trial) for trial in range(trials)]
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_gradients(name, batch):
 
 
 @every
-def test_the_order_of_nodes_does_not_matter(name, batch, near):
+def test_norm_is_equivariant_to_node_order(name, batch, near):
     norm = make(name)
     x, order = torch.randn(12, 5, dtype=torch.float64), torch.randperm(12)
     moved = bind(copy.deepcopy(norm), 12, order)
@@ -82,7 +82,7 @@ def test_the_order_of_nodes_does_not_matter(name, batch, near):
 
 
 @pytest.mark.parametrize("name", [name for name in NORMS if name not in OVER_GRAPHS])
-def test_graphs_are_normalized_on_their_own(name, near):
+def test_batch_equals_each_graph_alone(name, near):
     batch = torch.tensor([0, 1, 4, 1, 0, 4, 4, 0, 1, 1, 4, 0])
     norm = make(name)
     x = torch.randn(12, 5, dtype=torch.float64)
@@ -96,7 +96,7 @@ def test_graphs_are_normalized_on_their_own(name, near):
 @every
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("how", ["mixed", "autocast", "all"])
-def test_half_precision_is_summed_in_single(name, dtype, how):
+def test_half_precision_accumulates_in_float32(name, dtype, how):
     norm = make_norm(name, 64, 2)
     norm = bind(norm.to(dtype) if how == "all" else norm, 50)
     x = (torch.randn(50, 2, 64) * 300).to(dtype)  # squares are beyond float16
@@ -123,7 +123,7 @@ def test_repr_makes_the_same_norm(name):
 
 
 @every
-def test_the_one_parameter_matters(name):
+def test_tuned_parameter_changes_the_result(name):
     method = NORMS[name]
     if method.parameter is None:
         return
@@ -138,7 +138,7 @@ def test_the_one_parameter_matters(name):
 
 
 @every
-def test_drops_into_a_model_of_pyg(name, edge_index):
+def test_norm_works_in_pyg_model(name, edge_index):
     """PyG copies a norm for every layer, resets it and gives it the batch."""
     norm = bind(make_norm(name, 8), 20)
     model = GCN(5, 8, num_layers=3, out_channels=2, norm=norm)
@@ -148,7 +148,7 @@ def test_drops_into_a_model_of_pyg(name, edge_index):
 
 
 @every
-def test_compiles_without_a_graph_break(name, near):
+def test_norm_compiles_without_graph_break(name, near):
     torch.compiler.reset()  # the norms share a forward, of which only a few variants are compiled
     norm = make(name, 3)
     x, batch = torch.randn(12, 3, 5, dtype=torch.float64), torch.arange(12) % 3
@@ -158,7 +158,7 @@ def test_compiles_without_a_graph_break(name, near):
 
 
 @every
-def test_strides_do_not_matter(name, near):
+def test_result_does_not_depend_on_strides(name, near):
     norm = make(name, 3)
     x = torch.randn(6, 12, 5, dtype=torch.float64).transpose(0, 1)[:, ::2]
     near(norm(x), norm(x.contiguous()))
@@ -166,7 +166,7 @@ def test_strides_do_not_matter(name, near):
 
 @pytest.mark.parametrize("name", [name for name in NORMS if name != "PN-SCS"])  # which centers last
 @pytest.mark.parametrize("offset", [100.0, 1e4])
-def test_a_common_offset_does_not_hide_differences(name, offset):
+def test_common_offset_keeps_differences(name, offset):
     norm, x = bind(make_norm(name, 16), 200), offset + torch.randn(200, 16)
     expected = copy.deepcopy(norm).double()(x.double())
     assert (norm(x) - expected).abs().max() < 2e-3 * (expected - expected.mean(0)).abs().max()
@@ -181,7 +181,7 @@ def test_equal_rows_stay_finite(name):
     assert x.grad.isfinite().all()
 
 
-def test_names(raises):
+def test_make_norm_knows_every_name(raises):
     assert isinstance(make_norm("PN-SI", 5), PairNorm)
     with raises("unknown-choice", value="batchnorm"):
         make_norm("batchnorm", 5)
@@ -201,7 +201,7 @@ class HostTransfers(TorchDispatchMode):
 
 
 @every
-def test_a_training_step_can_be_captured(name):
+def test_training_step_can_be_captured(name):
     norm, x = make(name, 2), torch.randn(12, 2, 5, dtype=torch.float64, requires_grad=True)
     norm(x).sum().backward()  # the first call may prepare
     with HostTransfers() as transfers:
@@ -210,14 +210,14 @@ def test_a_training_step_can_be_captured(name):
 
 
 @every
-def test_every_norm_takes_the_arguments_of_the_protocol(name):
+def test_every_norm_satisfies_the_protocol(name):
     arguments = inspect.signature(Norm.__call__).parameters
     own = inspect.signature(NORMS[name].kind.forward).parameters
     assert list(own)[: len(arguments)] == list(arguments)
     assert all(own[name].default is None for name in ("batch", "batch_size"))
 
 
-def test_errors(raises):
+def test_invalid_arguments_raise(raises):
     with raises("wrong-dtype", value=torch.int64):
         NodeNorm()(torch.arange(4).view(2, 2))
     with raises("wrong-shape", value=[3]):

@@ -51,19 +51,19 @@ def test_eigenvectors_are_those_of_the_largest_eigenvalues(graph, count):
     torch.testing.assert_close((dense @ vectors).norm(dim=0), largest, rtol=1e-5, atol=1e-5)
 
 
-def test_the_basis_is_orthonormal_and_spans_the_ones(norm, graph):
+def test_basis_is_orthonormal_and_spans_the_ones(norm, graph):
     basis = norm.bind_graph(graph).basis
     torch.testing.assert_close(basis.T @ basis, torch.eye(4, dtype=torch.float64))
     ones = torch.ones(20, dtype=torch.float64)
     torch.testing.assert_close(basis @ (basis.T @ ones), ones)
 
 
-def test_more_eigenvectors_than_nodes(near):
+def test_more_eigenvectors_than_nodes_are_zero(near):
     norm = GraphNormV2(2, num_eigenvectors=8).bind_graph(torch.tensor([[0, 1], [1, 0]]))
     assert norm(torch.randn(2, 2)).isfinite().all()
 
 
-def test_a_norm_without_a_graph_is_refused(norm, raises):
+def test_unbound_norm_raises(norm, raises):
     with raises("not-fitted", value=12):
         norm(torch.randn(12, 5).double())
     with raises("wrong-shape", value=[12, 5]):

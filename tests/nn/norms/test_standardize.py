@@ -69,7 +69,7 @@ def test_node_norm_of_order_one_gives_variance_one(near):
     near(NodeNorm(1, eps=1e-12)(torch.randn(9, 64).double()).var(-1, correction=0), torch.ones(9))
 
 
-def test_batch_norm_takes_all_graphs_as_one_batch(near):
+def test_batch_norm_ignores_batch(near):
     x = torch.randn(12, 5, dtype=torch.float64)
     near(BatchNorm(5)(x, torch.arange(12) % 3), BatchNorm(5)(x))
 

@@ -39,7 +39,7 @@ def inputs(nodes=20, trials=3, features=5, dtype=torch.float32, scale=1.0):
 
 
 @pytest.mark.parametrize(("trials", "features"), [(1, 1), (3, 5), (2, 8)])
-def test_brute_force(trials, features, adjacency, either_form, assert_equal_with_gradients):
+def test_attention_equals_brute_force(trials, features, adjacency, either_form, assert_equal_with_gradients):
     tensors = inputs(trials=trials, features=features)
     expected = brute_force(adjacency.pattern, *tensors)
     assert_equal_with_gradients(attend(adjacency, *tensors), expected, tensors)
@@ -68,7 +68,7 @@ def test_rows_without_entries_get_zeros(either_form, assert_equal_with_gradients
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_equals_peer(heads, edge_index, adjacency, assert_equal_with_gradients):
+def test_attention_equals_pyg(heads, edge_index, adjacency, assert_equal_with_gradients):
     peer = GATConv(6, 4, heads=heads, bias=False)
     x = torch.randn(20, 6, requires_grad=True)
     z = peer.lin(x).view(20, heads, 4)
@@ -88,21 +88,21 @@ def test_extreme_scores_are_finite(adjacency, either_form):
     torch.testing.assert_close(y, brute_force(adjacency.pattern, *tensors))
 
 
-def test_weights_of_a_row_add_up_to_one(adjacency):
+def test_weights_of_a_row_sum_to_one(adjacency):
     weights = edge_softmax(adjacency.pattern, 10 * torch.randn(4, adjacency.pattern.num_entries))
     sums = torch.zeros(4, 20).index_add(1, adjacency.pattern.row, weights)
     torch.testing.assert_close(sums, torch.ones(4, 20))
     assert (weights >= 0).all()
 
 
-def test_a_shift_of_the_rows_own_scores_within_one_slope_changes_nothing(adjacency):
+def test_shifted_target_scores_keep_the_weights(adjacency):
     scores, z = (tensor.detach() for tensor in inputs())
     scores = scores.abs()  # LeakyReLU is linear there
     shifted = scores + torch.tensor([0.0, 3.0])
     torch.testing.assert_close(attend(adjacency, shifted, z), attend(adjacency, scores, z))
 
 
-def test_gradients_in_double(adjacency):
+def test_gradients_equal_finite_differences(adjacency):
     matrix = SparseMatrix.from_torch(adjacency.to_dense()[:6, :6])
     tensors = inputs(nodes=6, trials=2, features=2, dtype=torch.float64)
     assert gradcheck(lambda *tensors: attend(matrix, *tensors), tensors)
@@ -111,7 +111,7 @@ def test_gradients_in_double(adjacency):
 
 @pytest.mark.parametrize("mode", [None, "PN", "PN-SI"])
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_gradients_of_gradients(mode, rate, adjacency, either_form, second_gradients):
+def test_second_derivatives_equal_autograd(mode, rate, adjacency, either_form, second_gradients):
     tensors = [*inputs(), torch.randn(3, 5, requires_grad=True)]
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
     keys, norm = draw_keys(3), None if mode is None else PairNorm(2.0, mode)
@@ -126,7 +126,7 @@ def test_gradients_of_gradients(mode, rate, adjacency, either_form, second_gradi
         torch.testing.assert_close(gradient.double(), other, rtol=1e-2, atol=1e-4 * largest)
 
 
-def test_no_nodes():
+def test_zero_nodes_are_accepted():
     pattern = Pattern(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), (0, 0))
     matrix = SparseMatrix(pattern, torch.zeros(0))
     assert attend(matrix, torch.zeros(0, 2, 2), torch.zeros(0, 2, 3)).shape == (0, 2, 3)

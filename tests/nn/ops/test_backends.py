@@ -106,7 +106,7 @@ def linear(backend, x, weight, ends, rate, keys):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], indirect=True)
 @pytest.mark.parametrize(("nodes", "width", "out"), [(1, 1, 1), (9, 5, 7), (100, 33, 40), (64, 32, 32)])
 @pytest.mark.parametrize(("rate", "scores"), [(0.0, 0), (0.6, 0), (0.0, 2), (0.6, 6)])
-def test_linear(backend, nodes, width, out, rate, scores, dtype, monkeypatch):
+def test_linear_equals_reference(backend, nodes, width, out, rate, scores, dtype, monkeypatch):
     if backend.name == "triton" and scores:  # a program then takes several tiles of rows
         monkeypatch.setattr(backend.linear, "PROGRAMS", 2)
         monkeypatch.setattr(backend.linear, "PROGRAMS_OF_SUMS", 2)
@@ -120,20 +120,20 @@ def test_linear(backend, nodes, width, out, rate, scores, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("used", [0, 1])
-def test_linear_with_an_output_that_nothing_depends_on(backend, used):
+def test_linear_with_an_unused_output(backend, used):
     tensors = [backend.randn(6, 2, 4), backend.randn(2, 4, 3), backend.randn(2, 3, 2)]
     wide, needed = in_double(tensors), 2 + used
     ours, expected = linear(backend, *tensors, 0.0, None), linear_reference(*wide, 0.0, None)
     check([ours[used]], [expected[used]], tensors[:needed], wide[:needed])
 
 
-def test_linear_has_the_gradients_that_are_needed(backend):
+def test_linear_returns_requested_gradients(backend):
     x, weight = backend.randn(5, 2, 3).detach(), backend.randn(2, 3, 4)
     linear(backend, x, weight, None, 0.0, None)[0].sum().backward()
     torch.testing.assert_close(weight.grad, x.sum(0).unsqueeze(-1).expand(2, 3, 4))
 
 
-def test_linear_leaves_wide_weights_to_the_matrix_library(backend):
+def test_wide_weights_are_left_to_the_matrix_library(backend):
     fits = backend.linear.fits
     assert fits(torch.empty(3, 64, 64, device="meta"))
     assert not fits(torch.empty(3, 1433, 64, device="meta"))
@@ -150,7 +150,7 @@ def check_second_gradients(ours, expected, second_gradients, tensors, wide):
         torch.testing.assert_close(gradient.double(), other, rtol=1e-2, atol=1e-3 * largest)
 
 
-def test_linear_gradients_of_gradients(backend, second_gradients):
+def test_second_derivatives_of_linear(backend, second_gradients):
     """Bug: on CUDA they were refused."""
     tensors, keys = [backend.randn(9, 2, 5), backend.randn(2, 5, 3), backend.randn(2, 3, 2)], backend.keys(2)
     wide = in_double(tensors)
@@ -232,7 +232,9 @@ def test_activations_far_from_zero(backend, activation):
 @pytest.mark.parametrize("is_symmetric", [False, True])
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("width", [3, 130])
-def test_a_step_over_a_block_of_columns(backend, few_nodes, width, is_weighted, is_symmetric, dtype):
+def test_propagation_of_a_column_block_equals_reference(
+    backend, few_nodes, width, is_weighted, is_symmetric, dtype
+):
     pattern = few_nodes.pattern.to(backend.device)
     crow, column = pattern.crow.long(), pattern.column.int()
     x = backend.randn(8, width, dtype=dtype).detach()
@@ -274,7 +276,7 @@ NORMS = [None, PairNorm(3.0), PairNorm(3.0, "PN-SI")]
 @pytest.mark.parametrize("norm", NORMS, ids=str)
 @pytest.mark.parametrize(("models", "features"), [(1, 1), (3, 7), (2, 40)])
 @pytest.mark.parametrize(("rate", "activation"), [(0.0, "none"), (0.6, "elu"), (0.6, "relu")])
-def test_attention(backend, few_nodes, norm, models, features, rate, activation, dtype):
+def test_attention_equals_reference(backend, few_nodes, norm, models, features, rate, activation, dtype):
     if models != 3 and (dtype == torch.bfloat16 or (backend.name == "triton" and norm is not None)):
         pytest.skip("the interpreter is slow")
     matrix, keys = few_nodes.to(backend.device), backend.keys(models) if rate else None
@@ -287,7 +289,7 @@ def test_attention(backend, few_nodes, norm, models, features, rate, activation,
 
 
 @pytest.mark.parametrize("norm", NORMS[:2], ids=str)
-def test_attention_without_a_bias_to_learn(backend, few_nodes, norm):
+def test_attention_without_learned_bias(backend, few_nodes, norm):
     matrix, (scores, z, bias) = few_nodes.to(backend.device), attention_inputs(backend, 8, 2, 3)
     for fixed, activation in ((bias.detach(), "relu"), (None, "none")):
         wide = in_double((scores, z))
@@ -296,7 +298,7 @@ def test_attention_without_a_bias_to_learn(backend, few_nodes, norm):
         check([y], [attend(matrix, *wide, wide_bias, activation, norm=norm)], [scores, z], wide)
 
 
-def test_attention_to_rows_in_pieces(backend, few_nodes, monkeypatch):
+def test_attention_to_split_rows(backend, few_nodes, monkeypatch):
     if backend.name == "triton":
         monkeypatch.setattr(backend.sparse_product, "PIECE", 3)
     matrix, tensors, keys = (
@@ -334,7 +336,7 @@ def test_attention_keeps_nan_in_its_model(backend, few_nodes):
     assert gradients[2][[0, 2]].isfinite().all()
 
 
-def test_attention_gradients_of_gradients(backend, few_nodes, second_gradients):
+def test_second_derivatives_of_attention(backend, few_nodes, second_gradients):
     """Bug: on CUDA they were refused."""
     matrix, tensors = few_nodes.to(backend.device), attention_inputs(backend, 8, 2, 3)
     wide = in_double(tensors)
@@ -347,7 +349,7 @@ def test_attention_gradients_of_gradients(backend, few_nodes, second_gradients):
 @pytest.mark.parametrize("norm", NORMS, ids=str)
 @pytest.mark.parametrize("activation", ["none", "relu"])
 @pytest.mark.parametrize("maps", [True, False])
-def test_a_layer_of_gcn(backend, few_nodes, norm, activation, maps, dtype):
+def test_gcn_layer_equals_reference(backend, few_nodes, norm, activation, maps, dtype):
     x, weight = backend.randn(8, 3, 6, dtype=dtype), backend.randn(3, 6, 5)
     tensors = [x, weight, backend.randn(3, 5)] if maps else [x, backend.randn(3, 6)]
     settings = (few_nodes.to(backend.device), activation, norm, 0.5, backend.keys(3) if maps else None)

@@ -82,14 +82,14 @@ class TestMask:
 
 
 class TestPositionHash:
-    def test_a_shorter_one_is_part_of_a_longer(self):
+    def test_mask_of_fewer_nodes_is_a_prefix(self):
         cpu = torch.device("cpu")
         long, short = position_hash(1000, cpu), position_hash(10, cpu)
         assert torch.equal(short, long[:10])
         assert torch.equal(position_hash(2000, cpu)[:1000], long)
         assert position_hash(2000, cpu).unique().numel() == 2000
 
-    def test_what_is_kept_has_a_bound(self, monkeypatch):
+    def test_large_hashes_are_not_cached(self, monkeypatch):
         """Bug: 64 tensors of full size were kept for the life of the process."""
         monkeypatch.setattr(keys_module, "MAX_CACHED_HASHES", 100)
         monkeypatch.setattr(keys_module, "_hashes", {})
@@ -99,20 +99,20 @@ class TestPositionHash:
 
 
 class TestKeys:
-    def test_torch_governs_drawn_keys(self):
+    def test_torch_seed_determines_drawn_keys(self):
         drawn = [torch.manual_seed(seed) and draw_keys(3, 2, 4) for seed in (1, 1, 2)]
         assert drawn[0].dtype == torch.int32
         assert drawn[0].shape == (3, 2, 4)
         assert torch.equal(drawn[0], drawn[1])
         assert not torch.equal(drawn[0], drawn[2])
 
-    def test_a_seed_has_one_key_of_its_own(self):
+    def test_distinct_seeds_have_distinct_keys(self):
         seeds = [0, 1, 2**31, 2**32, 2**32 + 1, 2**63 - 1, *range(2, 100)]
         together = keys_from_seeds(seeds)
         assert together.unique().numel() == len(seeds)
         assert torch.equal(together, torch.cat([keys_from_seeds([seed]) for seed in seeds]))
 
-    def test_steps_give_fresh_keys_that_depend_on_their_own_trial(self):
+    def test_step_keys_depend_on_step_and_own_model_only(self):
         trials = keys_from_seeds(range(5))
         steps = [step_keys(trials, torch.tensor(step, dtype=torch.int32), 4) for step in range(50)]
         assert torch.stack(steps).unique().numel() == 50 * 4 * 5
@@ -123,13 +123,13 @@ class TestKeys:
 class TestDropout:
     @pytest.mark.parametrize("rate", RATES)
     @pytest.mark.parametrize("features", [1, 6, 7])
-    def test_zeroes_or_rescales(self, rate, features, either_form):
+    def test_entries_are_zero_or_rescaled(self, rate, features, either_form):
         x, trials = torch.randn(20, 3, features), keys(3)
         factor = 2**16 / (2**16 - dropped_levels(rate))
         expected = x * keep_mask(trials, 20, features, rate) * torch.tensor(factor)
         torch.testing.assert_close(dropout(x, rate, trials), expected)
 
-    def test_no_rate_is_no_dropout(self):
+    def test_rate_zero_returns_the_input(self):
         x = torch.randn(4, 1, 3)
         assert dropout(x, 0.0, keys(1)) is x
 
@@ -139,32 +139,32 @@ class TestDropout:
         assert y.dtype == dtype
         assert torch.equal(y != 0, keep_mask(keys(2), 30, 5, 0.5) != 0)
 
-    def test_a_trial_is_the_same_alone_and_in_company(self, either_form):
+    def test_model_mask_does_not_depend_on_other_models(self, either_form):
         x, trials = torch.randn(20, 4, 5), keys(4)
         together = dropout(x, 0.6, trials)
         for trial in range(4):
             alone = dropout(x[:, trial : trial + 1], 0.6, trials[trial : trial + 1])
             assert torch.equal(together[:, trial : trial + 1], alone)
 
-    def test_the_gradient_has_the_same_mask(self, either_form):
+    def test_gradient_has_the_same_mask(self, either_form):
         x = torch.randn(20, 3, 5, requires_grad=True)
         grad = torch.randn(20, 3, 5)
         (gradient,) = torch.autograd.grad(dropout(x, 0.6, keys(3)), x, grad)
         assert torch.equal(gradient, dropout(grad, 0.6, keys(3)))
 
-    def test_gradient_of_the_gradient(self):
+    def test_second_derivative_equals_autograd(self):
         x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
         assert gradcheck(lambda x: dropout(x, 0.5, keys(2)), x)
         assert gradgradcheck(lambda x: dropout(x, 0.5, keys(2)).pow(3), x)
 
-    def test_keeps_nothing_of_the_input_size(self):
+    def test_no_tensor_of_input_size_is_saved(self):
         x = torch.randn(50, 2, 16, requires_grad=True)
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
             dropout(x, 0.5, keys(2))
         assert sum(tensor.nbytes for tensor in saved) <= keys(2).nbytes
 
-    def test_expectation(self):
+    def test_dropout_keeps_the_expectation(self):
         y = dropout(torch.ones(1, 20000, 1), 0.6, keys(20000))
         assert abs(y.mean() - 1) < 5 * math.sqrt(0.6 / 0.4 / 20000)
 
@@ -172,7 +172,7 @@ class TestDropout:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("features", [1, 7, 32])
 @pytest.mark.parametrize(("first", "last"), [(0, 20), (5, 12), (13, 20), (7, 7)])
-def test_some_nodes_of_a_graph_are_dropped_as_in_the_whole(dtype, features, first, last):
+def test_range_of_nodes_has_the_mask_of_the_graph(dtype, features, first, last):
     x, keys = torch.rand(20, 3, features, dtype=dtype), draw_keys(3)
     whole, part = x.clone().requires_grad_(), x[first:last].clone().requires_grad_()
     y, found = dropout(whole, 0.5, keys), dropout(part, 0.5, keys, first)

@@ -49,7 +49,7 @@ def test_equals_the_formula_in_double(activation, mode, rate, trials, width, out
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
 @pytest.mark.parametrize("size", [1e20, 1e30, 1e37])
-def test_states_near_the_end_of_single_precision(mode, size, adjacency, either_form):
+def test_states_near_the_float32_limit(mode, size, adjacency, either_form):
     """Their squares do not fit; a model with NaN next to them changes nothing."""
     x, bias, weight = (tensor.detach() for tensor in layer())
     x[:, 0] *= size
@@ -71,7 +71,7 @@ def test_states_near_the_end_of_single_precision(mode, size, adjacency, either_f
 
 
 @norms
-def test_without_a_linear_map(mode, adjacency, either_form, assert_equal_with_gradients):
+def test_layer_without_weight_equals_the_formula(mode, adjacency, either_form, assert_equal_with_gradients):
     x, bias, _ = layer(width=5)
     expected = formula(adjacency, x, bias, "relu", norm_of(mode))
     y = gcn_layer(adjacency, x, bias, "relu", norm_of(mode))
@@ -80,7 +80,7 @@ def test_without_a_linear_map(mode, adjacency, either_form, assert_equal_with_gr
 
 
 @activations
-def test_learned_weights_of_the_adjacency(activation, adjacency, either_form, assert_equal_with_gradients):
+def test_gradients_reach_adjacency_weights(activation, adjacency, either_form, assert_equal_with_gradients):
     matrix = SparseMatrix(adjacency.pattern, adjacency.values.clone().requires_grad_())
     x, bias, weight = layer()
     y = gcn_layer(matrix, x, bias, activation, PairNorm(), weight)
@@ -100,7 +100,7 @@ def test_half_and_double_precision(activation, adjacency):
 
 @activations
 @norms
-def test_gradients_of_gradients(activation, mode, adjacency, either_form, second_gradients):
+def test_second_derivatives_equal_autograd(activation, mode, adjacency, either_form, second_gradients):
     inputs, keys = layer(2, 4, 3), draw_keys(2)
     x, bias, weight = inputs
     settings = (adjacency, x, bias, activation, norm_of(mode), weight, 0.3, keys)
@@ -121,7 +121,7 @@ def test_gradcheck(activation, adjacency):
 
 @activations
 @norms
-def test_nan_stays_in_its_trial(activation, mode, adjacency, either_form):
+def test_nan_stays_in_its_model(activation, mode, adjacency, either_form):
     x, bias, weight = layer()
     x.data[7, 1, 2] = torch.nan
     y = gcn_layer(adjacency, x, bias, activation, norm_of(mode), weight)
@@ -135,7 +135,7 @@ def test_nan_stays_in_its_trial(activation, mode, adjacency, either_form):
 
 
 @pytest.mark.parametrize("mode", [None, "PN", "PN-SI"])
-def test_a_trial_does_not_depend_on_its_company(mode, adjacency):
+def test_model_does_not_depend_on_other_models(mode, adjacency):
     (x, bias, weight), keys = layer(), draw_keys(3)
     together = gcn_layer(adjacency, x, bias, "relu", norm_of(mode), weight, 0.5, keys)
     for trial in range(3):
@@ -144,7 +144,7 @@ def test_a_trial_does_not_depend_on_its_company(mode, adjacency):
 
 
 @activations
-def test_strides_do_not_matter(activation, adjacency, either_form):
+def test_result_does_not_depend_on_strides(activation, adjacency, either_form):
     x, bias, weight = torch.randn(5, 3, 20).permute(2, 1, 0), torch.randn(4, 3).T, torch.randn(3, 4, 5).mT
     torch.testing.assert_close(
         gcn_layer(adjacency, x, bias, activation, PairNorm(), weight),
@@ -152,7 +152,7 @@ def test_strides_do_not_matter(activation, adjacency, either_form):
     )
 
 
-def test_shared_features_are_those_of_every_trial(adjacency, either_form):
+def test_shared_features_equal_repeated_features(adjacency, either_form):
     x, bias, weight = layer()
     shared = x[:, :1].detach().requires_grad_()
     every = shared.detach().expand(-1, 3, -1).clone().requires_grad_()

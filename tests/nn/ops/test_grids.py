@@ -31,7 +31,7 @@ def grids(monkeypatch):
 
 
 @pytest.mark.parametrize(("trials", "features"), [(1, 32), (1, 2000), (50, 32), (1, 1)])
-def test_ten_million_nodes_fit_the_grid(grids, trials, features):
+def test_grids_of_ten_million_nodes_are_within_limits(grids, trials, features):
     x = torch.empty(NODES, trials, features, device="meta")
     keys = torch.empty(trials, dtype=torch.int32, device="meta")
     dropout.forward(x, 0.5, keys)

@@ -33,17 +33,17 @@ def test_numba_supports_single_precision_on_a_cpu(operation):
     ],
     ids=["double", "half", "empty", "meta"],
 )
-def test_what_no_kernel_serves(operation, x):
+def test_unsupported_inputs_use_the_reference(operation, x):
     assert find(operation, x) is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_without_the_compiler_the_plain_form_serves(device, monkeypatch):
+def test_missing_compiler_falls_back_to_the_reference(device, monkeypatch):
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     assert not kernels.is_installed.__wrapped__(device)
 
 
-def test_transforms_of_torch_see_the_plain_form():
+def test_torch_transforms_see_the_reference():
     seen = []
 
     def function(x):
@@ -58,7 +58,7 @@ def test_transforms_of_torch_see_the_plain_form():
     assert not kernels.in_transform()
 
 
-def test_a_launch_is_on_the_device_of_its_tensors(monkeypatch):
+def test_kernels_launch_on_the_device_of_their_tensors(monkeypatch):
     entered = []
 
     class DeviceOf:
@@ -80,7 +80,7 @@ def test_a_launch_is_on_the_device_of_its_tensors(monkeypatch):
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_launch_of_triton_is_guarded(operation):
+def test_every_triton_launch_sets_its_device(operation):
     """Bug: with ``device="cuda:1"`` kernels went to device 0, the current one."""
     cuda = importlib.import_module(f"pairnorm.nn.ops._triton.{operation}")
     source = importlib.util.find_spec(cuda.__name__).loader.get_source(cuda.__name__)
@@ -93,7 +93,7 @@ def test_every_launch_of_triton_is_guarded(operation):
 
 @pytest.mark.parametrize("nodes", [1, 31, 32, 33, 1000])
 @pytest.mark.parametrize(("across", "most"), [(1, 1), (3, 8), (40, 8)])
-def test_shares_cover_every_node_once(nodes, across, most):
+def test_partition_covers_every_node_once(nodes, across, most):
     programs, share = kernels.partition_nodes(nodes, across, 32, most)
     assert share % 32 == 0
     assert (programs - 1) * share < nodes <= programs * share

@@ -36,7 +36,7 @@ def test_centering_is_a_projection_that_is_its_own_adjoint(batch):
 
 
 @pytest.mark.parametrize("batch", [None, BATCH])
-def test_nodes_get_the_statistic_of_their_graph(batch):
+def test_to_nodes_returns_the_statistic_of_each_graph(batch):
     x = torch.randn(6, 2, 3)
     statistic = groups(x, batch).mean(x)
     of_nodes = groups(x, batch).to_nodes(statistic).expand(6, 2, 3)
@@ -44,7 +44,7 @@ def test_nodes_get_the_statistic_of_their_graph(batch):
         assert torch.equal(of_nodes[node], statistic[0 if batch is None else batch[node]])
 
 
-def test_sums_add_up_over_parts_of_a_graph():
+def test_sums_are_additive_over_parts():
     x = torch.randn(6, 4, dtype=torch.float64)
     parts = [groups(x[part], BATCH[part]).sum(x[part]) for part in (slice(0, 2), slice(2, 6))]
     torch.testing.assert_close(sum(parts), groups(x, BATCH).sum(x))
@@ -58,19 +58,19 @@ def test_gradients(operation):
     assert gradgradcheck(lambda x: function(x).pow(2), x)
 
 
-def test_batch_size_is_read_from_the_batch_where_not_given():
+def test_batch_size_defaults_to_largest_graph_plus_one():
     assert Groups.of(torch.randn(6, 2), BATCH, None).size == 4
     assert Groups.of(torch.randn(0, 2), BATCH[:0], None).size == 0
     assert Groups.of(torch.randn(6, 2), None, 7).size == 1
 
 
-def test_large_means_lose_nothing_small():
+def test_large_mean_keeps_small_differences():
     x = 1e6 + torch.randn(1000, 4)
     expected = x.double() - x.double().mean(0)
     torch.testing.assert_close(Groups(1000).center(x).double(), expected, rtol=0, atol=1e-5)
 
 
-def test_a_list_is_no_batch(raises):
+def test_list_as_batch_raises(raises):
     with raises("wrong-type", value=[0, 0, 1]):
         Groups.of(torch.ones(3, 2), [0, 0, 1], None)
 
@@ -78,7 +78,7 @@ def test_a_list_is_no_batch(raises):
 class TestMoments:
     @pytest.mark.parametrize("sizes", [(6,), (1, 5), (2, 3, 1), (1, 1, 1, 1, 1, 1)])
     @pytest.mark.parametrize("offset", [0.0, 1e8])
-    def test_merged_parts_are_those_of_the_whole(self, sizes, offset):
+    def test_merged_moments_equal_those_of_all_rows(self, sizes, offset):
         x = offset + torch.randn(6, 2, 4, dtype=torch.float64)
         merged = moments(x.split(sizes)).merge()
         whole = moments([x])
@@ -87,7 +87,7 @@ class TestMoments:
         torch.testing.assert_close(merged.squares, whole.squares, rtol=1e-6, atol=0)
         torch.testing.assert_close(merged.mean_square, merged.squares / 6)
 
-    def test_a_part_without_rows_changes_nothing(self):
+    def test_empty_part_does_not_change_moments(self):
         x = torch.randn(4, 1, 3, dtype=torch.float64)
         parts = moments([x[:3], x[3:], x[:1]])
         empty = Moments(torch.tensor([3.0, 1.0, 0.0]).view(3, 1, 1), parts.mean, parts.squares)

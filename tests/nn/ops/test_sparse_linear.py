@@ -37,7 +37,7 @@ def test_equals_the_formula(features, out, rate, either_form, assert_equal_with_
     assert_equal_with_gradients(y, expected, [weight], [wide], rtol=1e-5)
 
 
-def test_learned_features(either_form):
+def test_gradients_reach_learned_features(either_form):
     x = SparseMatrix.from_torch(torch.randn(4, 5))
     x = SparseMatrix(x.pattern, x.values.clone().requires_grad_())
     weight, keys = torch.randn(2, 5, 3), draw_keys(2)
@@ -46,7 +46,7 @@ def test_learned_features(either_form):
     torch.testing.assert_close(x.values.grad, (mask.view(2, 4, 5) * weight.sum(-1)[:, None]).sum(0).flatten())
 
 
-def test_gradients_of_gradients(features, either_form):
+def test_second_derivatives_equal_autograd(features, either_form):
     weight, keys = torch.randn(3, 8, 4, requires_grad=True), draw_keys(3)
 
     def second(y):
@@ -60,7 +60,7 @@ def test_gradients_of_gradients(features, either_form):
     )
 
 
-def test_nan_stays_in_its_trial(features, either_form):
+def test_nan_stays_in_its_model(features, either_form):
     weight = torch.randn(3, 8, 4, requires_grad=True)
     weight.data[1] = torch.nan
     y = sparse_linear(features, weight, 0.5, draw_keys(3))

@@ -56,7 +56,7 @@ class TestProduct:
         assert gradcheck(function, inputs)
         assert gradgradcheck(function, inputs)
 
-    def test_gradient_of_the_gradient_in_single_precision(self, either_form):
+    def test_second_derivative_in_float32(self, either_form):
         matrix = random_matrix(trials=2, dtype=torch.float32)
         values, x = matrix.values.clone().requires_grad_(), torch.randn(9, 2, 3, requires_grad=True)
         matrix = SparseMatrix(matrix.pattern, values)
@@ -71,7 +71,7 @@ class TestProduct:
             torch.testing.assert_close(sparse, dense, rtol=1e-4, atol=1e-3)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-    def test_the_features_set_the_type(self, dtype):
+    def test_result_has_the_dtype_of_the_features(self, dtype):
         matrix, x = random_matrix(dtype=torch.float32), torch.randn(9, 2, 3).to(dtype).requires_grad_()
         y = matrix @ x
         expected = dense_product(matrix.to_dense().double(), x.detach().double())
@@ -94,7 +94,7 @@ class TestProduct:
         assert torch.equal(x.grad, torch.zeros_like(x))
         assert values.grad.shape == values.shape
 
-    def test_no_features(self, either_form):
+    def test_zero_features_are_accepted(self, either_form):
         assert (random_matrix(dtype=torch.float32) @ torch.zeros(9, 2, 0)).shape == (7, 2, 0)
 
 
@@ -109,7 +109,7 @@ class TestTranspose:
         matrix = random_matrix()
         assert matrix.transposed is matrix.transposed
 
-    def test_values_that_learn_are_transposed_as_they_are_now(self):
+    def test_learned_values_are_transposed_again(self):
         matrix, x = random_matrix(), torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
         values = matrix.values.clone().requires_grad_()
         matrix = SparseMatrix(matrix.pattern, values)
@@ -125,7 +125,7 @@ class TestTranspose:
 
 
 class TestPattern:
-    def test_rows_and_order(self):
+    def test_rows_and_order_of_the_transpose(self):
         matrix = random_matrix()
         pattern = matrix.pattern
         row, column = matrix.to_dense().nonzero(as_tuple=True)
@@ -146,16 +146,16 @@ class TestConversion:
         tensor = torch.eye(4).to_sparse(layout=torch.sparse_bsr, blocksize=(2, 2))
         assert torch.equal(SparseMatrix.from_torch(tensor).to_dense(), torch.eye(4))
 
-    def test_repeated_entries_add_up(self):
+    def test_repeated_entries_are_summed(self):
         tensor = torch.sparse_coo_tensor([[0, 0], [1, 1]], [2.0, 3.0], (2, 2))
         assert torch.equal(SparseMatrix.from_torch(tensor).to_dense(), torch.tensor([[0.0, 5.0], [0.0, 0.0]]))
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda matrix: pickle.loads(pickle.dumps(matrix))])
-    def test_copies(self, copied):
+    def test_copies_keep_the_product(self, copied):
         matrix = random_matrix(trials=2)
         assert torch.equal(copied(matrix).to_dense(), matrix.to_dense())
 
-    def test_to_a_device(self):
+    def test_matrix_moves_to_a_device(self):
         matrix = random_matrix().to("meta")
         assert matrix.values.device.type == matrix.pattern.crow.device.type == "meta"
 
@@ -166,25 +166,25 @@ class TestConversion:
 
 
 class TestErrors:
-    def test_three_dimensions(self, raises):
+    def test_three_dimensional_tensor_raises(self, raises):
         with raises("wrong-shape", value=[2, 2, 2]):
             SparseMatrix.from_torch(torch.ones(2, 2, 2).to_sparse())
 
-    def test_rows_that_do_not_fit(self, raises):
+    def test_wrong_number_of_rows_raises(self, raises):
         with raises("wrong-shape", value=[8, 2]):
             random_matrix() @ torch.ones(8, 2)
 
     @pytest.mark.parametrize("shape", [(9, 2), (9, 2, 4)])
-    def test_trials_that_do_not_fit(self, shape, raises):
+    def test_wrong_number_of_models_raises(self, shape, raises):
         with raises("wrong-shape", expected="floating-point [9, 3, features]"):
             random_matrix(trials=3) @ torch.ones(shape)
 
     @pytest.mark.parametrize("x", [torch.ones(9), torch.ones(9, 2, 2, 2), torch.ones(9, 2, dtype=torch.long)])
-    def test_features_of_another_kind(self, x, raises):
+    def test_integer_features_raise(self, x, raises):
         with raises("wrong-shape", value=list(x.shape)):
             random_matrix() @ x
 
-    def test_a_product_that_is_compiled(self):
+    def test_compiled_product_raises(self):
         torch.compiler.reset()
         multiply = torch.compile(lambda matrix, x: matrix @ x, backend="eager")
         with pytest.raises(RuntimeError, match=r"torch\.compile cannot trace the product"):

@@ -23,7 +23,7 @@ def with_threads():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_every_row_once_in_ranges_that_depend_on_no_thread(with_threads, count):
+def test_ranges_cover_rows_once_for_any_number_of_threads(with_threads, count):
     ranges, busy = [], set()
 
     def work(start, stop):
@@ -35,7 +35,7 @@ def test_every_row_once_in_ranges_that_depend_on_no_thread(with_threads, count):
     assert len(busy) <= count
 
 
-def test_an_error_in_a_thread_is_raised(with_threads):
+def test_error_in_a_thread_is_raised(with_threads):
     with pytest.raises(ZeroDivisionError):
         with_threads(2, lambda: share_out(4, 1, lambda start, stop: 1 // start))
 
@@ -54,7 +54,7 @@ def test_products_do_not_depend_on_threads(with_threads, monkeypatch, trials):
         torch.testing.assert_close(found, expected)
 
 
-def test_a_step_and_its_sums_do_not_depend_on_threads(with_threads, monkeypatch):
+def test_propagation_and_centering_do_not_depend_on_threads(with_threads, monkeypatch):
     monkeypatch.setattr(sparse_product, "ROWS_PER_TASK", 6)
     crow, column = torch.arange(0, 81, 2), torch.randint(0, 40, (80,), dtype=torch.int32)
     x = torch.randn(40, 5) + 100
@@ -71,7 +71,7 @@ def test_a_step_and_its_sums_do_not_depend_on_threads(with_threads, monkeypatch)
 
 
 @pytest.mark.parametrize("mode", ["PN", "PN-SI"])
-def test_pair_norm_of_a_large_tensor_does_not_depend_on_threads(with_threads, mode):
+def test_large_pair_norm_does_not_depend_on_threads(with_threads, mode):
     x = torch.randn(3 * pair_norm_kernels.MIN_ELEMENTS_FOR_THREADS // 64, 64, requires_grad=True)
 
     def both():

@@ -30,12 +30,13 @@ def tensor_version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def out_of_range(indices: Tensor, size: int) -> int | None:
-    """Return one of the indices that is negative or not below ``size``; None where there is none."""
-    if indices.numel() == 0:
-        return None
-    low, high = (int(bound) for bound in indices.aminmax())
-    return low if low < 0 else high if high >= size else None
+def check_range(what: str, indices: Tensor, size: int, kind: str = "indices") -> None:
+    """Raise an error if one of the indices is negative or not below ``size``."""
+    low, high = (int(bound) for bound in indices.aminmax()) if indices.numel() else (0, -1)
+    if low < 0 or high >= size:
+        value = low if low < 0 else high
+        problem, expected = f"{what} holds {value}", f"{kind} from 0 to {size - 1}"
+        raise PairNormError(problem, code="out-of-range", value=value, expected=expected)
 
 
 def row_starts(counts: Tensor) -> Tensor:
@@ -70,10 +71,7 @@ class Pattern:
             problem = f"the row starts are not those of {rows} rows with {entries} entries"
             expected = f"{rows + 1} increasing numbers from 0 to {entries}"
             raise PairNormError(problem, code="out-of-range", value=len(crow), expected=expected)
-        if (column := out_of_range(self.column, columns)) is not None:
-            problem = f"the sparse matrix has column {column}, of {columns} columns"
-            expected = f"columns from 0 to {columns - 1}"
-            raise PairNormError(problem, code="out-of-range", value=column, expected=expected)
+        check_range("the sparse matrix", self.column, columns, "columns")
         self.__dict__["_versions"] = self._current_versions()
         return self
 
@@ -160,16 +158,6 @@ CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     """Return ``activation(x + bias)`` for ``[nodes, models, features]`` and ``[models, features]``."""
     return ACTIVATIONS[activation](x + bias).to(x.dtype)
-
-
-def activation_gradient(grad: Tensor, y: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """Return the gradients of an activation's input and of the bias in it, from its output ``y``."""
-    kernels = None if torch.is_grad_enabled() else find_kernels("sparse_product", y)
-    if kernels is not None:
-        return kernels.activation_backward(grad.contiguous(), y, activation)  # type: ignore[no-any-return]
-    if activation != "none":
-        grad = grad * ((y > 0).to(y.dtype) if activation == "relu" else 1 + y.clamp(max=0))
-    return grad, grad.sum(0)
 
 
 def multiply(matrix: "SparseMatrix", dense: Tensor) -> Tensor:
@@ -267,8 +255,15 @@ class _ActivatedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor, None]:
-        grad_product, grad_bias = activation_gradient(grad, ctx.saved_tensors[0], ctx.activation)
-        return None, None, ctx.matrix.transposed @ grad_product, grad_bias, None
+        (y,) = ctx.saved_tensors
+        kernels = None if torch.is_grad_enabled() else find_kernels("sparse_product", y)
+        if kernels is not None:
+            grad, grad_bias = kernels.activation_backward(grad.contiguous(), y, ctx.activation)
+        else:
+            slope = {"none": None, "relu": (y > 0).to(y.dtype), "elu": 1 + y.clamp(max=0)}[ctx.activation]
+            grad = grad if slope is None else grad * slope
+            grad_bias = grad.sum(0)
+        return None, None, ctx.matrix.transposed @ grad, grad_bias, None
 
 
 def sparse_linear(x: "SparseMatrix", weight: Tensor, rate: float = 0.0, keys: Tensor | None = None) -> Tensor:

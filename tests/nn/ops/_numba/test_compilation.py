@@ -46,7 +46,7 @@ def run_alone(script: Path) -> tuple[int, int]:
     return int(result), int(hits)
 
 
-def test_a_truncated_file_is_compiled_again(script: Path, tmp_path: Path) -> None:
+def test_truncated_cache_file_is_compiled_again(script: Path, tmp_path: Path) -> None:
     assert run(script) == (42, 0)
     for suffix, share in product(("nbi", "nbc"), (0, 0.5)):
         file = next(tmp_path.rglob(f"*.{suffix}"))
@@ -55,7 +55,7 @@ def test_a_truncated_file_is_compiled_again(script: Path, tmp_path: Path) -> Non
     assert run_alone(script) == (42, 1)
 
 
-def test_a_full_disk_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_full_disk_does_not_raise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
 
     def full(*_: object) -> None:
@@ -67,7 +67,7 @@ def test_a_full_disk_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert double(2) == 4
 
 
-def test_where_nothing_can_be_written_it_compiles_and_warns_once(
+def test_unwritable_cache_warns_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(CacheImpl, "_locator_classes", [])
@@ -78,7 +78,7 @@ def test_where_nothing_can_be_written_it_compiles_and_warns_once(
     assert len(warnings) == 1
 
 
-def test_a_cache_folder_that_goes_away_is_made_again(script: Path, tmp_path: Path) -> None:
+def test_removed_cache_folder_is_created_again(script: Path, tmp_path: Path) -> None:
     assert run_alone(script) == (42, 0)
     shutil.rmtree(tmp_path / "__pycache__")
     assert run(script) == (42, 0)

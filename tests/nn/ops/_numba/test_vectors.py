@@ -67,7 +67,7 @@ def drawn(rows, width, padding=0):
 
 @widths
 @pytest.mark.parametrize("padding", [0, 3])
-def test_arithmetic_reaches_every_column_and_none_beyond(width, padding):
+def test_arithmetic_covers_every_column_and_no_other(width, padding):
     a, b = drawn(3, width, padding), drawn(3, width, padding)[::-1]
     whole = np.full((3, width + padding), 5, np.float32)
     combine(a, b, whole[:, :width])
@@ -130,25 +130,25 @@ def test_exp_has_the_accuracy_of_single_precision():
     np.testing.assert_allclose(applied(exponentials, x), np.exp(x.astype(np.float64)), rtol=2e-7)
 
 
-def test_exp_far_below_is_next_to_nothing():
+def test_exp_of_very_negative_numbers_is_tiny():
     assert (applied(exponentials, [-88, -1e4, -1e30, -np.inf]) < 1e-37).all()
     assert np.isnan(applied(exponentials, [np.nan]))
 
 
-def test_elu_is_accurate_next_to_zero_too():
+def test_elu_is_accurate_near_zero():
     x = -np.logspace(-30, 1.9, 10_001)
     result = applied(activations, x, CODES["elu"])
     np.testing.assert_allclose(result, np.expm1(x.astype(np.float32).astype(np.float64)), rtol=2e-7)
 
 
-def test_what_no_activation_changes():
+def test_nan_and_positive_numbers_pass_activations():
     for name in CODES:
         x = np.array([0.0, 1e-30, 1.0, 1e30, np.inf, np.nan], np.float32)
         np.testing.assert_array_equal(applied(activations, x, CODES[name]), x)
 
 
 @pytest.mark.skipif(not HUGE_PAGES.exists(), reason="the system has no huge pages")
-def test_large_room_is_on_huge_pages():
+def test_large_memory_is_on_huge_pages():
     room = empty(MIN_HUGE_BYTES // 4, 2)
     inside, flags = room.data_ptr() + room.nbytes // 2, ""
     for line in Path("/proc/self/smaps").read_text().splitlines():

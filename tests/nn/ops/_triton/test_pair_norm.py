@@ -23,13 +23,13 @@ def by_kernels(x, scale, mode, eps=1e-6):
 
 @modes
 @pytest.mark.parametrize("name", EXTREMES)
-def test_extremes(name, mode, device):
+def test_extreme_inputs_equal_the_formula(name, mode, device):
     tester.check(by_kernels, tester.EXTREMES[name]().to(device), mode)
 
 
 @modes
 @pytest.mark.parametrize("shape", [(700, 30), (40, 200), (3, 1000)])
-def test_shapes(shape, mode, device):
+def test_any_shape_equals_the_formula(shape, mode, device):
     tester.check(by_kernels, torch.randn(shape, device=device) + 3, mode)
 
 
@@ -66,7 +66,7 @@ def test_nan_stays_in_its_own_model(mode, device):
 
 
 @modes
-def test_tiny_eps(mode, device):
+def test_tiny_eps_is_not_lost(mode, device):
     """Numbers are shrunk before they are squared; not where eps is so small that squares would vanish."""
     x = 1e-12 * torch.randn(50, 8, device=device)
     y = by_kernels(x, 1.0, mode, 1e-30)

@@ -162,11 +162,9 @@ def load(typing: Any, matrix: Any, row: Any, start: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, remaining = _address(context, builder, signature, arguments)
         none = ir.Constant(kind, None)
+        masked = partial(_call, builder, name, kind, pointer, INT(4))
         values = _each_part(
-            builder,
-            remaining,
-            lambda: builder.load(pointer, align=4),
-            lambda mask: _call(builder, name, kind, pointer, INT(4), mask, none),
+            builder, remaining, lambda: builder.load(pointer, align=4), lambda mask: masked(mask, none)
         )
         result = builder.phi(kind)
         for value, block in values:
@@ -183,12 +181,8 @@ def store(typing: Any, matrix: Any, row: Any, start: Any, vector: Any) -> Any:
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, remaining = _address(context, builder, signature, arguments)
-        _each_part(
-            builder,
-            remaining,
-            lambda: builder.store(arguments[3], pointer, align=4),
-            lambda mask: _call(builder, name, ir.VoidType(), arguments[3], pointer, INT(4), mask),
-        )
+        masked = partial(_call, builder, name, ir.VoidType(), arguments[3], pointer, INT(4))
+        _each_part(builder, remaining, lambda: builder.store(arguments[3], pointer, align=4), masked)
         return context.get_dummy_value()
 
     return types.none(matrix, row, start, vector), build
@@ -209,9 +203,8 @@ def fill(typing: Any, value: Any) -> Any:
 def total(typing: Any, vector: Any) -> Any:
     """Return the sum of the lanes."""
     kind, name = _llvm(vector).element, f"llvm.vector.reduce.fadd.{_suffix(vector)}"
-    return vector.dtype(vector), _lower(
-        lambda builder, value: _call(builder, name, kind, kind(0.0), value, flags=FAST)
-    )
+    call = _lower(lambda builder, value: _call(builder, name, kind, kind(0.0), value, flags=FAST))
+    return vector.dtype(vector), call
 
 
 @intrinsic
@@ -271,11 +264,8 @@ MIN_HUGE_BYTES = 2**22
 
 
 def empty(*shape: Any) -> Tensor:
-    """Return uninitialized memory, on huge pages where it is large and the system has some.
-
-    The system provides a page when it is first touched: with 4 KiB each, that takes as long as all else that
-    PairNorm does to a tensor of 100 MB.
-    """
+    """Return uninitialized memory, on huge pages where it is large and the system has some."""
+    # The system provides a page when it is first touched: with 4 KiB each, that takes as long as PairNorm.
     return _on_huge_pages(torch.empty(*shape, dtype=torch.float32, device="cpu"))
 
 
@@ -294,11 +284,8 @@ def _madvise() -> Any:
 
 
 def empty_by_model(models: int, nodes: int, features: int) -> tuple[Tensor, Tensor]:
-    """Return memory of ``[nodes, models, features]``, and its view ``[models, nodes, features]`` for kernels.
-
-    The nodes of a model are next to one another. The first tensor is no view: autograd lets users change the
-    outputs of a function in place only where they are none.
-    """
+    """Return memory ``[nodes, models, features]`` with a model's nodes together, and its view by model."""
+    # The first is no view: autograd lets users change outputs in place only where they are none.
     shape, strides = (nodes, models, features), (features, nodes * features, 1)
     memory = _on_huge_pages(torch.empty_strided(shape, strides, dtype=torch.float32, device="cpu"))
     return memory, memory.transpose(0, 1)

@@ -32,10 +32,7 @@ MOMENTS_TILE, MOMENTS_PROGRAMS = 8192, 4
 def forward(
     x: Tensor, groups: Any, scale: float, eps: float, mode: str, needs_backward: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return y, and the norms and the mean for the backward pass.
-
-    The mean is ``[2, models, features]``: two parts, whose sum would be less exact.
-    """
+    """Return y, and for the backward pass the norms and the mean, ``[2, models, features]``: two parts."""
     x, individually = x.contiguous(), mode == "PN-SI"
     shrink = SHRINK if eps >= MIN_EPS_TO_SHRINK else 1.0
     nodes, models, features = _shape(x)
@@ -103,10 +100,7 @@ def _shape(x: Tensor) -> tuple[int, int, int]:
 
 
 class _Plan:
-    """The division of nodes among programs: ``grid`` for reductions, ``cover`` with a program per tile.
-
-    Programs that start together have the same rows of all models, which lie next to one another.
-    """
+    """The division of nodes among programs: ``grid`` for reductions, ``cover`` with a program per tile."""
 
     def __init__(
         self, x: Tensor, nodes: int, models: int, features: int, elements: int = TILE, most: int = PROGRAMS

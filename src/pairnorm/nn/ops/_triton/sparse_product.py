@@ -27,18 +27,14 @@ GRADIENT_ROWS, GRADIENT_COLUMNS, GRADIENT_PROGRAMS = 32, 64, 1024
 
 @dataclass(frozen=True)
 class Schedule:
-    """Pieces of rows: entries ``start`` to ``stop`` of ``row`` are summed into row ``place`` of a buffer.
-
-    The first rows of the buffer are the result. ``split`` names the rows whose pieces have places of their
-    own beyond it, at ``split_crow``.
-    """
+    """Pieces of rows: entries ``start`` to ``stop`` of ``row`` are summed into row ``place`` of a buffer."""
 
     row: Tensor
     start: Tensor
     stop: Tensor
     place: Tensor
-    split: Tensor
-    split_crow: Tensor
+    split: Tensor  # rows whose pieces have places of their own, beyond the first rows, which are the result
+    split_crow: Tensor  # where these places are
     num_places: int
 
     @classmethod
