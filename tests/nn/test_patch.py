@@ -165,7 +165,7 @@ def test_named_batch_argument_is_used(kind, name, x, edges, raises):
             torch.testing.assert_close(call(x, edges, batch), whole)
 
 
-def test_integer_inputs_are_accepted_with_batch_none(x, edges):
+def test_integer_inputs_that_are_no_batch_are_accepted(x, edges):
     model = TwoLayers().eval()
     batch = torch.arange(NODES) // 5
     for other in (torch.arange(NODES), torch.zeros(NODES, dtype=torch.long), batch[1:], batch.double()):
@@ -716,7 +716,7 @@ def test_forward_set_on_the_instance_is_patched(x, edges):
     assert model.forward is own
 
 
-def test_data_parallel_replicas_need_found_places(x, edges, raises):
+def test_data_parallel_replicas_need_resolved_places(x, edges, raises):
     model = pyg.GCN(5, 8, 3, 3)
     batch = torch.arange(NODES) // 5
     reference = basic_gnn_with_pair_norm(model, x, edges, batch)

@@ -40,12 +40,10 @@ OwnMeasure = Callable[[Tensor], Tensor]
 
 @per_trial
 def effective_rank(x: Tensor) -> Tensor:
-    """Return exp(−Σ_k p_k ln p_k), p_k = σ_k / Σ_l σ_l, over the singular values σ of X.
+    """Return the number of dimensions that states use: exp(−Σ_k p_k ln p_k), p_k = σ_k / Σ_l σ_l.
 
-    The convention is that of Roy & Vetterli (2007, "The effective rank"): the singular values, not their
-    squares, of ``x`` as it is, not centered. Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph
-    Neural Networks Correctly?") propose the effective rank as a measure of oversmoothing. The value lies in
-    [1, min(n, d)], 1 if all rows are parallel; that of a zero or empty matrix is 0.
+    By Roy & Vetterli (2007, "The effective rank"), over the singular values σ of ``x``, not centered. It lies
+    in [1, min(n, d)], 1 if all rows are parallel; that of a zero or empty matrix is 0.
 
     >>> effective_rank(torch.eye(3))
     tensor(3.)
@@ -62,13 +60,10 @@ def effective_rank(x: Tensor) -> Tensor:
 
 @per_trial
 def numerical_rank(x: Tensor) -> Tensor:
-    """Return ‖X‖_F² / ‖X‖₂² = Σ_k σ_k² / σ_1², over the singular values σ of X: 1 if all rows are parallel.
+    """Return the stable rank of states, ‖X‖_F² / ‖X‖₂² = Σ_k σ_k² / σ_1²: 1 if all rows are parallel.
 
-    Also called the stable rank; Zhang et al. (2025, "Are We Measuring Oversmoothing in Graph Neural Networks
-    Correctly?") propose it as a measure of oversmoothing. It lies in [1, min(n, d)]; that of a zero or empty
-    matrix is 0. ``x`` is taken as it is, not centered.
-
-    Exact in O(n d min(n, d)) time; a million nodes of 64 features take seconds on a core.
+    It lies in [1, min(n, d)]; that of a zero or empty matrix is 0. ``x`` is not centered. Proposed by Zhang
+    et al. (2025, "Are We Measuring Oversmoothing in Graph Neural Networks Correctly?").
 
     >>> numerical_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0])))
     tensor(1.5000)
@@ -86,11 +81,11 @@ def numerical_rank(x: Tensor) -> Tensor:
 def dominant_subspace_distance(
     x: Tensor, degree: Tensor | None = None, component: Tensor | None = None, relative: bool = False
 ) -> Tensor:
-    """Return the distance ‖X − UUᵀX‖_F of X from the subspace that deep propagation falls towards.
+    """Return the distance ‖X − UUᵀX‖_F of states from the subspace that deep propagation converges to.
 
     The columns of U are the dominant eigenvectors of the adjacency, one per component of the graph: constant
     for D⁻¹A, in proportion to √degree for D^(−1/2) A D^(−1/2). This is d_M(X) of Oono & Suzuki (2020, "Graph
-    Neural Networks Exponentially Lose Expressive Power for Node Classification"). O(n d) time.
+    Neural Networks Exponentially Lose Expressive Power for Node Classification").
 
     Args:
         degree: the row sums of A, self-loops included, [nodes], for the symmetric adjacency; None for D⁻¹A.
@@ -130,10 +125,7 @@ def group_distance_ratio(x: Tensor, labels: Tensor) -> Tensor:
     Means are over pairs of nodes, then over (pairs of) classes, of rows scaled to unit length, as in the
     released code of Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable Group
     Normalization"); Eq. 2 of that paper and PyG's function do not square distances. About 1 if classes are
-    mixed, defined as 1 where all rows are equal, and without bound where each class is a single point.
-
-    With m_c and v_c the mean of class c and the mean squared distance to it, the ratio is
-    1 + (Σ_c ‖m_c − m̄‖² / (C − 1)) / (Σ_c v_c / C): O(n d) time.
+    mixed, 1 where all rows are equal, and without bound where each class is a single point.
 
     Args:
         labels: The class of each node, [nodes]; negative for none.
@@ -154,6 +146,7 @@ def group_distance_ratio(x: Tensor, labels: Tensor) -> Tensor:
 
 @per_trial
 def _distance_ratio(x: Tensor, index: Tensor) -> Tensor:
+    # 1 + (Σ_c ‖m_c − m̄‖² / (C − 1)) / (Σ_c v_c / C), by the mean m_c and the variance v_c of each class
     count = torch.bincount(index)
     x = centered(unit_rows(x))
     mean = x.new_zeros(len(count), x.shape[1]).index_add_(0, index, x) / count.unsqueeze(1)
@@ -167,14 +160,12 @@ def instance_information_gain(x: Tensor, features: Tensor, variance: float = 0.1
     """Return the information in final states about the features, in bits: I(features; arg max of the state).
 
     As in the released code of Zhou et al. (2020, "Towards Deeper Graph Neural Networks with Differentiable
-    Group Normalization"), features are scaled to unit rows f_i and blurred by Gaussian noise, a state counts
-    by the largest of its entries c_i alone, and entropies are Kolchinsky & Tracey's lower bounds. These
-    differ only in the nodes they run over, which leaves, with k_ij = exp(−‖f_i − f_j‖² / 8 variance),
+    Group Normalization"), for unit rows f_i of features with Gaussian noise, the largest entry c_i of each
+    state, and k_ij = exp(−‖f_i − f_j‖² / 8 variance):
 
     (1/n) Σ_i log₂ [mean over the j with c_j = c_i of k_ij] − log₂ [mean over all j of k_ij].
 
-    0 if all states point to the same entry. Exact in O(n² F) time for F features, once for all trials, in
-    memory linear in ``x`` and ``features``.
+    0 if all states point to the same entry. Exact in O(n² F) time for F features.
 
     Args:
         features: The input, [nodes, features].

@@ -282,20 +282,15 @@ def dirichlet_energy(
 ) -> Tensor:
     """Return the Dirichlet energy, how much X changes along the edges: a scalar, or one value per trial.
 
-    - ``"sym"``: tr(Xᵀ L X), L = I − D̃^(−1/2) Ã D̃^(−1/2) with self-loops, which is ½ Σ_{i,j} a_ij ‖x_i/√d̃_i −
-      x_j/√d̃_j‖² (Cai & Wang 2020, "A Note on Over-Smoothing for Graph Neural Networks"). It is zero at the
-      stationary point of the GCN, where nodes still differ by the square root of their degree, and not zero
-      where all nodes are equal: no measure of node similarity in the sense of Rusch, Bronstein & Mishra.
-    - ``"rw"``: ½ Σ_{i,j} (a_ij / d̃_i) ‖x_i − x_j‖², over the steps of the walk D̃⁻¹Ã: every node counts
-      about once, where a hub counts by its degree below. Zero only where all nodes of a component are equal.
-    - ``"unnormalized"``: tr(Xᵀ L X), L = D − A, which is ½ Σ_{i,j} a_ij ‖x_i − x_j‖². Zero only where all
-      nodes of a component are equal, the stationary point of D̃⁻¹Ã. The energy of Rusch, Bronstein & Mishra
-      (2023, "A Survey on Oversmoothing in Graph Neural Networks") is 2/n times this one, and their measure
-      the square root of that.
+    - ``"sym"``: ½ Σ_{i,j} a_ij ‖x_i/√d̃_i − x_j/√d̃_j‖² (Cai & Wang 2020, "A Note on Over-Smoothing for Graph
+      Neural Networks"), with d̃_i = d_i + 1. Zero where nodes differ by the square root of their degree.
+    - ``"rw"``: ½ Σ_{i,j} (a_ij / d̃_i) ‖x_i − x_j‖². Zero only where all nodes of a component are equal.
+    - ``"unnormalized"``: ½ Σ_{i,j} a_ij ‖x_i − x_j‖². Zero only where all nodes of a component are equal. The
+      measure of Rusch et al. (2023, "A Survey on Oversmoothing in Graph Neural Networks") is √(2/n) times its
+      root.
 
-    None is divided by the number of nodes or edges, and all grow with the square of the scale of ``x``:
-    states that only shrink seem to smooth. A directed graph counts as (A + Aᵀ)/2, and self-loops of
-    ``adjacency`` are dropped.
+    All grow with the square of the scale of ``x``, and are sums, not divided by the number of nodes. A
+    directed graph counts as (A + Aᵀ)/2, and self-loops of ``adjacency`` are dropped.
 
     Args:
         adjacency: a sparse or dense matrix [nodes, nodes], weights >= 0, or an ``edge_index`` [2, edges] that
@@ -331,17 +326,12 @@ def dirichlet_energy(
 def mean_average_distance(x: Tensor, adjacency: Adjacency | None = None) -> Tensor:
     """Return the mean average cosine distance (MAD): 0 if all nodes point the same way, at most 2.
 
-    The cosine distance is half the squared distance of the unit rows, ½ ‖x_i/‖x_i‖ − x_j/‖x_j‖‖² = 1 −
-    cos(x_i, x_j).
+    The mean of 1 − cos(x_i, x_j) over all pairs i ≠ j, in linear time; with ``adjacency`` over neighbors,
+    then over the nodes that have any.
 
-    - Without ``adjacency``: the mean over all pairs i ≠ j, in linear time.
-    - With it: the mean over neighbors, then over the nodes that have any.
-
-    This is the MAD of Chen et al. (2020, "Measuring and Relieving the Over-smoothing Problem for Graph Neural
-    Networks from the Topological View") with two conventions of its own. They leave pairs at distance zero
-    out of the average; here these count, so that collapsed nodes lower it. A zero row has no direction: it
-    stays zero, at 0 from another zero row and at 1/2 from any other row. Rusch, Bronstein & Mishra (2023)
-    *sum* over neighbors instead.
+    As Chen et al. (2020, "Measuring and Relieving the Over-smoothing Problem for Graph Neural Networks from
+    the Topological View"), except that pairs at distance zero count, so that collapsed nodes lower it. A zero
+    row is at 0 from another zero row and at 1/2 from any other row.
 
     Args:
         adjacency: a sparse or dense matrix [nodes, nodes] or an ``edge_index`` [2, edges]; the neighbors of

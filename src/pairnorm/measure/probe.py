@@ -62,23 +62,21 @@ class Probe:
         probe.verdict()
         probe.frame()
 
-    It measures the output of each convolution or, where PairNorm follows it, of PairNorm: the model's own or
-    that of ``add_pair_norm``. Other steps after a convolution, such as an activation or dropout, are not
-    seen. A convolution called several times gives one record per call. Every forward pass inside the ``with``
-    appends its records, with a number in ``forward``; so does entering the same Probe again. What activation
-    checkpointing computes again is not recorded twice; its reentrant form gives no gradient norms. A compiled
-    model runs eagerly while a Probe records. The model's output, its gradients and the global random numbers
-    stay as they are. States in a dictionary by node type (``HeteroConv``, ``HGTConv``) give one record per
-    type.
+    It measures the output of each convolution or, where PairNorm follows it, of PairNorm. Other steps after a
+    convolution, such as an activation or dropout, are not seen. A convolution called several times gives one
+    record per call, and one per node type for a dictionary of states (``HeteroConv``, ``HGTConv``). Every
+    forward pass inside the ``with`` appends its records, with a number in ``forward``; so does entering the
+    same Probe again. What activation checkpointing computes again is not recorded twice; its reentrant form
+    gives no gradient norms. A compiled model runs eagerly while a Probe records. The model's output, its
+    gradients and the global random numbers stay as they are.
 
     The default measures do not depend on the scale of the states, which weights may change at will. After a
     backward pass there is also ``gradient_norm``, ‖∂L/∂X‖_F.
 
     Connected pairs come from ``adjacency`` or, without it, from an ``edge_index`` or a sparse square
-    matrix among the arguments of the convolution or of the model. The random kind stands for all n² pairs:
-    its APD is ``row_diff`` itself, its APSD is ``tpsd`` / n². Where exact distances would take too long (n² d
-    above 2.6e10: 20,000 nodes with 64 features), ``row_diff`` is estimated from ``sample`` random pairs, and
-    the frame gains its standard error in ``row_diff_standard_error``; likewise ``col_diff`` (n d²).
+    matrix among the arguments of the convolution or of the model. The random kind stands for all n² pairs.
+    Where exact distances would take too long (n² d above 2.6e10: 20,000 nodes with 64 features), ``row_diff``
+    is estimated from ``sample`` random pairs, with ``row_diff_standard_error``; likewise ``col_diff`` (n d²).
 
     Args:
         model: Any module with graph convolutions.
@@ -172,25 +170,23 @@ class Probe:
         self, train_loss: float | None = None, validation_loss: float | None = None,
         chance_loss: float | None = None,
     ) -> Verdict:  # fmt: skip
-        """Diagnose the last forward pass in words.
+        """Diagnose the last forward pass in words; returns the first of these verdicts that holds.
 
         - *Not finite*: there is NaN or infinity in the states of some layer, or in their gradients.
-        - *States collapse*: from some layer on to the last but one, all nodes point the same way (mean
-          average distance below 0.05), or lie on one line (numerical rank below 1.05).
-        - *Gradients vanish*: ‖X‖ ‖∂L/∂X‖, the response of the loss to a change of the states by their own
-          size, is at the first layer below a thousandth of that at the last. Needs a backward pass.
-        - *The model does not use information beyond k hops*, although its convolutions reach further: less
-          than 1% of the influence comes from there. Needs a call of ``influence``.
-        - *It fits and does not generalize*: the training loss is below half of what chance gives, and the
-          validation loss has come less than half as far down. Needs all three losses.
+        - *States collapse*: from some layer to the last but one, the mean average distance is below 0.05, or
+          the numerical rank below 1.05.
+        - *Gradients vanish*: ‖X‖ ‖∂L/∂X‖ at the first layer is below a thousandth of that at the last.
+        - *The model does not use information beyond k hops*: less than 1% of the influence comes from there.
+          Needs a call of ``influence``.
+        - *It fits and does not generalize*: the training loss is below half of the chance loss, and the
+          validation loss fell less than half as far.
 
-        The first that holds is the verdict. Of several trials the mean counts, of node types the worst.
+        Of several trials the mean counts, of node types the worst.
 
         Args:
             train_loss: The loss of the training nodes.
             validation_loss: The loss of the validation nodes.
-            chance_loss: The loss of a model that knows only the share of each class: ln C for C classes of
-                equal size.
+            chance_loss: The loss of a model that knows only the share of each class, such as ln C.
         """
         losses = {"train_loss": train_loss, "validation_loss": validation_loss, "chance_loss": chance_loss}
         return form_verdict(self.records, self._influence, **losses)

@@ -171,10 +171,8 @@ class PairNorm(nn.Module):
     """The layer form of ``pair_norm``: no parameters, usable after any graph convolution.
 
     eps is added under the root in every mode. PyG's ``PairNorm(scale_individually=True)`` adds it to the norm
-    of a row instead. The two differ where norms are small: at ``eps=1e-6``, a row with a norm of 1e-3 becomes
-    0.707 s long here (PyG: 0.999 s), a row with a norm of 1e-6 becomes 0.001 s long (PyG: 0.5 s). From a norm
-    of 0.1 on, they agree to four digits. Under the root, gradients stay below s / sqrt(eps), and the rounding
-    errors of an oversmoothed state are not scaled up.
+    of a row instead: at ``eps=1e-6``, a row with a norm of 1e-3 becomes 0.707 s long here (PyG: 0.999 s).
+    From a norm of 0.1 on, they agree to four digits. Under the root, gradients stay below s / sqrt(eps).
 
     With ``process_group`` the rows of all its ranks are one graph: one collective forward, one backward, of a
     few numbers per feature in float64. All ranks must run both passes; one without rows gives ``[0, ...]``. A

@@ -33,11 +33,9 @@ class DegreePairNorm(BaseNorm):
     \end{aligned}
     $$
 
-    In $\mathbf{z}_i = \mathbf{x}_i / \sqrt{d_i}$ this is the centering by the weighted mean
-    $\bar{\mathbf{z}} = \sum_j d_j \mathbf{z}_j / \sum_j d_j$, since
-    $\mathbf{x}^c_i = \sqrt{d_i} (\mathbf{z}_i - \bar{\mathbf{z}})$. The total pairwise squared distance,
-    nodes weighted by degree, is $\sum_{ij} d_i d_j \|\mathbf{z}_i - \mathbf{z}_j\|_2^2 = 2 (\sum_j d_j)
-    \|\mathbf{X}^c\|_F^2$; after ``PN`` it is the constant $2 n s^2 \sum_j d_j$. Equal degrees give PairNorm.
+    After ``PN`` the total pairwise squared distance of $\mathbf{z}_i = \mathbf{x}_i / \sqrt{d_i}$, nodes
+    weighted by degree, is constant: $\sum_{ij} d_i d_j \|\mathbf{z}_i - \mathbf{z}_j\|_2^2 = 2 n s^2
+    \sum_j d_j$. Equal degrees give PairNorm.
 
     A graph of several components has one such eigenvector each: with the components as ``batch``, every one
     is normalized on its own, and all of them are removed.
