@@ -27,7 +27,7 @@ def test_masks_share_the_features(x: Tensor) -> None:
 
 @pytest.mark.parametrize("shape", [(13,), (14, 3), (14, 2, 3), (1, 5), (14, 1, 1, 5), ()])
 def test_mask_of_wrong_shape_raises(x: Tensor, shape: tuple[int, ...], raises) -> None:
-    with raises("wrong-shape", value=shape) as caught:
+    with raises("wrong-shape", value=list(shape)) as caught:
         broadcast_mask(x, torch.ones(shape, dtype=torch.bool))
     assert caught.value.expected == "bool [14], [14, 5], [14, num_masks, 1] or [14, num_masks, 5]"
 
@@ -36,7 +36,7 @@ def test_types_are_checked(x: Tensor, raises) -> None:
     missing = torch.ones(14, dtype=torch.bool)
     with raises("wrong-shape"):
         broadcast_mask(x, torch.ones(14))
-    with raises("wrong-shape", value=(14, 5)):
+    with raises("wrong-shape", value=[14, 5]):
         broadcast_mask(x.long(), missing)
     for arguments in ((x.numpy(), missing), (x, missing.numpy())):
         with raises("wrong-type", expected="a tensor"):

@@ -93,9 +93,8 @@ class GATConvolution(GraphConvolution):
             z = sparse_linear(x, self.weight, rate, feature_keys)
             scores = stacked_linear(z, self._attention_vectors())
         else:
-            z, scores = stacked_linear_with_scores(
-                x, self.weight, self._attention_vectors(), rate, feature_keys
-            )
+            vectors = self._attention_vectors()
+            z, scores = stacked_linear_with_scores(x, self.weight, vectors, rate, feature_keys)
         nodes, num_models, width = z.size(0), z.size(1), self.source.size(-1)
         if attention_keys is not None and self.heads > 1:  # every head drops attention of its own
             heads = torch.arange(self.heads, dtype=torch.int32, device=z.device)

@@ -205,7 +205,8 @@ class _DeepGNN(DeepModel):
         for layer in range(num_layers):
             is_last = layer == self._hidden_layers
             activation = "none" if is_last or activates_late else self.activation
-            self.convolutions.append(self._convolution(*widths[layer : layer + 2], activation, is_last))
+            convolution = self._convolution(widths[layer], widths[layer + 1], activation, is_last)
+            self.convolutions.append(convolution)
         count, inner = num_models or 1, widths[: self._hidden_layers]
         residuals = [Linear(width, hidden_channels, count, bias=False) for width in inner]
         self.residuals = nn.ModuleList(residuals) if residual else None

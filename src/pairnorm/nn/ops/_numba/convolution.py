@@ -38,11 +38,9 @@ def gcn_forward(
         np.empty((rows.size(1), bias.size(1)), np.float32), matrix.arrays, vec.array(bias),
         CODES[activation], *_scale_and_eps(norm), _arrays(end),
     )  # fmt: skip
-    h, _, norms, means = end
     if is_huge:
-        norms = norms[:, :0]
         result = gcn_reference(x, weight, bias, matrix, activation, norm, rate, keys)
-    return result, (x_dropped, h, norms, means)
+    return result, (x_dropped, *_saved_end(end, is_huge))
 
 
 def gcn_backward(
@@ -78,11 +76,9 @@ def attention_forward(
         matrix.pattern.arrays, att_scores.numpy(), np.float32(negative_slope), weights.numpy(), drops,
         masked.numpy(), z_by_model.numpy(), offset, CODES[activation], *_scale_and_eps(norm), _arrays(end),
     )  # fmt: skip
-    h, _, norms, means = end
     if is_huge:
-        norms = norms[:, :0]
         result = attention_reference(scores, z, bias, matrix, activation, negative_slope, rate, keys, norm)
-    return result, (att_scores, z_by_model, weights, masked, h, norms, means)
+    return result, (att_scores, z_by_model, weights, masked, *_saved_end(end, is_huge))
 
 
 def attention_backward(
@@ -126,6 +122,12 @@ def _layer_end_memory(
     h = vec.empty(y.shape) if needs_backward else y
     norms = vec.empty(models, nodes if norm.mode == "PN-SI" else 1)
     return result, (h, y, norms, torch.empty(models, features, dtype=torch.float64))
+
+
+def _saved_end(end: tuple[Tensor, ...], is_huge: bool) -> tuple[Tensor, ...]:
+    """Return h, norms and means for the backward pass, without norms where one is huge."""
+    h, _, norms, means = end
+    return h, norms[:, :0] if is_huge else norms, means
 
 
 def _layer_end_gradient(
