@@ -244,8 +244,8 @@ def run_vmap(model, x, edge_index):
         output = torch.func.functional_call(model, parameters, (x, edge_index))
         return (output * torch.arange(1.0, WIDTH + 1)).sum()
 
-    found = torch.func.vmap(torch.func.grad(loss), (0, None))(parameters, x)
-    return [value for name, value in sorted(found.items())]
+    actual = torch.func.vmap(torch.func.grad(loss), (0, None))(parameters, x)
+    return [value for name, value in sorted(actual.items())]
 
 
 def run_export(model, x, edge_index):
@@ -298,10 +298,10 @@ def test_patched_model_equals_one_with_the_norm_written_in(architecture, way):
     except Exception:
         assert table()[architecture, way] == "not by the model itself"
         return
-    found = WAYS[way](*build(architecture, is_patched=True))
+    actual = WAYS[way](*build(architecture, is_patched=True))
     assert table()[architecture, way] == "yes"
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -348,14 +348,14 @@ def train_as_a_rank(folder, rank):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     store = torch.distributed.FileStore(str(folder / "store"), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    found = {}
+    actual = {}
     for architecture in ARCHITECTURES:
-        found[architecture] = []
+        actual[architecture] = []
         for is_patched in (True, False):
             model, x, edge_index = build(architecture, is_patched)
             ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-            found[architecture].append(gradients(ddp, ddp, x * (1 + rank), edge_index))
-    torch.save(found, folder / f"{rank}.pt")
+            actual[architecture].append(gradients(ddp, ddp, x * (1 + rank), edge_index))
+    torch.save(actual, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 

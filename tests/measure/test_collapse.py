@@ -142,7 +142,7 @@ class TestInstanceInformationGain:
         features = torch.eye(8).repeat_interleave(5, 0)
         assert instance_information_gain(torch.ones(40, 3), features).abs() < 1e-12
         informed = instance_information_gain(features, features, variance=1e-4)
-        near(informed, 3.0, 1e-6)  # eight equal groups, told apart: three bits
+        near(informed, 3.0, 1e-6)  # eight equal groups, distinguished: three bits
 
     def test_nan_gives_nan(self):
         x = torch.randn(40, 2, 3)

@@ -46,25 +46,25 @@ def test_equals_brute_force_jacobians(adjacency, act, norm):
     adjacency = torch.block_diag(adjacency, torch.zeros(1, 1)).double()  # and a node without edges
     x, nodes = torch.randn(41, 3, dtype=torch.float64), torch.tensor([0, 7, 40])
     model = Net(torch.rand_like(adjacency) * (adjacency + torch.eye(41)), 2, act, norm)
-    found = influence_by_hop(model, x, adjacency, steps=2, nodes=nodes)
+    actual = influence_by_hop(model, x, adjacency, steps=2, nodes=nodes)
     jacobian = torch.autograd.functional.jacobian(model, x).abs().sum((1, 3))  # [node, other]
     distances = hops(adjacency.float())
     for row, node in enumerate(nodes):
         for hop in range(3):
             at = distances[node] == hop
-            assert found.counts[row, hop] == at.sum()
-            torch.testing.assert_close(found.totals[row, hop], jacobian[node, at].sum())
-        torch.testing.assert_close(found.totals[row, 3], jacobian[node, distances[node] > 2].sum())
-    assert bool(found.totals[:, 3].any()) == (norm is not None)  # the mean runs over all nodes
+            assert actual.counts[row, hop] == at.sum()
+            torch.testing.assert_close(actual.totals[row, hop], jacobian[node, at].sum())
+        torch.testing.assert_close(actual.totals[row, 3], jacobian[node, distances[node] > 2].sum())
+    assert bool(actual.totals[:, 3].any()) == (norm is not None)  # the mean runs over all nodes
 
 
 def test_baseline_is_a_random_walk(adjacency):
     walk = (adjacency + torch.eye(40)).double()
     walk = torch.linalg.matrix_power(walk / walk.sum(1, keepdim=True), 3)
-    found = influence_by_hop(lambda x: walk @ x, torch.rand(40, 2).double(), adjacency, steps=3, nodes=40)
-    torch.testing.assert_close(found.shares, found.baseline)  # a linear model with the same weights
-    assert float(found.baseline.sum()) == pytest.approx(1)
-    assert found.breadth == pytest.approx(float((found.baseline[:-1] * torch.arange(4)).sum()))
+    actual = influence_by_hop(lambda x: walk @ x, torch.rand(40, 2).double(), adjacency, steps=3, nodes=40)
+    torch.testing.assert_close(actual.shares, actual.baseline)  # a linear model with the same weights
+    assert float(actual.baseline.sum()) == pytest.approx(1)
+    assert actual.breadth == pytest.approx(float((actual.baseline[:-1] * torch.arange(4)).sum()))
 
 
 def influence_with(shares, baseline, counts=(1, 2, 2, 2, 2, 0)):
@@ -102,18 +102,18 @@ def test_probe_uses_the_last_inputs():
     model = pyg.GCN(5, 8, 6, 2, dropout=0.5)
     with Probe(model) as probe:
         model(x, both)
-    found = probe.influence(nodes=torch.arange(30))
+    actual = probe.influence(nodes=torch.arange(30))
     assert model.training
     model.eval()
     expected = influence_by_hop(lambda h: model(h, both), x, both, steps=6, nodes=torch.arange(30))
-    torch.testing.assert_close(found.totals, expected.totals)
-    frame = found.frame()
+    torch.testing.assert_close(actual.totals, expected.totals)
+    frame = actual.frame()
     assert frame["hop"].tolist() == [0, 1, 2, 3, 4, 5, 6, float("inf")]
     assert frame["share"].sum() == pytest.approx(1)
-    assert frame["total"].tolist() == pytest.approx(found.totals.mean(0).tolist())
-    [axis] = found.plot().axes
+    assert frame["total"].tolist() == pytest.approx(actual.totals.mean(0).tolist())
+    [axis] = actual.plot().axes
     assert len(axis.patches) == 7
-    assert f"{found.breadth:.1f} hops" in axis.get_title("left")
+    assert f"{actual.breadth:.1f} hops" in axis.get_title("left")
     assert probe.verdict().kind in ("no-sign", "short-range", "states-collapse")
 
 

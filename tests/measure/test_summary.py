@@ -28,9 +28,9 @@ def test_collapse_must_last_to_the_last_but_one_layer():
 
 def test_node_type_that_collapsed_is_named():
     for order in (["author", "paper"], ["paper", "author"]):
-        found = [record(layer, rank=1.0 if kind == "author" else 3.0, kind=kind)
+        actual = [record(layer, rank=1.0 if kind == "author" else 3.0, kind=kind)
                  for layer in (1, 2) for kind in order]  # fmt: skip
-        verdict = form_verdict(found)
+        verdict = form_verdict(actual)
         assert "(conv1, author) on, all nodes lie on one line (numerical rank 1)" in verdict.text
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the core share: seeds, random graphs, and a switch to the plain torch forms."""
+"""What the tests of the core share: seeds, random graphs, and a switch to the reference forms."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,20 +19,20 @@ def _seeded() -> None:
 
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[None]]:
-    """A context in which every operation takes its plain torch form, which defines it."""
+    """A context in which every operation takes its reference form in torch."""
 
     @contextmanager
-    def plain() -> Iterator[None]:
+    def reference_forms() -> Iterator[None]:
         with monkeypatch.context() as patch:
             patch.setattr(kernels, "is_installed", lambda device: False)
             yield
 
-    return plain
+    return reference_forms
 
 
-@pytest.fixture(params=["kernels", "plain"])
+@pytest.fixture(params=["kernels", "reference"])
 def either_form(request: pytest.FixtureRequest, without_kernels: Callable) -> Iterator[str]:
-    """Run the test twice: as this machine would, and in the plain torch forms."""
+    """Run the test twice: as this machine would, and in the reference forms."""
     if request.param == "kernels":
         yield request.param
         return

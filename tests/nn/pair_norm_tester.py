@@ -50,22 +50,22 @@ def check(
     """Hold output and gradient of a way to compute PairNorm against the formula."""
     scale, x = 2.0, x.detach()
     wide, given = x.double().requires_grad_(), x.clone().requires_grad_()
-    expected, found = formula(wide, scale, mode), function(given, scale, mode)
-    assert found.dtype == x.dtype
-    assert found.shape == x.shape
+    expected, actual = formula(wide, scale, mode), function(given, scale, mode)
+    assert actual.dtype == x.dtype
+    assert actual.shape == x.shape
     precision = 16 * torch.finfo(x.dtype).eps
-    close(found, expected, precision, scale if mode == "PN-SCS" else 0.0)  # a difference of such numbers
+    close(actual, expected, precision, scale if mode == "PN-SCS" else 0.0)  # a difference of such numbers
     if gradient and x.numel() and len(x) > 1:
         upstream = torch.randn(x.shape, device=x.device).to(x.dtype)
         (expected,) = torch.autograd.grad(expected, wide, upstream.double())
-        (found,) = torch.autograd.grad(found, given, upstream)
-        close(found, expected, 4 * precision)
+        (actual,) = torch.autograd.grad(actual, given, upstream)
+        close(actual, expected, 4 * precision)
 
 
-def close(found: Tensor, expected: Tensor, precision: float, least: float = 0.0) -> None:
+def close(actual: Tensor, expected: Tensor, precision: float, least: float = 0.0) -> None:
     """Compare relative to the largest number of a model, ``least`` or more, with room for zeros."""
     if expected.numel() == 0:
         return
     largest = expected.detach().abs().amax((0, -1), keepdim=True).clamp(min=least)
-    assert bool(found.isfinite().all())
-    assert bool(((found - expected).abs() <= (precision * largest).clamp(min=1e-30)).all())
+    assert bool(actual.isfinite().all())
+    assert bool(((actual - expected).abs() <= (precision * largest).clamp(min=1e-30)).all())

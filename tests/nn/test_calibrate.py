@@ -68,16 +68,16 @@ def inferred(model, batches):
 
 
 def test_all_nodes_count_without_seed_nodes(graph):
-    found, expected = Net("PN"), Net("PN")
-    calibrate(found, [Data(*graph)])
+    actual, expected = Net("PN"), Net("PN")
+    calibrate(actual, [Data(*graph)])
     calibrate(expected, Batches(graph, NODES))
-    torch.testing.assert_close(found.state_dict(), expected.state_dict())
+    torch.testing.assert_close(actual.state_dict(), expected.state_dict())
 
 
 def test_all_nodes_of_a_batch_of_graphs_count(graph):
-    found = Net("PN")
-    calibrate(found, [Batch.from_data_list([Data(*graph), Data(*graph)])])
-    assert int(found.norms[0].statistics.count) == 2 * NODES
+    actual = Net("PN")
+    calibrate(actual, [Batch.from_data_list([Data(*graph), Data(*graph)])])
+    assert int(actual.norms[0].statistics.count) == 2 * NODES
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -89,8 +89,8 @@ def test_calibrated_inference_in_batches_equals_the_whole_graph(graph, mode):
         model = Net(mode)
         calibrate(model, Batches(graph, size))
         for own in (1, 13, NODES):
-            found = inferred(model.eval(), Batches(graph, own))
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            actual = inferred(model.eval(), Batches(graph, own))
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_calibration_keeps_training_mode(graph):
@@ -202,8 +202,8 @@ def test_patched_model_is_calibrated(graph, ran_before):
     assert handle.places["convolutions.0"].startswith("before convolutions.1")  # statistics of each layer
     assert model.convolutions[1].pair_norm_before.training
     with torch.no_grad():
-        found = inferred(model.eval(), Batches(graph, 13))
-        torch.testing.assert_close(found, whole(*graph), rtol=1e-5, atol=1e-5)
+        actual = inferred(model.eval(), Batches(graph, 13))
+        torch.testing.assert_close(actual, whole(*graph), rtol=1e-5, atol=1e-5)
     twin = Unnormalized()
     add_pair_norm(twin, 2.0, "PN", track_running_stats=True)
     twin.load_state_dict(model.state_dict())

@@ -57,9 +57,9 @@ def test_pyg_models(model):
     extra = (
         {"aggregators": ["mean"], "scalers": ["identity"], "deg": torch.ones(3)} if model is pyg.PNA else {}
     )
-    found = graph_convolutions(model(4, 8, 3, 2, **extra))
-    assert list(found) == ["convs.0", "convs.1", "convs.2"]
-    assert all(isinstance(conv, pyg.MessagePassing) for conv in found.values())
+    actual = graph_convolutions(model(4, 8, 3, 2, **extra))
+    assert list(actual) == ["convs.0", "convs.1", "convs.2"]
+    assert all(isinstance(conv, pyg.MessagePassing) for conv in actual.values())
 
 
 def test_models_of_this_package():
@@ -134,9 +134,9 @@ def test_convolutions_by_name():
     model = nn.ModuleDict(
         {"encoder": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "head": nn.Linear(2, 2)}
     )
-    found = graph_convolutions(model, ["encoder.1", "encoder.0"])
-    assert list(found) == ["encoder.1", "encoder.0"]
-    assert found["encoder.0"] is model["encoder"][0]
+    actual = graph_convolutions(model, ["encoder.1", "encoder.0"])
+    assert list(actual) == ["encoder.1", "encoder.0"]
+    assert actual["encoder.0"] is model["encoder"][0]
 
 
 def test_non_module_raises(raises):

@@ -160,17 +160,17 @@ class TestPeers:
 @pytest.mark.parametrize("depth", [1, 3])
 def test_states_in_half_precision(kind, settings, depth, x, edge_index):
     """Weights, their gradients and the logits are float32, and near those of float32 states."""
-    found = []
+    actual = []
     for precision in ("float32", "bfloat16"):
         torch.manual_seed(0)
         model = kind(FEATURES, CLASSES, depth, norm="PN-SI", precision=precision, **settings).eval()
         logits = model(x, edge_index)
         logits.square().sum().backward()
-        found.append([logits, *(weight.grad for weight in model.parameters() if weight.dim() == 3)])
-    for narrow, wide in zip(*found[::-1], strict=True):
+        actual.append([logits, *(weight.grad for weight in model.parameters() if weight.dim() == 3)])
+    for narrow, wide in zip(*actual[::-1], strict=True):
         assert narrow.dtype == torch.float32
         assert (narrow - wide).norm() <= 0.2 * wide.norm() + 1e-3
-    assert depth == 1 or not torch.equal(found[0][0], found[1][0])
+    assert depth == 1 or not torch.equal(actual[0][0], actual[1][0])
 
 
 class TestLayers:

@@ -142,8 +142,8 @@ def test_restart_converges_to_the_solution_for_every_alpha():
     """Against a dense solution of Z = α P Z + (1 - α) Z₀, and clamped against its own steps."""
     matrix, start = normalized_adjacency(adjacency("directed")), torch.randn(12, 4)
     dense, alphas = matrix.to_dense().double(), [0.1, 0.5, 0.8]
-    found = propagate_with_restart(matrix, start, alphas, 100)
-    for alpha, state in zip(alphas, found.unbind(1), strict=True):
+    actual = propagate_with_restart(matrix, start, alphas, 100)
+    for alpha, state in zip(alphas, actual.unbind(1), strict=True):
         solved = torch.linalg.solve(torch.eye(12) - alpha * dense, (1 - alpha) * start.double())
         torch.testing.assert_close(state.double(), solved, rtol=1e-4, atol=1e-5)
     state = start
@@ -201,14 +201,14 @@ def test_blocks_and_64_bit_indices_give_equal_results(kind, form, monkeypatch):
     assert expected.pattern.crow.dtype == torch.int32
     monkeypatch.setattr(pattern, "ENTRIES_PER_BLOCK", 5)
     monkeypatch.setattr(pattern, "MAX_ENTRIES_IN_32_BITS", 3)  # as if there were more than 2³¹
-    found = normalized_adjacency(given, kind, 40)
-    assert found.pattern.crow.dtype == torch.int64
-    assert torch.equal(found.pattern.crow, expected.pattern.crow.long())
-    assert torch.equal(found.pattern.column, expected.pattern.column)
-    assert torch.equal(found.values, expected.values)
+    actual = normalized_adjacency(given, kind, 40)
+    assert actual.pattern.crow.dtype == torch.int64
+    assert torch.equal(actual.pattern.crow, expected.pattern.crow.long())
+    assert torch.equal(actual.pattern.column, expected.pattern.column)
+    assert torch.equal(actual.values, expected.values)
     looped = dense + torch.diag((dense.diagonal() == 0).float())
     if kind == "rw":
-        torch.testing.assert_close(found.to_dense(), looped / looped.sum(1, keepdim=True))
+        torch.testing.assert_close(actual.to_dense(), looped / looped.sum(1, keepdim=True))
 
 
 def test_products_and_gradients_with_64_bits(monkeypatch, either_form):
@@ -220,8 +220,8 @@ def test_products_and_gradients_with_64_bits(monkeypatch, either_form):
     y = matrix @ x
     torch.testing.assert_close(y, torch.einsum("ij,jtf->itf", dense, x))
     weight = torch.randn_like(y)
-    (found,) = torch.autograd.grad((y * weight).sum(), x)
-    torch.testing.assert_close(found, torch.einsum("ij,itf->jtf", dense, weight))
+    (actual,) = torch.autograd.grad((y * weight).sum(), x)
+    torch.testing.assert_close(actual, torch.einsum("ij,itf->jtf", dense, weight))
 
 
 def test_more_than_32_bits_of_nodes_raise(raises):

@@ -107,13 +107,13 @@ def test_models_under_torch_func(kind, dropout, adjacency):
         return torch.func.functional_call(model, parameters, (x, adjacency, keys)).square().sum()
 
     expected = torch.autograd.grad(loss(dict(model.named_parameters()), x), [*model.parameters()])
-    found = torch.func.grad(loss)(parameters, x)
+    actual = torch.func.grad(loss)(parameters, x)
     for name, gradient in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-3, atol=1e-4)
     both = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, torch.stack([x, 2 * x]))
     torch.testing.assert_close(
         both["bias" if kind is SGC else "convolutions.0.bias"][0],
-        found[next(name for name in found if name in ("bias", "convolutions.0.bias"))],
+        actual[next(name for name in actual if name in ("bias", "convolutions.0.bias"))],
         rtol=1e-3,
         atol=1e-4,
     )

@@ -98,5 +98,5 @@ def test_onnx(mode, batched):
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     names = [one.name for one in session.get_inputs()]
     other = (torch.randn(6, 4), *given[1:])
-    (found,) = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, other, strict=True)})
-    torch.testing.assert_close(torch.from_numpy(found), model(*other), rtol=1e-4, atol=1e-5)
+    (actual,) = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, other, strict=True)})
+    torch.testing.assert_close(torch.from_numpy(actual), model(*other), rtol=1e-4, atol=1e-5)

@@ -274,10 +274,8 @@ class Measures:
     def __call__(self, x: Tensor, pairs: dict[str, Tensor], graph: Adjacency | None) -> dict[str, Tensor]:
         """Return each measure of ``x``; those of pairs once for each kind of ``pairs``."""
         values: dict[str, Tensor] = {}
-        (nodes, features), own = (
-            (len(x), x.shape[-1]),
-            self.chosen if isinstance(self.chosen, Mapping) else {},
-        )
+        nodes, features = len(x), x.shape[-1]
+        own = self.chosen if isinstance(self.chosen, Mapping) else {}
         for name in self.chosen:
             if name in own:
                 values[name] = value = torch.as_tensor(own[name](x))

@@ -195,7 +195,7 @@ def influence_of_inputs(
             continue
 
         def forward(x: Tensor, key: Any = key, has_x: bool = has_x) -> Any:
-            changed = copy.copy(inputs[key]) if has_x else x
+            changed: Any = copy.copy(inputs[key]) if has_x else x
             if has_x:
                 changed.x = x
             arguments = {**inputs, key: changed}

@@ -274,9 +274,10 @@ class Probe:
             first = output[0] if isinstance(output, (tuple, list)) and output else output
             shape = f" of shape {list(first.shape)}" if isinstance(first, Tensor) else ""
             problem = f"the convolution {name!r} returned a {type(first).__name__}{shape}"
-            details: Any = {"expected": "states [nodes, ..., features]", "value": name, "layers": ...}
-            hint = "Name the convolutions to record: {layers}."
-            raise PairNormError(problem, code="wrong-type", hint=hint, **details)
+            expected, hint = "states [nodes, ..., features]", "Name the convolutions to record: {layers}."
+            raise PairNormError(
+                problem, code="wrong-type", value=name, expected=expected, hint=hint, layers=...
+            )
         if _is_recomputing():
             return
         self._layer, self._latest = self._layer + 1, []
@@ -345,11 +346,9 @@ class Probe:
         """Yield at most ``sample`` pairs of each kind, and random ones: the same at every layer."""
         sample, seed = self.measures.sample, self.measures.seed
         for kind, chosen in pairs.items():
-            too_many, device = chosen.shape[1] > sample, chosen.device
-            yield (
-                kind,
-                chosen[:, random_pairs(chosen.shape[1], sample, seed, device)[0]] if too_many else chosen,
-            )
+            count = chosen.shape[1]
+            subset = random_pairs(count, sample, seed, chosen.device)[0] if count > sample else slice(None)
+            yield kind, chosen[:, subset]
         if num_nodes:
             yield "random", random_pairs(num_nodes, sample, seed)
 
@@ -394,14 +393,12 @@ def _panels(frame: pandas.DataFrame) -> dict[str, dict[str, str]]:
     """Group the columns of measures into plots: title → {label of a line: column}."""
     panels: dict[str, dict[str, str]] = {_TITLES["apd"]: {}, _TITLES["apsd"]: {}}
     for column in frame.columns:
-        if column in _NO_MEASURE or column.endswith("_standard_error"):
-            continue
         quantity, _, kind = column.partition("_")
         if column == "row_diff":
             panels[_TITLES["apd"]]["all pairs (row-diff)"] = column
         elif quantity in ("apd", "apsd"):
             panels[_TITLES[quantity]]["all pairs" if kind == "random" else kind.replace("_", " ")] = column
-        else:
+        elif column not in _NO_MEASURE and not column.endswith("_standard_error"):
             panels[_TITLES.get(column, column.replace("_", " "))] = {column: column}
     return {title: lines for title, lines in panels.items() if lines}
 

@@ -313,12 +313,13 @@ class _Resolver:
                 modules.append(("before", other.module))
         candidates = [f"{where} {self.seen.names[module]}" for where, module in modules]
         problem = f"the place of PairNorm after {call.label} is ambiguous: {problem}"
-        details: Any = {"value": call.label, "at": candidates[:1]}
-        details["expected"] = f"one of the places {', '.join(dict.fromkeys(candidates))}"
+        expected = f"one of the places {', '.join(dict.fromkeys(candidates))}"
         hint = (
-            "Name all places with {at}, or make the activation after each convolution a module of its own, "
+            "Name all places with {at}, or make each activation a module of its own, such as torch.nn.ReLU."
         )
-        raise PairNormError(problem, code="ambiguous-place", hint=f"{hint}such as torch.nn.ReLU.", **details)
+        raise PairNormError(
+            problem, code="ambiguous-place", value=call.label, expected=expected, hint=hint, at=candidates[:1]
+        )
 
 
 def _alias(x: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def _warn_local_statistics() -> None:
 
 
 class RunningMoments(nn.Module):
-    """The moments of all rows so far, in float64 even if the model is cast to another dtype; empty at first."""
+    """The moments of all rows so far, in float64 even if the model is cast; empty at first."""
 
     count: Tensor
     mean: Tensor  # [..., features]

@@ -1,4 +1,4 @@
-"""Kernels are called as they are, and held against the plain torch forms that define them.
+"""Kernels are called as they are, and compared with the torch references that define them.
 
 Those in Triton run on a GPU where there is one; elsewhere in Triton's interpreter, which must be chosen
 before Triton is imported: ``test_interpreter.py`` runs them in a process of its own.

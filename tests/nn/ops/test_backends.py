@@ -76,8 +76,8 @@ def in_double(tensors):
 @pytest.mark.parametrize("rate", [1e-9, 0.1, 0.6, 0.99999])
 def test_dropout_bit_for_bit(backend, shape, rate):
     x, keys = backend.randn(*shape).detach(), backend.keys(shape[1])
-    plain = keep_mask(keys, shape[0], shape[2], rate).mul_(factor(rate)).mul(x)
-    assert torch.equal(backend.dropout.forward(x, rate, keys), plain)
+    expected = keep_mask(keys, shape[0], shape[2], rate).mul_(factor(rate)).mul(x)
+    assert torch.equal(backend.dropout.forward(x, rate, keys), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], indirect=True)

@@ -175,8 +175,8 @@ class TestDropout:
 def test_range_of_nodes_has_the_mask_of_the_graph(dtype, features, first, last):
     x, keys = torch.rand(20, 3, features, dtype=dtype), draw_keys(3)
     whole, part = x.clone().requires_grad_(), x[first:last].clone().requires_grad_()
-    y, found = dropout(whole, 0.5, keys), dropout(part, 0.5, keys, first)
-    assert torch.equal(found, y[first:last])
+    y, actual = dropout(whole, 0.5, keys), dropout(part, 0.5, keys, first)
+    assert torch.equal(actual, y[first:last])
     y.sum().backward()
-    found.sum().backward()
+    actual.sum().backward()
     assert torch.equal(part.grad, whole.grad[first:last])

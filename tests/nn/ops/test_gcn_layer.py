@@ -66,8 +66,8 @@ def test_states_near_the_float32_limit(mode, size, adjacency, either_form):
     for ours, other in pairs:
         for model in (0, 2):
             axis = 1 if ours.shape[0] == 20 else 0
-            found, exact = (tensor.detach().double().select(axis, model) for tensor in (ours, other))
-            torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-4 * float(exact.abs().max()))
+            actual, exact = (tensor.detach().double().select(axis, model) for tensor in (ours, other))
+            torch.testing.assert_close(actual, exact, rtol=1e-3, atol=1e-4 * float(exact.abs().max()))
 
 
 @norms

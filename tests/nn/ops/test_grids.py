@@ -16,18 +16,18 @@ NODES = 10_000_000
 @pytest.fixture
 def grids(monkeypatch):
     """Put in place of every kernel something that takes down the grid it is launched with."""
-    found = []
+    actual = []
 
     class Recorder:
         def __getitem__(self, grid):
-            found.append(grid)
+            actual.append(grid)
             return lambda *args, **settings: None
 
     for module in (dropout, linear, pair_norm, sparse_product):
         for name, value in vars(module).items():
             if type(value).__module__.startswith("triton"):
                 monkeypatch.setattr(module, name, Recorder())
-    return found
+    return actual
 
 
 @pytest.mark.parametrize(("trials", "features"), [(1, 32), (1, 2000), (50, 32), (1, 1)])

@@ -49,9 +49,9 @@ def test_products_do_not_depend_on_threads(with_threads, monkeypatch, trials):
     monkeypatch.setattr(sparse_product, "MIN_WORK_FOR_THREADS", 0)
     monkeypatch.setattr(sparse_product, "NUMBERS_PER_TASK", 7 * 33 * trials)
     for count in (1, 2, 3):
-        found = with_threads(count, lambda: matrix @ x)
-        assert torch.equal(found, whole)
-        torch.testing.assert_close(found, expected)
+        actual = with_threads(count, lambda: matrix @ x)
+        assert torch.equal(actual, whole)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_propagation_and_centering_do_not_depend_on_threads(with_threads, monkeypatch):

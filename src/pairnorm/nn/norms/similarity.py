@@ -33,12 +33,8 @@ class DiffGroupNorm(RunningNorm):
     $$
 
     As in ``BatchNorm``, statistics are over all nodes of a call in training and running ones in evaluation;
-    ``batch`` makes no difference. The products $\mathbf{u}_g \odot \mathbf{X}$ are never formed: with
-    $\boldsymbol\delta = \mathbf{X} - \bar{\mathbf{x}}$ and
-    $\boldsymbol\upsilon = \mathbf{U} - \bar{\mathbf{u}}$ their means and variances are matrix products of
-    $\boldsymbol\upsilon, \boldsymbol\upsilon^2$ with $\boldsymbol\delta, \boldsymbol\delta^2$, so that memory
-    grows with features plus groups, not their product. About the means, because a variance from raw squares
-    cancels on an oversmoothed state. Arguments that are not listed are those of ``BatchNorm``.
+    ``batch`` makes no difference. Memory grows with features plus groups, not their product. Arguments that
+    are not listed are those of ``BatchNorm``.
 
     Args:
         groups: The number of groups.
@@ -86,6 +82,8 @@ class DiffGroupNorm(RunningNorm):
 
     def _in_training(self, x: Tensor, share: Tensor, weight: Tensor) -> Tensor:
         """Normalize by batch statistics, Σ_g γ_g (u_g ⊙ x − mean) / deviation; update the running ones."""
+        # From products of δ = x − x̄ and υ = u − ū and their squares: u_g ⊙ x is never formed, and a variance
+        # from raw squares would cancel on an oversmoothed state.
         nodes, _, features = x.shape
         x_mean, share_mean = x.mean(0), share.mean(0).unsqueeze(-1)
         delta, upsilon = x - x_mean, share - share_mean.squeeze(-1)
@@ -135,9 +133,8 @@ class ContraNorm(BaseNorm):
     p_{ij} = \text{softmax}_j(\hat{\mathbf{x}}_i^\top \hat{\mathbf{x}}_j / \tau)
     $$
 
-    Exact in O(n² d) time and, a block of rows at a time, in memory linear in n: the sum is an attention of
-    the nodes to themselves, whose fused kernels take the softmax as they go; blocks are computed again for
-    the gradient. The paper puts a LayerNorm after it; some of its code has (1 + s) before the first term.
+    Exact in O(n² d) time and in memory linear in n: fused attention of the nodes to themselves, by blocks
+    that are computed again for the gradient. The paper puts a LayerNorm after it.
 
     Args:
         scale: The paper's s.

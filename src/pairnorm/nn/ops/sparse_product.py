@@ -260,8 +260,8 @@ class _ActivatedProduct(torch.autograd.Function):
         if kernels is not None:
             grad, grad_bias = kernels.activation_backward(grad.contiguous(), y, ctx.activation)
         else:
-            slope = {"none": None, "relu": (y > 0).to(y.dtype), "elu": 1 + y.clamp(max=0)}[ctx.activation]
-            grad = grad if slope is None else grad * slope
+            if ctx.activation != "none":
+                grad = grad * ((y > 0).to(y.dtype) if ctx.activation == "relu" else 1 + y.clamp(max=0))
             grad_bias = grad.sum(0)
         return None, None, ctx.matrix.transposed @ grad, grad_bias, None
 

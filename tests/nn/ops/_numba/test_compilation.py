@@ -33,16 +33,16 @@ def script(tmp_path: Path) -> Path:
 
 def run(script: Path) -> tuple[int, int]:
     """Run the kernel in this process; it is compiled where the cache has nothing."""
-    found = runpy.run_path(str(script), run_name="__main__")
-    return found["result"], found["hits"]
+    actual = runpy.run_path(str(script), run_name="__main__")
+    return actual["result"], actual["hits"]
 
 
 def run_alone(script: Path) -> tuple[int, int]:
     """Call the kernel in a process of its own."""
-    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert found.returncode == 0, found.stderr
-    assert not found.stderr
-    result, hits = found.stdout.split()
+    actual = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert actual.returncode == 0, actual.stderr
+    assert not actual.stderr
+    result, hits = actual.stdout.split()
     return int(result), int(hits)
 
 

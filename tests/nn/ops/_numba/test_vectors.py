@@ -153,7 +153,7 @@ def test_large_memory_is_on_huge_pages():
     inside, flags = room.data_ptr() + room.nbytes // 2, ""
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            found = int(span[1], 16) <= inside < int(span[2], 16)
-        elif found and line.startswith("VmFlags:"):
+            actual = int(span[1], 16) <= inside < int(span[2], 16)
+        elif actual and line.startswith("VmFlags:"):
             flags = line
     assert "hg" in flags.split()
