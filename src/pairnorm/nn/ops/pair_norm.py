@@ -34,7 +34,8 @@ MAX_FUSED_ELEMENTS = 2**20
 
 def check_states(x: Tensor) -> None:
     """Raise an error unless ``x`` is a dense floating-point tensor ``[nodes, ..., features]``."""
-    what, value, expected, hint = "", object(), "a tensor", ""
+    value: object = None
+    what, expected, hint = "", "a tensor", ""
     if not isinstance(x, Tensor):
         what, value = "type", type(x).__name__
     elif x.layout != torch.strided:
