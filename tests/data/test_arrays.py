@@ -136,7 +136,7 @@ def test_endpoints_of_every_integer_type_are_accepted(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edges", "found", "hint"),
+    ("edges", "shown", "hint"),
     [
         ([["a", "b"], ["b", "c"]], "<U1 of shape (2, 2)", "from_frames"),
         (pandas.DataFrame({"source": ["a"], "target": ["b"]}), "object of shape (1, 2)", "from_frames"),
@@ -151,8 +151,8 @@ def test_endpoints_of_every_integer_type_are_accepted(kind: Any) -> None:
         ([[0.0, 1.0], [1.0, 2.0]], "float64 of shape (2, 2)", "astype(int)"),
     ],
 )
-def test_invalid_edges_are_described(edges: Any, found: str, hint: str, raises: Callable) -> None:
-    with raises("wrong-shape", f"edge_index is {found}", expected="whole numbers, [2, edges]") as caught:
+def test_invalid_edges_are_described(edges: Any, shown: str, hint: str, raises: Callable) -> None:
+    with raises("wrong-shape", f"edge_index is {shown}", expected="whole numbers, [2, edges]") as caught:
         Graph.from_edges(edges)
     assert hint in caught.value.hint
 

@@ -85,9 +85,9 @@ def test_features(readers: Any, name: str) -> None:
     (column,) = (column for column in graph.encoder.columns if column.name == name)
     assert column.kind == kind
     if values is not None:
-        found = graph.features.to_dense()[:, 1].double()
-        found[graph.missing[:, 1] if graph.missing.dim() == 2 else graph.missing] = torch.nan
-        np.testing.assert_allclose(found[: len(values)], values, rtol=1e-6)
+        result = graph.features.to_dense()[:, 1].double()
+        result[graph.missing[:, 1] if graph.missing.dim() == 2 else graph.missing] = torch.nan
+        np.testing.assert_allclose(result[: len(values)], values, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def weighted(small: Graph) -> Graph:
 KEPT = ("features", "labels", "train", "validation", "test", "class_names")
 
 
-HOLES = [[1, torch.nan], [2, 3], [torch.nan, torch.nan]]
+PARTLY_NAN = [[1, torch.nan], [2, 3], [torch.nan, torch.nan]]
 
 
 def as_networkx(features: list[list[float]]) -> Graph:
@@ -41,7 +41,7 @@ def as_networkx(features: list[list[float]]) -> Graph:
     return Graph.from_networkx(graph)
 
 
-WAYS_IN = {
+CONSTRUCTORS = {
     "edges": lambda features: Graph.from_edges([[0, 1], [1, 2]], features),
     "pyg": lambda features: Graph.from_pyg(
         Data(x=torch.tensor(features), edge_index=torch.tensor([[0, 1], [1, 2]]))
@@ -58,20 +58,20 @@ WAYS_IN = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize("constructor", CONSTRUCTORS)
 class TestEveryWayIn:
-    def test_nan_is_missing(self, way: str) -> None:
-        graph = WAYS_IN[way](HOLES)
+    def test_nan_is_missing(self, constructor: str) -> None:
+        graph = CONSTRUCTORS[constructor](PARTLY_NAN)
         assert graph.features.to_dense().tolist() == [[1, 0], [2, 3], [0, 0]]
         assert graph.missing.tolist() == [[False, True], [False, False], [True, True]]
 
-    def test_rows_of_nan_are_missing_vectors(self, way: str) -> None:
-        graph = WAYS_IN[way]([[1.0, 0.0], [torch.nan, torch.nan], [2.0, 3.0]])
+    def test_rows_of_nan_are_missing_vectors(self, constructor: str) -> None:
+        graph = CONSTRUCTORS[constructor]([[1.0, 0.0], [torch.nan, torch.nan], [2.0, 3.0]])
         assert graph.missing.tolist() == [False, True, False]
 
-    def test_infinity_is_an_error(self, way: str, raises: Callable) -> None:
+    def test_infinity_is_an_error(self, constructor: str, raises: Callable) -> None:
         with raises("not-finite", value=(2, 1)):
-            WAYS_IN[way]([[1.0, 0.0], [torch.nan, torch.nan], [2.0, -torch.inf]])
+            CONSTRUCTORS[constructor]([[1.0, 0.0], [torch.nan, torch.nan], [2.0, -torch.inf]])
 
 
 class TestPyG:
@@ -169,13 +169,13 @@ class TestNetworkX:
         graph.add_node("c", city="Rome")
         graph.add_edge("a", "b", weight=2.5)
         graph.add_edge("b", "c")
-        found = Graph.from_networkx(graph)
-        assert found.feature_names == ("age", "city=Oslo", "city=Rome")
-        assert found.features.tolist() == [[3, 0, 1], [4, 1, 0], [0, 0, 1]]
-        assert found.missing.tolist() == [[False] * 3, [False] * 3, [True, False, False]]
-        assert found.labels.tolist() == [0, 1, -1]
-        assert found.adjacency.to_dense()[0, 1] == 2.5
-        assert found.notes == ()
+        result = Graph.from_networkx(graph)
+        assert result.feature_names == ("age", "city=Oslo", "city=Rome")
+        assert result.features.tolist() == [[3, 0, 1], [4, 1, 0], [0, 0, 1]]
+        assert result.missing.tolist() == [[False] * 3, [False] * 3, [True, False, False]]
+        assert result.labels.tolist() == [0, 1, -1]
+        assert result.adjacency.to_dense()[0, 1] == 2.5
+        assert result.notes == ()
 
     def test_an_edge_without_the_weight_that_is_named_is_an_error(self, raises: Callable) -> None:
         graph = networkx.Graph()
@@ -196,9 +196,9 @@ class TestNetworkX:
         graph = networkx.Graph()
         graph.add_node("a", label="Ann", split="north", age=3)
         graph.add_node("b", label="Bob", split="south", age=4)
-        found = Graph.from_networkx(graph, ignore=["label", "split"])
-        assert not found.labeled.any()
-        assert found.feature_names == ("age",)
+        result = Graph.from_networkx(graph, ignore=["label", "split"])
+        assert not result.labeled.any()
+        assert result.feature_names == ("age",)
 
     def test_vectors_can_be_left_out(self) -> None:
         graph = networkx.Graph()

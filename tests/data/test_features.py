@@ -73,9 +73,9 @@ def test_large_features_whose_sum_overflows_are_finite() -> None:
 @pytest.mark.parametrize("sparse", [True, False])
 def test_columns_are_taken_in_any_order(sparse: bool) -> None:
     features = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]])
-    found = take_columns(features.to_sparse_csr() if sparse else features, [2, 0])
-    assert found.layout == (torch.sparse_csr if sparse else torch.strided)
-    assert found.to_dense().tolist() == [[2, 1], [0, 0]]
+    result = take_columns(features.to_sparse_csr() if sparse else features, [2, 0])
+    assert result.layout == (torch.sparse_csr if sparse else torch.strided)
+    assert result.to_dense().tolist() == [[2, 1], [0, 0]]
 
 
 @given(st.integers(1, 30), st.floats(0, 0.5), st.integers(0, 5))
@@ -103,11 +103,11 @@ def test_core_numbers_of_a_large_graph_take_moments() -> None:
 def test_only_a_graph_without_features_gets_them(small: Graph, raises) -> None:
     assert small.with_structure() is small
     bare = Graph.from_edges([[0, 1], [1, 2]], labels=["a", "b", None])
-    found = bare.with_structure()
-    assert found.feature_names == STRUCTURAL_FEATURES
-    assert not found.missing.any()
+    result = bare.with_structure()
+    assert result.feature_names == STRUCTURAL_FEATURES
+    assert not result.missing.any()
     other = Graph.from_edges([[0, 1, 2], [1, 2, 3]])
-    assert torch.equal(other.aligned(found.encoder, 5).features, other.with_structure().features)
+    assert torch.equal(other.aligned(result.encoder, 5).features, other.with_structure().features)
 
 
 @pytest.mark.parametrize("changed", ["features", "labels", "train", "missing"])

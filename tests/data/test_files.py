@@ -100,12 +100,12 @@ def test_graphml(tmp_path: Path) -> None:
     networkx.set_node_attributes(graph, {"a": 1.5, "b": 2.0, "d": 4.0}, "size")
     networkx.set_node_attributes(graph, {"a": "red", "b": "blue", "c": "red"}, "color")
     networkx.write_graphml(graph, tmp_path / "path.graphml")
-    found = Graph.from_files(tmp_path / "path.graphml", label="color")
-    assert found.node_names.tolist() == ["a", "b", "c", "d"]
-    assert found.features.tolist() == [[1.5], [2.0], [0.0], [4.0]]
-    assert found.missing.tolist() == [False, False, True, False]
-    assert found.class_names == ("blue", "red")
-    assert found.num_edges == 3
+    result = Graph.from_files(tmp_path / "path.graphml", label="color")
+    assert result.node_names.tolist() == ["a", "b", "c", "d"]
+    assert result.features.tolist() == [[1.5], [2.0], [0.0], [4.0]]
+    assert result.missing.tolist() == [False, False, True, False]
+    assert result.class_names == ("blue", "red")
+    assert result.num_edges == 3
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")  # it has no features
@@ -135,8 +135,8 @@ def test_graphml_takes_weights_from_the_attribute_that_is_named(tmp_path: Path, 
     graph.add_edge("b", "c", amount=0.5, weight=9.0)
     path = tmp_path / "graph.graphml"
     networkx.write_graphml(graph, path)
-    found = Graph.from_files(path, weight="amount")
-    assert found.adjacency.to_dense().tolist() == [[0, 2.5, 0], [2.5, 0, 0.5], [0, 0.5, 0]]
+    result = Graph.from_files(path, weight="amount")
+    assert result.adjacency.to_dense().tolist() == [[0, 2.5, 0], [2.5, 0, 0.5], [0, 0.5, 0]]
     with raises("unknown-column", "graph.graphml", value="amout"):
         Graph.from_files(path, weight="amout")
 
@@ -147,9 +147,9 @@ def test_graphml_from_a_tool_that_lays_out_graphs(tmp_path: Path) -> None:
     networkx.set_node_attributes(graph, {"a": 3.0, "b": 4.0}, "y")
     path = tmp_path / "graph.graphml"
     networkx.write_graphml(graph, path)
-    found = Graph.from_files(path)
-    assert found.feature_names == ("x", "y")
-    assert found.features.tolist() == [[1.5, 3.0], [-2.0, 4.0]]
+    result = Graph.from_files(path)
+    assert result.feature_names == ("x", "y")
+    assert result.features.tolist() == [[1.5, 3.0], [-2.0, 4.0]]
     assert Graph.from_files(path, ignore=["x"]).feature_names == ("y",)
 
 
@@ -203,7 +203,7 @@ def test_random_bytes_are_reported_with_their_file(tmp_path: Path, kind: str, co
         Graph.from_files(path, path if kind == "parquet" else None)
 
 
-LIES = {
+INVALID_ARRAYS = {
     "indices": {"indices": np.array([0, 1, 99])},
     "negative": {"indices": np.array([0, 1, -7])},
     "starts": {"indptr": np.array([0, 10**9, -1, 3])},
@@ -213,20 +213,22 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("case", INVALID_ARRAYS)
 @pytest.mark.parametrize("place", ["adj", "attr", "csr", "csc", "bsr"])
-def test_invalid_sparse_arrays_are_refused(tmp_path: Path, lie: str, place: str, raises: Callable) -> None:
+def test_invalid_sparse_arrays_are_refused(tmp_path: Path, case: str, place: str, raises: Callable) -> None:
     matrix = scipy.sparse.csr_array(np.eye(3))
     path = tmp_path / "broken.npz"
     if place in ("adj", "attr"):
-        wrong = {f"{place}_{name}": value for name, value in LIES[lie].items()}
+        wrong = {f"{place}_{name}": value for name, value in INVALID_ARRAYS[case].items()}
         np.savez(path, **(pieces("adj", matrix) | pieces("attr", matrix) | wrong))
     else:
         one_by_one = matrix.tobsr(blocksize=(1, 1))
         scipy.sparse.save_npz(path, one_by_one if place == "bsr" else matrix.asformat(place))
         with np.load(path) as archive:
             held = dict(archive)
-        wrong = {name: value.reshape(-1, *held[name].shape[1:]) for name, value in LIES[lie].items()}
+        wrong = {
+            name: value.reshape(-1, *held[name].shape[1:]) for name, value in INVALID_ARRAYS[case].items()
+        }
         np.savez(path, **(held | wrong))
     with raises("broken-matrix") as caught:
         Graph.from_files(path)
@@ -285,13 +287,13 @@ def test_a_header_that_claims_another_size_is_refused(
 
 def sparse_x(kind: str) -> torch.Tensor:
     """Return a tensor whose indices lead outside of it."""
-    values, lies = torch.ones(2), {"check_invariants": False}
+    values, unchecked = torch.ones(2), {"check_invariants": False}
     if kind == "coo":
-        return torch.sparse_coo_tensor(torch.tensor([[0, 9], [0, 1]]), values, (2, 2), **lies)
+        return torch.sparse_coo_tensor(torch.tensor([[0, 9], [0, 1]]), values, (2, 2), **unchecked)
     make = torch.sparse_csr_tensor if kind.startswith("csr") else torch.sparse_csc_tensor
     if kind.endswith("starts"):
-        return make(torch.tensor([0, 10**9, -1]), torch.tensor([0, 1]), values, (2, 2), **lies)
-    return make(torch.tensor([0, 1, 2]), torch.tensor([0, 10**9]), values, (2, 2), **lies)
+        return make(torch.tensor([0, 10**9, -1]), torch.tensor([0, 1]), values, (2, 2), **unchecked)
+    return make(torch.tensor([0, 1, 2]), torch.tensor([0, 10**9]), values, (2, 2), **unchecked)
 
 
 @pytest.mark.parametrize("kind", ["coo", "csr", "csc", "csr starts", "csc starts"])
@@ -302,7 +304,7 @@ def test_invalid_sparse_tensors_are_refused(tmp_path: Path, kind: str, raises: C
 
 
 @pytest.mark.parametrize(
-    ("found", "code"),
+    ("result", "code"),
     [
         ({"num_nodes": 10**12}, "out-of-range"),
         ({"num_nodes": -1}, "not-a-whole-number"),
@@ -312,9 +314,9 @@ def test_invalid_sparse_tensors_are_refused(tmp_path: Path, kind: str, raises: C
     ],
 )
 def test_tensors_of_declared_sizes_beyond_memory_are_refused(
-    tmp_path: Path, found: dict[str, object], code: str, raises: Callable
+    tmp_path: Path, result: dict[str, object], code: str, raises: Callable
 ) -> None:
-    torch.save({"edge_index": torch.tensor([[0], [1]])} | found, tmp_path / "bomb.pt")
+    torch.save({"edge_index": torch.tensor([[0], [1]])} | result, tmp_path / "bomb.pt")
     with raises(code):
         Graph.from_files(tmp_path / "bomb.pt")
 
@@ -560,8 +562,8 @@ def test_valid_random_tables_are_read_exactly(tmp_path: Path, data: st.DataObjec
     graph = Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv")
     assert [str(name) for name in graph.node_names.tolist()] == names
     assert graph.features.to_dense().flatten().tolist() == values
-    found = {frozenset(str(graph.node_names[end]) for end in edge) for edge in graph.edge_index.T.tolist()}
-    assert found == {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
+    result = {frozenset(str(graph.node_names[end]) for end in edge) for edge in graph.edge_index.T.tolist()}
+    assert result == {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
 
 
 @pytest.mark.parametrize("y", [[0, 1, -1], ["b", "c", ""]])

@@ -61,8 +61,8 @@ def test_at_full_signal_every_word_is_of_the_nodes_class() -> None:
 
 def test_a_small_vocabulary_needs_no_other_setting() -> None:
     assert csbm(100, classes=3, features=4).num_features == 4
-    default, told = (csbm(100, features=40, **words) for words in ({}, {"words": 16}))
-    assert torch.equal(default.features.to_dense(), told.features.to_dense())
+    default, explicit = (csbm(100, features=40, **words) for words in ({}, {"words": 16}))
+    assert torch.equal(default.features.to_dense(), explicit.features.to_dense())
 
 
 def test_features_are_a_sparse_bag_of_words() -> None:
@@ -94,8 +94,8 @@ def test_nodes_are_drawn_by_weight() -> None:
     members, sizes = np.arange(60), np.array([20, 40])
     draw = _WeightedDraw(Stream(0, "test"), members, sizes, 2.5)
     weights = np.diff(draw.ends, prepend=0)
-    found = np.bincount(draw.any(400_000), minlength=60) / 400_000
-    np.testing.assert_allclose(found, weights / 2, atol=5e-3)
+    result = np.bincount(draw.any(400_000), minlength=60) / 400_000
+    np.testing.assert_allclose(result, weights / 2, atol=5e-3)
     second = draw.of(np.ones(200_000, dtype=np.int64))
     assert second.min() >= 20
     np.testing.assert_allclose(np.bincount(second, minlength=60)[20:] / 200_000, weights[20:], atol=5e-3)

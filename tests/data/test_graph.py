@@ -202,8 +202,8 @@ def test_an_adjacency_is_checked_once(small: Graph, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_argument_is_documented() -> None:
-    told = set(re.findall(r"^ {8}(\w+): ", Graph.__doc__ or "", re.MULTILINE))
-    assert set(inspect.signature(Graph).parameters) == told
+    documented = set(re.findall(r"^ {8}(\w+): ", Graph.__doc__ or "", re.MULTILINE))
+    assert set(inspect.signature(Graph).parameters) == documented
 
 
 @pytest.mark.parametrize(

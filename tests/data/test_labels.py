@@ -39,8 +39,8 @@ def test_whole_numbers_of_a_text_file_have_no_point(
 ) -> None:
     frame = pandas.DataFrame({"y": cells})
     source = Table("nodes.csv", ("y",), frame, TextFile(BytesIO))
-    labels, found = read_labels(source, "y", frame["y"], ColumnOptions(strict=True), known)
-    assert (found, labels.tolist()) == (names, codes)
+    labels, result = read_labels(source, "y", frame["y"], ColumnOptions(strict=True), known)
+    assert (result, labels.tolist()) == (names, codes)
 
 
 def test_whole_numbers_among_others_have_no_point_either() -> None:

@@ -31,44 +31,44 @@ def graph(small: Graph, request: pytest.FixtureRequest) -> Graph:
 
 def test_features_as_they_are(graph: Graph, raises: Callable) -> None:
     missing = missing_vectors(graph, 0.5, trials=2)
-    found = features_after(graph, missing, scaling="none").dense()
-    torch.testing.assert_close(found, graph.features.to_dense()[:, None] * ~missing.mask[..., None])
+    result = features_after(graph, missing, scaling="none").dense()
+    torch.testing.assert_close(result, graph.features.to_dense()[:, None] * ~missing.mask[..., None])
     with raises("unknown-choice", value="columns"):
         features_after(graph, scaling="columns")
 
 
 def test_rows_are_normalized_before_they_are_erased(graph: Graph) -> None:
     missing = missing_vectors(graph, 0.67, trials=4)
-    found = features_after(graph, missing)
+    result = features_after(graph, missing)
     expected = brute_force(graph.features.to_dense())[:, None] * ~missing.mask[..., None]
-    torch.testing.assert_close(found.dense().double(), expected)
+    torch.testing.assert_close(result.dense().double(), expected)
     for trial in range(4):
-        seen = found.trial(trial)
+        seen = result.trial(trial)
         assert seen.layout == graph.features.layout
         torch.testing.assert_close(seen.to_dense().double(), expected[:, trial])
 
 
 def test_remaining_entries_of_a_row_keep_their_values(graph: Graph) -> None:
     missing = missing_entries(graph, 0.5, trials=3)
-    found = features_after(graph, missing)
+    result = features_after(graph, missing)
     whole = brute_force(graph.features.to_dense())[:, None].expand(-1, 3, -1)
-    dense = found.dense().double()
+    dense = result.dense().double()
     assert ((dense == 0) | torch.isclose(dense, whole)).all()
     stored = 8 if graph.features.layout == torch.sparse_csr else 15
     assert missing.mask.sum(0).tolist() == [round(0.5 * stored)] * 3
-    assert found.trials == 3
+    assert result.trials == 3
 
 
 def test_sparse_features_share_one_matrix_and_mask_its_entries(cora: Graph) -> None:
     missing = missing_vectors(cora, 1.0, trials=2)
-    found = features_after(cora, missing)
-    assert found.keep.shape == (cora.features.values().numel(), 2)
-    assert torch.equal(found.keep[:, 0], cora.train[stored_rows(cora.features)])
+    result = features_after(cora, missing)
+    assert result.keep.shape == (cora.features.values().numel(), 2)
+    assert torch.equal(result.keep[:, 0], cora.train[stored_rows(cora.features)])
 
 
 def test_no_mask_gives_one_complete_trial(graph: Graph) -> None:
-    found = features_after(graph)
-    torch.testing.assert_close(found.dense()[:, 0].double(), brute_force(graph.features.to_dense()))
+    result = features_after(graph)
+    torch.testing.assert_close(result.dense()[:, 0].double(), brute_force(graph.features.to_dense()))
 
 
 def test_the_graph_is_not_edited(graph: Graph) -> None:
@@ -235,9 +235,9 @@ def test_quantiles_are_shares_of_smaller_values(pairs: list[tuple[int, int]]) ->
     groups, values = (np.array([pair[i] for pair in pairs], dtype=np.int64) for i in (0, 1))
     expected = []
     for group, value in pairs:
-        rivals = [other for rival, other in pairs if rival == group]
-        below, equal = sum(other < value for other in rivals), sum(other == value for other in rivals)
-        expected.append((below + equal / 2) / len(rivals))
+        peers = [other for label, other in pairs if label == group]
+        below, equal = sum(other < value for other in peers), sum(other == value for other in peers)
+        expected.append((below + equal / 2) / len(peers))
     assert _quantiles(values, groups).tolist() == pytest.approx(expected)
 
 

@@ -188,8 +188,8 @@ SPLIT = {
 
 @pytest.mark.parametrize("facts", datasets(), ids=lambda facts: facts.name)
 def test_datasets_equal_the_table_of_the_paper(facts: Dataset) -> None:
-    found = (facts.nodes, facts.listed_edges, facts.features, facts.classes, facts.label_rate)
-    assert found == PAPER[facts.name]
+    result = (facts.nodes, facts.listed_edges, facts.features, facts.classes, facts.label_rate)
+    assert result == PAPER[facts.name]
 
 
 @pytest.mark.parametrize("facts", datasets(), ids=lambda facts: facts.name)

@@ -91,8 +91,8 @@ def test_invalid_edges_are_reported_by_line_and_value(
 def test_a_file_without_a_header_is_noticed(write: Write, raises: Callable) -> None:
     for guessed in (True, False):  # naming the columns of a file without a header does not eat its first edge
         edges = open_table(write("edges.csv", "5,7\n7,9\n"))
-        found = read_edges(edges, EndpointColumns("5", "7", guessed), np.array([5, 7, 9]), None)
-        assert found[0].tolist() == [[0, 1], [1, 2]]
+        result = read_edges(edges, EndpointColumns("5", "7", guessed), np.array([5, 7, 9]), None)
+        assert result[0].tolist() == [[0, 1], [1, 2]]
         assert edges.notes == ["line 1 of edges.csv is an edge, not a header"]
     edges = open_table(write("edges.csv", "0,1\n1,2\n"))  # perhaps the header that pandas writes
     with raises("header-missing", "edges.csv", value=("0", "1")):
@@ -159,8 +159,8 @@ def test_edges_with_unknown_endpoints_are_dropped_and_counted(write: Write, rais
     with raises("unknown-node", value="Y", options={"unknown_edges": "add"}) as caught:
         read_edges(table, EndpointColumns("a", "b"), LETTERS, None)
     assert "differs from the node 'y' only in case, spaces" in caught.value.problem
-    found = read_edges(table, EndpointColumns("a", "b"), LETTERS, None, drop=True)
-    assert found[0].tolist() == [[0], [1]]
+    result = read_edges(table, EndpointColumns("a", "b"), LETTERS, None, drop=True)
+    assert result[0].tolist() == [[0], [1]]
     assert table.notes[0].startswith(
         "2 of 3 edges in e.csv were dropped, because an endpoint is not a node, such as 'Y'"
     )

@@ -40,21 +40,21 @@ def test_features_equal_those_written_by_hand_dense_and_sparse(
     kept = module.MAX_SPARSE_DENSITY
     module.MAX_SPARSE_DENSITY = 2.0 if sparse else 0.0
     try:
-        found = read(frame, categorical=["c"])
+        result = read(frame, categorical=["c"])
     finally:
         module.MAX_SPARSE_DENSITY = kept
-    assert found["encoder"].feature_names == ("a", "b", *(f"c={word}" for word in words))
+    assert result["encoder"].feature_names == ("a", "b", *(f"c={word}" for word in words))
     expected = [[a or 0, b or 0, *(float(c == word) for word in words)] for a, b, c in rows]
-    assert found["features"].to_dense().tolist() == expected
+    assert result["features"].to_dense().tolist() == expected
 
     empty = [[a is None, b is None, *(c is None for _ in words)] for a, b, c in rows]
     whole = [(a, b, c) == (None, None, None) for a, b, c in rows]
     partly = any(None in row for row, all_empty in zip(rows, whole, strict=True) if not all_empty)
-    assert found["missing"].tolist() == (empty if partly else whole)
+    assert result["missing"].tolist() == (empty if partly else whole)
 
-    again = read(frame, known=found["encoder"])
-    assert torch.equal(again["features"].to_dense(), found["features"].to_dense())
-    assert torch.equal(again["missing"], found["missing"])
+    again = read(frame, known=result["encoder"])
+    assert torch.equal(again["features"].to_dense(), result["features"].to_dense())
+    assert torch.equal(again["missing"], result["missing"])
 
 
 def test_wide_and_empty_features_are_kept_sparse() -> None:
@@ -65,20 +65,20 @@ def test_wide_and_empty_features_are_kept_sparse() -> None:
 
 
 def test_numbers_can_be_categories() -> None:
-    found = read(pandas.DataFrame({"zip": ["007", "7", None]}), categorical=["zip"])
-    assert found["encoder"].feature_names == ("zip=007", "zip=7")
-    assert found["missing"].tolist() == [False, False, True]
+    result = read(pandas.DataFrame({"zip": ["007", "7", None]}), categorical=["zip"])
+    assert result["encoder"].feature_names == ("zip=007", "zip=7")
+    assert result["missing"].tolist() == [False, False, True]
 
 
 def test_numbers_typed_as_categories_are_noted() -> None:
     frame = pandas.DataFrame({"zip": pandas.Series([7, None, 10]).astype("category")})
-    found = read(frame)
-    assert found["encoder"].feature_names == ("zip=10", "zip=7")
-    assert found["missing"].tolist() == [False, True, False]
-    assert "numbers are read as categories" in found["notes"][0]
-    assert torch.equal(read(frame.astype(float), known=found["encoder"])["features"], found["features"])
+    result = read(frame)
+    assert result["encoder"].feature_names == ("zip=10", "zip=7")
+    assert result["missing"].tolist() == [False, True, False]
+    assert "numbers are read as categories" in result["notes"][0]
+    assert torch.equal(read(frame.astype(float), known=result["encoder"])["features"], result["features"])
     arrow = pyarrow.table({"zip": pyarrow.array([7, None, 10]).dictionary_encode()})
-    assert torch.equal(read(arrow_frame(arrow))["features"], found["features"])
+    assert torch.equal(read(arrow_frame(arrow))["features"], result["features"])
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
@@ -113,11 +113,11 @@ def test_categories_of_text_are_read_as_text_is() -> None:
     [([-1, 0, 1], 1), ([-1, 1], 0), ([-2, -1, 0], 0), (["-1", "low", "high"], 0)],
 )
 def test_a_class_of_minus_one_is_noted_among_numbers(labels: list[object], notes: int) -> None:
-    found = read(pandas.DataFrame({"x": labels, "y": labels}), label="y", ignore="x")
-    said = [
-        note for note in found["notes"] if note.startswith("'-1' is read as a class; --unknown-label '-1'")
+    result = read(pandas.DataFrame({"x": labels, "y": labels}), label="y", ignore="x")
+    matching = [
+        note for note in result["notes"] if note.startswith("'-1' is read as a class; --unknown-label '-1'")
     ]
-    assert len(said) == notes
+    assert len(matching) == notes
 
 
 def test_more_categories_than_the_maximum_are_refused(raises: Callable) -> None:
@@ -129,17 +129,17 @@ def test_more_categories_than_the_maximum_are_refused(raises: Callable) -> None:
 
 
 def test_no_columns_are_no_features() -> None:
-    found = read(pandas.DataFrame(index=range(2)))
-    assert found["features"].shape == (2, 0)
-    assert found["missing"].tolist() == [False, False]
-    assert found["notes"] == ("there are no feature columns: fit takes degrees and other structure instead",)
+    result = read(pandas.DataFrame(index=range(2)))
+    assert result["features"].shape == (2, 0)
+    assert result["missing"].tolist() == [False, False]
+    assert result["notes"] == ("there are no feature columns: fit takes degrees and other structure instead",)
 
 
 def column(cells: list[Any], **options: Any) -> tuple[Any, list[float], tuple[str, ...]]:
     """Return what is made of the only column of a table: its column, its features, and the notes."""
-    found = read(pandas.DataFrame({"x": cells}), **options)
-    kind = next(one for one in found["encoder"].columns if one.name == "x")
-    return kind, found["features"].to_dense().flatten().tolist(), found["notes"]
+    result = read(pandas.DataFrame({"x": cells}), **options)
+    kind = next(one for one in result["encoder"].columns if one.name == "x")
+    return kind, result["features"].to_dense().flatten().tolist(), result["notes"]
 
 
 def test_columns_of_names_are_left_out_unless_kept() -> None:
@@ -196,11 +196,11 @@ def test_dates_are_days_since_1970(cells: list[Any], first: float) -> None:
     assert values == [first, 0, 0]
     assert "are read as days since 1970-01-01" in notes[0]
     frame = pandas.DataFrame({"x": cells})
-    found = read(frame)
-    assert found["missing"].tolist() == [False, True, False]
-    again = read(frame, known=found["encoder"])
-    assert torch.equal(again["features"], found["features"])
-    assert read(pandas.DataFrame({"x": [None] * 3}), known=found["encoder"])["missing"].all()
+    result = read(frame)
+    assert result["missing"].tolist() == [False, True, False]
+    again = read(frame, known=result["encoder"])
+    assert torch.equal(again["features"], result["features"])
+    assert read(pandas.DataFrame({"x": [None] * 3}), known=result["encoder"])["missing"].all()
 
 
 def test_dates_are_read_in_the_order_of_the_model(raises: Callable) -> None:
@@ -248,11 +248,11 @@ NODES = Table("nodes.csv", ("id", "age"), pandas.DataFrame({"id": ["a", "b", "c"
 
 def test_a_long_table_gives_sparse_features() -> None:
     table = long(node=["a", "b", "a", "a"], word=["10", "9", "red", "red"], count=[2, 1, 1, 4])
-    found = read_nodes([NODES], ColumnOptions(), long=[table])
-    assert found["encoder"].feature_names == ("age", "9", "10", "red")
-    assert found["features"].to_dense().tolist() == [[1, 0, 2, 5], [2, 1, 0, 0], [3, 0, 0, 0]]
-    assert found["missing"].tolist() == [[False] * 4, [False] * 4, [False, True, True, True]]
-    assert found["notes"] == (
+    result = read_nodes([NODES], ColumnOptions(), long=[table])
+    assert result["encoder"].feature_names == ("age", "9", "10", "red")
+    assert result["features"].to_dense().tolist() == [[1, 0, 2, 5], [2, 1, 0, 0], [3, 0, 0, 0]]
+    assert result["missing"].tolist() == [[False] * 4, [False] * 4, [False, True, True, True]]
+    assert result["notes"] == (
         "1 nodes have no row in long.csv: features missing",
         "1 features given more than once were added up",
     )
@@ -261,15 +261,15 @@ def test_a_long_table_gives_sparse_features() -> None:
 def test_a_later_long_table_has_the_features_of_the_encoder(raises: Callable) -> None:
     known = read_nodes([NODES], ColumnOptions(), long=[long(node=["a", "b"], word=["x", "y"])])["encoder"]
     later = long(node=["a", "c", "c"], word=["y", "x", "new"])
-    found = read_nodes([NODES], ColumnOptions(), known, [later])
-    assert found["features"].to_dense().tolist() == [[1, 0, 1], [2, 0, 0], [3, 1, 0]]
-    assert "1 features unknown to the model are left out: 'new'" in found["notes"]
+    result = read_nodes([NODES], ColumnOptions(), known, [later])
+    assert result["features"].to_dense().tolist() == [[1, 0, 1], [2, 0, 0], [3, 1, 0]]
+    assert "1 features unknown to the model are left out: 'new'" in result["notes"]
     with raises("option-missing"):
         read_nodes([NODES], ColumnOptions(), known)
     free = Graph.from_edges([[0], [1]], **read_nodes([NODES], ColumnOptions(), long=[later]))
     aligned = free.aligned(known, 3)
-    assert torch.equal(aligned.features.to_dense(), found["features"].to_dense())
-    assert torch.equal(aligned.missing, found["missing"])
+    assert torch.equal(aligned.features.to_dense(), result["features"].to_dense())
+    assert torch.equal(aligned.missing, result["missing"])
 
 
 @pytest.mark.parametrize(

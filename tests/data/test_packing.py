@@ -223,8 +223,8 @@ def test_half_precision(tmp_path, raises):
     frame, links = tables()
     files = write(tmp_path, frame[["who", "kind", "x"]], links)
     packed = pack(*files, tmp_path / "graph", label="kind", memory="256MB", dtype="float16")
-    found = packed.features(slice(0, 50), range(1))[:, 0]
-    np.testing.assert_allclose(found, frame["x"][:50].astype(float), rtol=1e-3)
+    result = packed.features(slice(0, 50), range(1))[:, 0]
+    np.testing.assert_allclose(result, frame["x"][:50].astype(float), rtol=1e-3)
     frame.loc[3, "x"] = 1e6
     files = write(tmp_path, frame[["who", "kind", "x"]], links)
     with raises("not-finite", value=1e6):

@@ -13,9 +13,9 @@ duckdb = pytest.importorskip("duckdb", reason="needs duckdb: pip install pairnor
 
 @pytest.fixture
 def database(tmp_path: Path) -> Database:
-    found = Database(tmp_path, 2**28)
-    yield found
-    found.close()
+    result = Database(tmp_path, 2**28)
+    yield result
+    result.close()
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_names_and_texts_come_through_sql_as_they_are(database: Database, name: 
 
 
 def test_batches_are_all_rows_in_order(database: Database) -> None:
-    found = [column for (column,) in database.batches("SELECT * FROM range(10000)", 3000)]
-    assert len(found) > 1
-    np.testing.assert_array_equal(np.concatenate(found), np.arange(10000))
+    result = [column for (column,) in database.batches("SELECT * FROM range(10000)", 3000)]
+    assert len(result) > 1
+    np.testing.assert_array_equal(np.concatenate(result), np.arange(10000))
 
 
 def test_files_of_a_pattern_are_one_table(database: Database, tmp_path: Path) -> None:

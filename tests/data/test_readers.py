@@ -106,7 +106,7 @@ def test_a_delimiter_is_one_character(write: Write, raises: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "said"),
+    ("encoding", "title"),
     [
         ("utf-8", ""),
         ("utf-8-sig", ""),
@@ -117,7 +117,7 @@ def test_a_delimiter_is_one_character(write: Write, raises: Callable) -> None:
         ("latin-1", "Windows-1252 (Latin-1)"),
     ],
 )
-def test_encodings_are_detected_and_noted(tmp_path: Path, encoding: str, said: str) -> None:
+def test_encodings_are_detected_and_noted(tmp_path: Path, encoding: str, title: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("id,city\na,Zürich\nb,Köln\n".encode(encoding))
     for table in (open_table(path), open_table(path, options=ColumnOptions(encoding=encoding))):
@@ -125,8 +125,8 @@ def test_encodings_are_detected_and_noted(tmp_path: Path, encoding: str, said: s
         (frame,) = read_blocks(table)
         assert frame["city"].tolist() == ["Zürich", "Köln"]
         assert table.line(1) == "line 3"
-    expected = [f"t.csv is not UTF-8 and is read as {said}; --encoding (encoding=) names another"]
-    assert open_table(path).notes == (expected if said else [])
+    expected = [f"t.csv is not UTF-8 and is read as {title}; --encoding (encoding=) names another"]
+    assert open_table(path).notes == (expected if title else [])
 
 
 def test_bytes_that_windows_does_not_know_are_latin_1(tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_the_pandas_index_of_parquet_is_a_column(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "t.parquet")
     source = open_table(tmp_path / "t.parquet")
     assert set(source.columns) == {"id", "x"}
-    (found,) = read_blocks(source)
-    assert found["id"].tolist() == ["a", "b"]
+    (result,) = read_blocks(source)
+    assert result["id"].tolist() == ["a", "b"]
 
 
 def test_integers_of_parquet_stay_exact_next_to_an_empty_cell(tmp_path: Path) -> None:
@@ -173,11 +173,11 @@ def test_bytes_of_parquet_are_text_or_refused(tmp_path: Path, raises: Callable) 
     frame = pandas.DataFrame({"id": [b"a", "b\u00fc".encode()], "x": [b"\xff\xfe", b"1"]})
     frame.to_parquet(tmp_path / "t.parquet")
     table = open_table(tmp_path / "t.parquet")
-    (found,) = read_blocks(table)
-    assert table.texts("id", found["id"]).tolist() == ["a", "b\u00fc"]
+    (result,) = read_blocks(table)
+    assert table.texts("id", result["id"]).tolist() == ["a", "b\u00fc"]
     for read in (table.texts, table.numbers):
         with raises("not-a-cell", value="x", options={"ignore": ["x"]}):
-            read("x", found["x"])
+            read("x", result["x"])
 
 
 def test_time_grows_with_the_number_of_columns_and_not_with_its_square(write: Write) -> None:
@@ -391,8 +391,8 @@ def test_a_query_and_a_table_of_a_database(database: str, query: str) -> None:
     assert str(table.numbers("x", frame["x"])) == "[1.25  nan]"
     assert table.texts("city", frame["city"]).tolist() == ["Bonn", "a:b %s"]
     days = (pandas.Timestamp("2001-02-03") - pandas.Timestamp(0)).days
-    found = table.read_column("born", frame["born"]).values  # SQLite keeps dates as text
-    assert found[0] == days
+    result = table.read_column("born", frame["born"]).values  # SQLite keeps dates as text
+    assert result[0] == days
 
 
 @pytest.mark.parametrize(

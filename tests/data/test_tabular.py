@@ -45,11 +45,11 @@ def check_column_names(graph: Graph) -> dict[str, list[float]]:
 @pytest.mark.parametrize("chosen", ["auto", ["kind", "amount", "day"]])
 def test_columns_of_edges_are_counted_summed_and_averaged_at_both_nodes(chosen: str | list[str]) -> None:
     graph = Graph.from_frames(NODES, EDGES, edge_columns=chosen)
-    found = check_column_names(graph)
-    assert list(found) == ["age", *EXPECTED]
+    result = check_column_names(graph)
+    assert list(result) == ["age", *EXPECTED]
     for name, values in EXPECTED.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
-    np.testing.assert_array_equal(found["age"], [1, 2, 3, np.nan])
+        np.testing.assert_allclose(result[name], values, rtol=1e-6, err_msg=name)
+    np.testing.assert_array_equal(result["age"], [1, 2, 3, np.nan])
 
 
 def test_sparse_features_stay_sparse() -> None:
@@ -72,10 +72,10 @@ def test_another_graph_gets_the_same_features(tmp_path: Path) -> None:
     later = EDGES | {"kind": ["cash", "cheque", "wire", "wire"], "amount": [1.0, 2.0, 3.0, 4.0]}
     pandas.DataFrame(NODES).to_csv(tmp_path / "n.csv", index=False)
     pandas.DataFrame(later).to_csv(tmp_path / "e.csv", index=False)
-    found = check_column_names(Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", encoder=encoder))
-    assert list(found) == ["age", *EXPECTED]
-    assert found["edges: count of kind=cash"] == [1, 1, 0, 0]
-    assert found["edges: sum of amount"] == [7, 4, 6, 0]
+    result = check_column_names(Graph.from_files(tmp_path / "n.csv", tmp_path / "e.csv", encoder=encoder))
+    assert list(result) == ["age", *EXPECTED]
+    assert result["edges: count of kind=cash"] == [1, 1, 0, 0]
+    assert result["edges: sum of amount"] == [7, 4, 6, 0]
 
 
 def test_edges_that_are_dropped_and_several_tables_are_aggregated_together(tmp_path: Path) -> None:
