@@ -207,7 +207,7 @@ def connected_pairs(adjacency: Adjacency) -> Tensor:
 def random_pairs(
     num_nodes: int, count: int, seed: int | torch.Generator = 0, device: torch.device | str | None = None
 ) -> Tensor:
-    """Return ``count`` pairs [2, count], uniform and independent over all n² ordered pairs.
+    """Draw ``count`` random pairs of nodes, [2, count], uniformly from all n² ordered pairs.
 
     A node may meet itself, as in Eq. 2 of the paper: the expected ``apd`` is then ``row_diff`` and the
     expected ``apsd`` is ``tpsd`` / n².

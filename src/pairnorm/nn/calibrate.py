@@ -42,7 +42,7 @@ def calibrate(
     forward: Callable[[nn.Module, Any], Any] = lambda model, batch: model(batch.x, batch.edge_index),
     seeds: Callable[[Any], Tensor] = _seed_nodes,
 ) -> None:
-    """Replace the statistics of every ``PairNorm(track_running_stats=True)`` by those of all seed nodes.
+    """Set the statistics of every ``PairNorm(track_running_stats=True)`` to those of all seed nodes.
 
     It goes through the loader once for each PairNorm, in the order of their calls, in eval, where the layers
     before already normalize by their new statistics. Where every batch has the whole neighborhood of its

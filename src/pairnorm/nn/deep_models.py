@@ -37,7 +37,7 @@ class _DeepArchitecture(DeepModel):
 
 
 class GCNII(_DeepArchitecture):
-    r"""Graph convolutions with initial residual and identity map.
+    r"""Graph convolutions that add the first state (initial residual) and keep a share of the identity.
 
     Chen et al. (2020, "Simple and Deep Graph Convolutional Networks"). With
     $\mathbf{H}_0 = \text{ReLU}(\mathbf{X} \mathbf{W}_0 + \mathbf{b}_0)$ and
