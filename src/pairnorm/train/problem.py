@@ -7,31 +7,20 @@ import torch
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.data import (
-    Graph,
-    Missing,
-    features_after,
-    given_missing,
-    missing_by_class,
-    missing_by_degree,
-    missing_by_value,
-    missing_entries,
-    missing_nodes,
-    missing_vectors,
-)
+from pairnorm.data import Graph, Missing, features_after, masks
 from pairnorm.impute import impute
 from pairnorm.nn import SparseMatrix, normalized_adjacency
 from pairnorm.train.distributed import Shards
 from pairnorm.train.spec import Spec
 
 DRAW: dict[str, Callable[..., Missing]] = {
-    "vectors": missing_vectors,
-    "nodes": missing_nodes,
-    "entries": missing_entries,
-    "class": missing_by_class,
-    "degree": missing_by_degree,
-    "value": missing_by_value,
-    "given": lambda graph, *_, **_options: given_missing(graph),
+    "vectors": masks.missing_vectors,
+    "nodes": masks.missing_nodes,
+    "entries": masks.missing_entries,
+    "class": masks.missing_by_class,
+    "degree": masks.missing_by_degree,
+    "value": masks.missing_by_value,
+    "given": lambda graph, *_, **_options: masks.given_missing(graph),
 }
 
 
@@ -163,14 +152,14 @@ def _features(
 
     Sparse features stay sparse, unless missing values are imputed.
     """
-    masks = [DRAW[spec.missing_kind](graph, spec.missing_rate, trials=1, seed=seed) for spec, seed in trials]
-    kinds = {mask.kind for mask in masks}
+    drawn = [DRAW[spec.missing_kind](graph, spec.missing_rate, trials=1, seed=seed) for spec, seed in trials]
+    kinds = {mask.kind for mask in drawn}
     if len(kinds) > 1 and "entries" in kinds:
         problem = "trials with missing entries and trials with missing vectors cannot train together"
         raise PairNormError(problem, code="mixed-kinds", value=sorted(kinds), expected="one kind")
-    mask = torch.cat([mask.mask for mask in masks], 1)
+    mask = torch.cat([mask.mask for mask in drawn], 1)
     is_shared = torch.equal(mask, mask[:, :1].expand_as(mask))
-    missing = Missing(masks[0].kind, masks[0].rate, None, mask[:, :1] if is_shared else mask)
+    missing = Missing(drawn[0].kind, drawn[0].rate, None, mask[:, :1] if is_shared else mask)
     seen = features_after(graph, missing, trials[0][0].scaling)
     if trials[0][0].imputation != "zero":
         unknown = ~_known(graph, missing).to(device)

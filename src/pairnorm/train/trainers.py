@@ -35,13 +35,8 @@ def build(
 ) -> Model:
     """Build the GCN, GAT or registered model of a spec; the seed of a trial decides its initial weights."""
     method = find_method(spec.method)
-    shared = {
-        "num_layers": spec.depth,
-        "hidden_channels": spec.hidden,
-        "dropout": spec.dropout,
-        "adjacency": spec.adjacency,
-        "num_models": len(seeds),
-    }
+    shared = {name: getattr(spec, name) for name in ("dropout", "adjacency")}
+    shared |= {"num_layers": spec.depth, "hidden_channels": spec.hidden, "num_models": len(seeds)}
     model: Model
     if method.model is not None:
         strength = {method.parameter: spec.strength} if method.parameter else {}
