@@ -3,7 +3,7 @@
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -162,38 +162,22 @@ def write_depths(table: "DepthTable", out: Path, name: str, command: str) -> Pat
     from pairnorm.compare.depth_analysis import draw
     from pairnorm.report.depth_report import document
 
-    def draw_all(folder: Path) -> dict[tuple[str, str], list[Path]]:
-        return draw(table.comparison, table.rows, folder, name)
-
-    return write_comparison(
-        out, name, table.csv(), draw_all, lambda figures: document(table, command, figures)
-    )
+    figures = draw_figures(lambda: draw(table.comparison, table.rows, out / "figures", name)) or {}
+    pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
+    files = [path for paths in figures.values() for path in paths]
+    return write_comparison(out, name, table.csv(), document(table, command, pictures), files)
 
 
 def write_comparison(
-    out: Path,
-    name: str,
-    csv: str,
-    draw: Callable[[Path], Mapping[Any, list[Path]]],
-    compose: Callable[[Mapping[Any, str]], "Document"],
+    out: Path, name: str, csv: str, document: "Document", figures: Iterable[Path] = ()
 ) -> Path:
-    """Write CSV, figures and Markdown report of a comparison, and return the report's path.
-
-    Args:
-        out: the folder.
-        name: of table and report.
-        csv: the table.
-        draw: writes figures to a folder and returns the files of each.
-        compose: returns the report, given the paths of the figures relative to it.
-    """
+    """Write the CSV and the Markdown report of a comparison, and return the report's path."""
     from pairnorm.report.document import render_markdown
 
-    figures = draw_figures(lambda: draw(out / "figures")) or {}
     table, report = out / f"{name}.csv", out / f"{name}.md"
     write_text(table, csv)
-    pictures = {key: f"figures/{paths[0].name}" for key, paths in figures.items()}
-    write_text(report, render_markdown(compose(pictures)))
-    show_written([table, *(path for paths in figures.values() for path in paths), report])
+    write_text(report, render_markdown(document))
+    show_written([table, *figures, report])
     return report
 
 

@@ -290,13 +290,8 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
         hint = "Leave out torchrun, and pass {on} for several machines."
         raise PairNormError(problem, code="conflicting-options", hint=hint, on="ray")
     out = options.out
-    chosen: dict[str, Any] = {
-        "depths": classifier.depth,
-        "norms": classifier.norm,
-        "scales": classifier.scale,
-        "imputations": classifier.impute,
-        "metric": options.metric or "auto",
-    }
+    names = {"depth": "depths", "norm": "norms", "scale": "scales", "impute": "imputations"}
+    chosen = {argument: getattr(classifier, name) for name, argument in names.items()}
     graph = Graph.open(options.graph)
     console.show(f"[bold]Graph {safe(repr(graph.folder.name))}[/]")
     console.facts(graph.describe())
@@ -308,6 +303,7 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
             work,
             None if options.memory is None else parse_memory(options.memory),
             **{name: value for name, value in chosen.items() if value != "auto"},
+            metric=options.metric or "accuracy",
             label_propagation=options.model == "auto",
             seed=options.seed,
             time_limit=0 if options.time_limit is None else options.time_limit,

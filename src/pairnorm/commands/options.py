@@ -208,21 +208,6 @@ class _ShowHelp(argparse.Action):
         parser.exit()
 
 
-class _StoreOnce(argparse.Action):
-    """Store a value. A repeated list is joined by commas; another second value is an error."""
-
-    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: Any = None) -> None:
-        previous = getattr(namespace, self.dest)
-        if previous not in (None, values):
-            if self.metavar not in LISTS:
-                name = self.option_strings[0]
-                parser.error(
-                    f"{name} takes one value, but has {quoted(str(previous))} and {quoted(str(values))}."
-                )
-            values = f"{previous},{values}"
-        setattr(namespace, self.dest, values)
-
-
 class CommandParser(Parser):
     """The parser of one command: options and arguments in any order."""
 
@@ -235,7 +220,7 @@ class CommandParser(Parser):
         )
         self.command = command
         self.add_argument("-h", "--help", "--help-all", action=_ShowHelp, nargs=0, help=SUPPRESS)
-        self._default_values: dict[str, Any] = {}
+        self._single: dict[str, Any] = {}  # defaults of the options that take one value
         for title, options in command.options.items():
             group = self.add_argument_group(title)
             for signature, help in options.items():
@@ -262,8 +247,8 @@ class CommandParser(Parser):
             group.add_argument(name, action="extend", nargs="+", metavar=metavar, help=help)
         else:
             text = f"{help} Default: {default}." if default else help
-            added = group.add_argument(name, action=_StoreOnce, metavar=metavar, type=convert, help=text)
-            self._default_values[added.dest] = convert(default) if default else None
+            added = group.add_argument(name, action="append", metavar=metavar, type=convert, help=text)
+            self._single[added.dest] = convert(default) if default else None
 
     def parse(self, words: Sequence[str]) -> Namespace:
         """Parse the arguments that follow the command's name, and check that required ones are given."""
@@ -276,13 +261,25 @@ class CommandParser(Parser):
                 if is_option
                 else f"there is no argument {quoted(unknown[0])}."
             )
-        for name, value in self._default_values.items():
-            if getattr(parsed, name) is None:
-                setattr(parsed, name, value)
+        for name, default in self._single.items():
+            setattr(
+                parsed, name, self._one_value(f"--{name.replace('_', '-')}", getattr(parsed, name), default)
+            )
         for names in (alternatives.split("|") for alternatives in self.command.required):
             if all(getattr(parsed, name) is None for name in names):
                 self.error(f"{' or '.join(f'--{name}' for name in names)} is needed.")
         return parsed
+
+    def _one_value(self, option: str, values: Sequence[Any] | None, default: Any) -> Any:
+        """Return the value of an option; repeated lists are joined by commas, other values must agree."""
+        different = list(dict.fromkeys(values or ()))
+        if len(different) < 2:
+            return different[0] if different else default
+        if self._option_string_actions[option].metavar not in LISTS:
+            self.error(
+                f"{option} takes one value, but has {' and '.join(quoted(str(v)) for v in different)}."
+            )
+        return ",".join(different)
 
     def _with_current_names(self, words: Iterable[str]) -> Iterator[str]:
         """Replace old names of options, and print a note; the unit of ``--minutes`` is added to its value."""

@@ -147,13 +147,8 @@ def _reproduce_missing(options: Namespace, path: Path) -> Path:
     with Store(path) as store:
         stored = missing_runs.MissingResults.read(store)
     rows = lines(chosen, stored)
-    return compare.write_comparison(
-        options.out,
-        "missing",
-        as_csv(rows),
-        lambda folder: {},
-        lambda figures: document(chosen, rows, stored.origins),
-    )
+    report = document(chosen, rows, stored.origins)
+    return compare.write_comparison(options.out, "missing", as_csv(rows), report)
 
 
 def _selection(options: Namespace, *names: str) -> "Selection":
