@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 import warnings
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -29,7 +28,7 @@ from pairnorm.base.errors import (
 from pairnorm.base.files import check_path
 from pairnorm.base.memory import peak_memory
 from pairnorm.commands import compare, console, fit, graphs, predict, reproduce
-from pairnorm.commands.options import OPTION_NAMES, Command, CommandParser, Parser
+from pairnorm.commands.options import OPTION_NAMES, Command, CommandParser, Options, Parser
 from pairnorm.version import __version__
 
 COMMANDS = {
@@ -157,7 +156,7 @@ def _run(words: list[str]) -> int:
     return DONE
 
 
-def _call(command: Command, options: Namespace, words: Sequence[str]) -> None:
+def _call(command: Command, options: Options, words: Sequence[str]) -> None:
     """Call a command with checked options, and print its summary for ``--json``."""
     try:
         Path.cwd()

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from pairnorm.base.errors import PairNormError
+from pairnorm.cli import build_parser
 from pairnorm.commands.options import (
     OLD_NAMES,
     Command,
     CommandParser,
-    columns_of,
-    names_in,
-    numbers_in,
-    read_graph,
+    Options,
     refuse_inputs,
     shared,
 )
@@ -53,7 +51,7 @@ def test_options_and_arguments_are_accepted_in_any_order():
     parser = parser_of(WHAT | DEPTH)
     result = parser.parse(["a", "--depth=2", "b", "--ignore", "x", "--ignore", "y", "--id", "z", "c"])
     assert result.what == ["a", "b", "c"]
-    assert columns_of(result) == {"ignore": ["x", "y"], "id": "z"}
+    assert result.columns == {"ignore": ["x", "y"], "id": "z"}
     assert result.depth == 2
     assert parser.parse(["a"]).depth == 3
 
@@ -105,13 +103,13 @@ def test_hinted_option_works_in_a_shell(tmp_path, delimiter):
     nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
     nodes.write_text(f"id{delimiter}age\na{delimiter}31\nb{delimiter}25\n")
     edges.write_text(f"source{delimiter}target\na{delimiter}b\n")
-    options = argparse.Namespace(nodes=[nodes], edges=[edges], delimiter=":")
+    options = Options(nodes=[nodes], edges=[edges], delimiter=":")
     with pytest.raises(PairNormError) as caught:
-        read_graph(options)
+        options.read_graph()
     hint = re.search(r"Pass (--delimiter .*)\.$", caught.value.typed())
     assert hint
     _, options.delimiter = shlex.split(hint[1])
-    assert read_graph(options).features.tolist() == [[31], [25]]
+    assert options.read_graph().features.tolist() == [[31], [25]]
 
 
 def test_table_options_accept_several_values():
@@ -137,7 +135,7 @@ def test_several_edge_files_are_printed(tmp_path, capsys):
     edges = [tmp_path / "e1.csv", tmp_path / "e2.csv"]
     for path, pair in zip(edges, ("a,b", "b,c"), strict=True):
         path.write_text(f"source,target\n{pair}\n")
-    graph = read_graph(argparse.Namespace(nodes=[tmp_path / "n.csv"], edges=edges))
+    graph = Options(nodes=[tmp_path / "n.csv"], edges=edges).read_graph()
     assert graph.num_edges == 2
     message = re.sub(r"\s+", "", capsys.readouterr().out)
     assert all(str(path) in message for path in edges)
@@ -145,17 +143,34 @@ def test_several_edge_files_are_printed(tmp_path, capsys):
 
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("each", "each")])
 def test_classes_option_is_a_number_or_each(text, value):
-    assert columns_of(parser_of(shared("classes")).parse(["--classes", text])) == {"classes": value}
+    assert parser_of(shared("classes")).parse(["--classes", text]).columns == {"classes": value}
 
 
 def test_names_and_numbers_are_parsed(raises):
-    assert names_in("dataset", None) is names_in("dataset", "all") is numbers_in("depth", None) is None
-    assert numbers_in("missing", "0%, 100%") == [0, 100]
-    assert numbers_in("missing", "99.5", float) == [99.5]
+    assert Options(dataset=None).names("dataset") is Options(depth="all").numbers("depth") is None
+    assert Options(missing="0%, 100%").numbers("missing") == [0, 100]
+    assert Options(missing="99.5").numbers("missing", float) == [99.5]
     with raises("not-a-number", value="2;4"):
-        numbers_in("depth", "2;4")
+        Options(depth="2;4").numbers("depth")
     with raises("unknown-choice", value="corra"):
-        names_in("dataset", "cora,corra", ("cora", "pubmed"))
+        Options(dataset="cora,corra").names("dataset", ("cora", "pubmed"))
+
+
+def test_no_option_has_the_name_of_a_method():
+    for parser in build_parser()[1].values():
+        assert not {action.dest for action in parser._actions} & {*vars(Options)}
+
+
+@pytest.mark.parametrize("values", [["2", "2"], ["2", "3"], ["2", "3", "4"]])
+def test_different_values_of_one_option_are_refused(values, capsys):
+    words = [word for value in values for word in ("--depth", value)]
+    parser = parser_of(DEPTH)
+    if len(set(values)) == 1:
+        assert parser.parse(words).depth == 2
+        return
+    with pytest.raises(SystemExit):
+        parser.parse(words)
+    assert f"--depth takes one value, but has {' and '.join(map(repr, values))}." in capsys.readouterr().err
 
 
 def test_unknown_argument_is_a_usage_error(capsys):

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,19 +10,7 @@ from pairnorm.base.errors import PairNormError, install, one_of, parse_duration
 from pairnorm.base.files import write_text
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import (
-    COLUMNS,
-    FILES,
-    check_classes,
-    command,
-    files_of,
-    match_name,
-    names_in,
-    numbers_in,
-    read_graph,
-    refuse_inputs,
-    shared,
-)
+from pairnorm.commands.options import COLUMNS, FILES, Options, command, match_name, refuse_inputs, shared
 
 if TYPE_CHECKING:
     from pairnorm.compare.depth import DepthComparison, DepthTable
@@ -66,7 +53,7 @@ OPTIONS = {
     essential="nodes edges dataset id label split model method depth missing runs time-limit out",
     required=("nodes|dataset",),
 )
-def run(options: Namespace) -> None:
+def run(options: Options) -> None:
     """Compare methods against oversmoothing on your graph, by depth.
 
     Selects one of four settings of each method on validation nodes. Shows test
@@ -88,12 +75,12 @@ def run(options: Namespace) -> None:
     one_of("scaling", options.feature_scaling, ("auto", *KINDS))
     DepthComparison(["graph"], **settings)  # validates the options before files are read
     if options.dataset is None:
-        refuse_inputs(options.out, *files_of(options))
+        refuse_inputs(options.out, *options.files)
         graph = _prepared(options)
         settings["graphs"] = {f"graph@{graph.fingerprint}": graph}
         names = list(settings["graphs"])
     else:
-        names = names_in("dataset", options.dataset, DATASETS) or list(DATASETS)
+        names = options.names("dataset", DATASETS) or list(DATASETS)
     comparison, path = DepthComparison(names, **settings), options.out / "compare.sqlite"
     table = train_depths(comparison, path, options)
     for heading, rows in tables(comparison, table.rows):
@@ -104,14 +91,14 @@ def run(options: Namespace) -> None:
     write_depths(table, options.out, "compare", "compare")
 
 
-def _prepared(options: Namespace) -> "Graph":
+def _prepared(options: Options) -> "Graph":
     """Read the user's graph, scale its features and complete its split, as ``fit`` does."""
     from pairnorm.classify import Scaling
     from pairnorm.classify.holdout import complete_split
     from pairnorm.classify.scaling import check_features
 
-    graph = read_graph(options).with_structure()
-    check_classes(graph, options)
+    graph = options.read_graph().with_structure()
+    options.check_classes(graph)
     check_features(graph)
     split = complete_split(graph)
     if not split.validation.any() or not split.test.any():
@@ -135,19 +122,19 @@ def methods_in(text: str | None) -> list[str] | None:
     return [match_name(name.strip(), METHODS) for name in text.split(",")]
 
 
-def depth_settings(options: Namespace) -> dict[str, Any]:
+def depth_settings(options: Options) -> dict[str, Any]:
     """Return the arguments of ``DepthComparison`` that the options set."""
     return {
-        "models": names_in("model", options.model, MODELS),
+        "models": options.names("model", MODELS),
         "methods": methods_in(options.method),
-        "depths": numbers_in("depth", options.depth),
-        "missing": numbers_in("missing", options.missing),
+        "depths": options.numbers("depth"),
+        "missing": options.numbers("missing"),
         "runs": options.runs,
         "epochs": options.epochs,
     }
 
 
-def train_depths(comparison: "DepthComparison", path: Path, options: Namespace) -> "DepthTable":
+def train_depths(comparison: "DepthComparison", path: Path, options: Options) -> "DepthTable":
     """Train the pending trials of a comparison by depth, and return its results."""
     from pairnorm.compare.depth import DepthTable
     from pairnorm.train import Store
@@ -181,7 +168,7 @@ def write_comparison(
     return report
 
 
-def run_settings(options: Namespace) -> "Running":
+def run_settings(options: Options) -> "Running":
     """Return the device, workers, back end and time limit of training that the options set."""
     from pairnorm.train.schedule import Running
 

@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from argparse import Namespace
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -17,15 +16,10 @@ from pairnorm.commands.options import (
     COLUMNS,
     FILES,
     TABLE_ARGUMENTS,
+    Options,
     Result,
-    check_classes,
     command,
-    files_of,
     interval,
-    names_in,
-    numbers_in,
-    read_graph,
-    refuse,
     refuse_inputs,
     shared,
 )
@@ -97,7 +91,7 @@ OPTIONS = {
     essential="nodes edges features id label split time-column model metric time-limit device out",
     required=("nodes|graph",),
 )
-def run(options: Namespace) -> Result:
+def run(options: Options) -> Result:
     """Label all nodes of your graph, also those without features.
 
     Learns from the labeled nodes, selects models on validation nodes and averages
@@ -112,11 +106,11 @@ def run(options: Namespace) -> Result:
     if options.graph is not None:
         about_tables = [name for name in vars(options) if name in {"nodes", "edges", *TABLE_ARGUMENTS}]
         hint = "Leave it out; tables and columns are named when the graph is packed."
-        refuse(options, about_tables, "is about tables, and the graph is packed", hint)
+        options.refuse(about_tables, "is about tables, and the graph is packed", hint)
         if classifier.model in ("auto", ["SGC"]):
             return _fit_in_blocks(options, classifier)
         why = "limits blocks of columns, and these models read the whole graph"
-        refuse(options, ["memory"], why, "Leave it out, or pass {model}.", model="SGC")
+        options.refuse(["memory"], why, "Leave it out, or pass {model}.", model="SGC")
     if options.backend != "here":
         problem = f"{options.backend!r} propagates the columns of an SGC over a packed graph"
         hint = "Pass {graph} and {model}; for GCN and GAT, torchrun -m pairnorm fit …"
@@ -127,7 +121,7 @@ def run(options: Namespace) -> Result:
         return _fit_in_memory(options, classifier, rank)
 
 
-def _classifier(options: Namespace) -> "NodeClassifier":
+def _classifier(options: Options) -> "NodeClassifier":
     """Return the classifier that the options describe, its parameters validated."""
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.search_space import IMPUTATION_CHOICES, MODELS
@@ -135,11 +129,11 @@ def _classifier(options: Namespace) -> "NodeClassifier":
     from pairnorm.train.spec import NORMS
 
     classifier = NodeClassifier(
-        model=names_in("model", options.model, MODELS, is_open=True) or "auto",
-        depth=numbers_in("depth", options.depth) or "auto",
-        norm=names_in("norm", options.norm, NORMS) or "auto",
-        scale=numbers_in("scale", options.scale, float) or "auto",
-        impute=names_in("impute", options.impute, IMPUTATION_CHOICES) or "auto",
+        model=options.names("model", MODELS, is_open=True) or "auto",
+        depth=options.numbers("depth") or "auto",
+        norm=options.names("norm", NORMS) or "auto",
+        scale=options.numbers("scale", float) or "auto",
+        impute=options.names("impute", IMPUTATION_CHOICES) or "auto",
         metric=options.metric or "loss",
         class_weight=options.class_weight,
         simple=options.simple,
@@ -162,7 +156,7 @@ def _classifier(options: Namespace) -> "NodeClassifier":
     return classifier
 
 
-def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) -> Result:
+def _fit_in_memory(options: Options, classifier: "NodeClassifier", rank: int) -> Result:
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.classify.persistence import REPORT_FILES, result_folder
@@ -170,15 +164,15 @@ def _fit_in_memory(options: Namespace, classifier: "NodeClassifier", rank: int) 
     from pairnorm.report.fit_report import fit_page, write_document
 
     out = options.out
-    refuse_inputs(out, *files_of(options))
+    refuse_inputs(out, *options.files)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ClassifierWarning)
         with result_folder(out) as folder:  # the model is safe before it is compared with others
             if options.graph is None:
-                graph = read_graph(options).with_structure()
+                graph = options.read_graph().with_structure()
             else:
                 graph = Graph.from_packed(Graph.open(options.graph))
-            check_classes(graph, options)
+            options.check_classes(graph)
             with console.progress() as on_progress:
                 on_progress(console.Progress("Selecting a model", 0, None))
                 classifier.fit(graph, progress=partial(_show_progress, on_progress))
@@ -267,7 +261,7 @@ def _summary(out: Path, model: str, scores: "Scores | None") -> dict[str, Any]:
     }
 
 
-def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
+def _fit_in_blocks(options: Options, classifier: "NodeClassifier") -> Result:
     """Fit a graph that is larger than memory; finished parts of a killed run are used again."""
     from pairnorm.base.files import reserved
     from pairnorm.classify import ClassifierWarning
@@ -281,7 +275,7 @@ def _fit_in_blocks(options: Namespace, classifier: "NodeClassifier") -> Result:
 
     hint = "Leave it out; or, where the graph fits in memory, name several models: {model}"
     why = "is for models in memory, and a packed graph is read from disk"
-    refuse(options, IN_MEMORY, why, hint, model="SGC,label-propagation")
+    options.refuse(IN_MEMORY, why, hint, model="SGC,label-propagation")
     if options.device.startswith("cuda") and options.backend != "here":
         problem = "--device cuda is for this machine, and blocks go to a cluster"
         raise PairNormError(problem, code="conflicting-options", hint="Leave out one of them.")

@@ -2,23 +2,12 @@
 
 import shlex
 import time
-from argparse import Namespace
 
 from pairnorm.base.errors import one_of
 from pairnorm.base.files import atomic_file
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import (
-    COLUMNS,
-    FILES,
-    NOT_GIVEN,
-    columns_of,
-    command,
-    files_of,
-    read_graph,
-    refuse_inputs,
-    shared,
-)
+from pairnorm.commands.options import COLUMNS, FILES, NOT_GIVEN, Options, command, refuse_inputs, shared
 
 FIGURE_SUFFIXES = (".png", ".pdf", ".svg", ".html")
 DATASET_HEADINGS = ("Name", "Nodes", "Edges", "Distinct", "Features", "Classes", "Label rate", "Files")
@@ -57,7 +46,7 @@ PACK_OPTIONS = {
     essential="nodes edges features id label feature-scaling out",
     required=("nodes",),
 )
-def diagnose(options: Namespace) -> None:
+def diagnose(options: Options) -> None:
     """Measure how quickly a graph oversmooths, and suggest a depth.
 
     Propagates the features with and without PairNorm; nothing is trained. Row-diff
@@ -74,9 +63,9 @@ def diagnose(options: Namespace) -> None:
     out = options.out
     form = one_of("ending of --out", out.suffix.lower(), FIGURE_SUFFIXES).removeprefix(".")
     one_of("scaling", options.feature_scaling, ("auto", *KINDS))
-    refuse_inputs(out, *files_of(options))
+    refuse_inputs(out, *options.files)
     with atomic_file(out) as file:
-        graph = read_graph(options).with_structure()
+        graph = options.read_graph().with_structure()
         check_features(graph)
         check_size(graph)
         scaled = Scaling.of(graph, options.feature_scaling)
@@ -104,7 +93,7 @@ def diagnose(options: Namespace) -> None:
     )
 
 
-def _fit_command(options: Namespace) -> str:
+def _fit_command(options: Options) -> str:
     """Return the ``fit`` command for the same tables, to show after a diagnosis."""
     words = ["pairnorm", "fit"]
     for name, value in vars(options).items():
@@ -121,7 +110,7 @@ def _fit_command(options: Namespace) -> str:
     options=PACK_OPTIONS,
     required=("nodes", "edges", "out"),
 )
-def pack(options: Namespace) -> None:
+def pack(options: Options) -> None:
     """Convert a graph that is larger than memory, for `fit --graph`.
 
     Reads the tables in parts, within --memory, and writes arrays to a folder.
@@ -138,7 +127,7 @@ def pack(options: Namespace) -> None:
                 console.Progress(f"Packing {stage}", round(1000 * share), 1000)
             ),
             **settings,
-            **columns_of(options),
+            **options.columns,
         )
     console.facts(graph.describe())
     console.show(
@@ -148,7 +137,7 @@ def pack(options: Namespace) -> None:
 
 
 @command("datasets", "pairnorm datasets --root ~/graphs", options={"Options": shared("root")})
-def datasets(options: Namespace) -> None:
+def datasets(options: Options) -> None:
     """List the graphs of the paper, and where their files are."""
     from pairnorm import data
     from pairnorm.data.named import data_folder

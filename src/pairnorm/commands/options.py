@@ -134,6 +134,106 @@ def shared(names: str) -> dict[str, str]:
     return {by_name[name]: SHARED[by_name[name]] for name in names.split()}
 
 
+def match_name(name: str, allowed: Iterable[str]) -> str:
+    """Return the allowed name that equals a name except for case, spaces and hyphens, else the name.
+
+    >>> match_name("Logistic-Regression", ["SGC", "logistic regression"])
+    'logistic regression'
+    """
+
+    def key(name: str) -> str:
+        return name.lower().replace(" ", "").replace("-", "").replace("_", "")
+
+    return next((choice for choice in allowed if key(choice) == key(name)), name)
+
+
+class Options(Namespace):
+    """The options of a command line, and what commands do with them: parse lists, refuse conflicts, read."""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The options about tables and columns, by the names of the Python arguments."""
+        arguments = {name: value for name, value in vars(self).items() if name in TABLE_ARGUMENTS and value}
+        if "on_unknown_node" in arguments:
+            arguments["unknown_edges"] = arguments.pop("on_unknown_node")
+        return arguments
+
+    @property
+    def tables(self) -> list[str]:
+        """The files or queries of nodes, edges and features."""
+        return [each for name in ("nodes", "edges", "features") for each in getattr(self, name, None) or ()]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that the options name, none where they are queries of a database."""
+        from pairnorm.data.files import STDIN, find_files
+
+        if getattr(self, "database", None):
+            return []
+        return [path for path in find_files(self.tables) if path != STDIN]
+
+    def names(self, option: str, allowed: Sequence[str] = (), is_open: bool = False) -> list[str] | None:
+        """Parse ``cora,citeseer``; returns None where it is not given, ``all`` or ``auto``.
+
+        Names that are not ``allowed`` are an error, unless ``is_open``.
+
+        >>> Options(dataset="Cora, pubmed").names("dataset", ("cora", "pubmed"))
+        ['cora', 'pubmed']
+        """
+        text = getattr(self, option)
+        if text is None or text.strip().lower() in ("all", "auto"):
+            return None
+        names = [match_name(name.strip(), allowed) for name in text.split(",")]
+        return [one_of(option, name, allowed) for name in names] if allowed and not is_open else names
+
+    def numbers(self, option: str, kind: type[Number] = int) -> list[Number] | None:  # type: ignore[assignment]
+        """Parse ``2,4,8`` or ``0%,100%``; returns None where it is not given, ``all`` or ``auto``.
+
+        >>> Options(missing="50, 99.5%").numbers("missing", float)
+        [50.0, 99.5]
+        """
+        words = self.names(option)
+        try:
+            return None if words is None else [kind(word.removesuffix("%")) for word in words]
+        except ValueError:
+            text, kinds = getattr(self, option), "whole numbers" if kind is int else "numbers"
+            problem, expected = f"{option} is {quoted(text)}", f"{kinds} with commas, such as 2,4"
+            raise PairNormError(problem, code="not-a-number", value=text, expected=expected) from None
+
+    def refuse(self, names: Iterable[str], why: str, hint: str, **more: Any) -> None:
+        """Raise an error for given options without effect; ``why`` continues a sentence after the option."""
+        for name in names:
+            if getattr(self, name) not in NOT_GIVEN:
+                problem = f"--{name.replace('_', '-')} {why}"
+                raise PairNormError(problem, code="conflicting-options", hint=hint, **more)
+
+    def read_graph(self, encoder: "Encoder | None" = None) -> "Graph":
+        """Read the graph, with columns as in an ``encoder`` if there is one, and print what is in it."""
+        from pairnorm.data import Graph, GraphWarning
+
+        if sys.stdin is None and "-" in map(str, self.tables):
+            raise PairNormError("standard input is closed", code="unreadable-file", hint="Name a file.")
+        memory = getattr(self, "memory", None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GraphWarning)  # the description has the same notes
+            graph = Graph.from_files(self.nodes, self.edges, encoder=encoder, memory=memory, **self.columns)
+        console.show(f"[bold]Graph {console.safe(repr(graph.name))}[/]")
+        if len(files := self.files) > 2:
+            console.facts([("files", ", ".join(map(str, files)))])
+        split = any(mask.any() for mask in graph.split)
+        console.facts((fact, text) for fact, text in graph.describe() if fact != "split" or split)
+        if console.is_quiet():
+            for note in graph.notes:
+                console.note(note)
+        return graph
+
+    def check_classes(self, graph: "Graph") -> None:
+        """Raise an error for a graph without classes if no label column was named."""
+        if self.label is None and not graph.num_classes:
+            problem, hint = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
+            raise PairNormError(problem, code="no-labels", hint=hint, label=...)
+
+
 @dataclass(frozen=True)
 class Command:
     """A command: the function that runs it, whose docstring is the help, and its options.
@@ -147,7 +247,7 @@ class Command:
         required: options that must be given; ``nodes|graph`` stands for one of the two.
     """
 
-    run: Callable[[Namespace], Result]
+    run: Callable[[Options], Result]
     usage: str
     example: str
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -165,7 +265,7 @@ class Command:
         return inspect.cleandoc(self.run.__doc__ or "")
 
 
-def command(usage: str, example: str, **settings: Any) -> Callable[[Callable[[Namespace], Result]], Command]:
+def command(usage: str, example: str, **settings: Any) -> Callable[[Callable[[Options], Result]], Command]:
     """Decorate a function to make it a ``Command``."""
     return lambda run: Command(run, usage, example, **settings)
 
@@ -250,10 +350,10 @@ class CommandParser(Parser):
             added = group.add_argument(name, action="append", metavar=metavar, type=convert, help=text)
             self._single[added.dest] = convert(default) if default else None
 
-    def parse(self, words: Sequence[str]) -> Namespace:
+    def parse(self, words: Sequence[str]) -> Options:
         """Parse the arguments that follow the command's name, and check that required ones are given."""
         words = list(self._with_current_names(words))
-        parsed, unknown = self.parse_known_intermixed_args(words)
+        parsed, unknown = self.parse_known_intermixed_args(words, Options())
         if unknown:
             is_option = unknown[0].startswith("-")
             self.error(
@@ -303,81 +403,6 @@ class CommandParser(Parser):
         return f"there is no option {quoted(name)}. {suggestion}".rstrip()
 
 
-def columns_of(options: Namespace) -> dict[str, Any]:
-    """Return the options about tables and columns, by the names of the Python arguments."""
-    arguments = {name: value for name, value in vars(options).items() if name in TABLE_ARGUMENTS and value}
-    if "on_unknown_node" in arguments:
-        arguments["unknown_edges"] = arguments.pop("on_unknown_node")
-    return arguments
-
-
-def match_name(name: str, allowed: Iterable[str]) -> str:
-    """Return the allowed name that equals a name except for case, spaces and hyphens, else the name.
-
-    >>> match_name("Logistic-Regression", ["SGC", "logistic regression"])
-    'logistic regression'
-    """
-
-    def key(name: str) -> str:
-        return name.lower().replace(" ", "").replace("-", "").replace("_", "")
-
-    return next((choice for choice in allowed if key(choice) == key(name)), name)
-
-
-def names_in(
-    option: str, text: str | None, allowed: Sequence[str] = (), is_open: bool = False
-) -> list[str] | None:
-    """Parse ``cora,citeseer``; returns None for None, ``all`` and ``auto``.
-
-    Names that are not ``allowed`` are an error, unless ``is_open``.
-
-    >>> names_in("dataset", "Cora, pubmed", ("cora", "pubmed"))
-    ['cora', 'pubmed']
-    """
-    if text is None or text.strip().lower() in ("all", "auto"):
-        return None
-    names = [match_name(name.strip(), allowed) for name in text.split(",")]
-    return [one_of(option, name, allowed) for name in names] if allowed and not is_open else names
-
-
-def numbers_in(option: str, text: str | None, kind: type[Number] = int) -> list[Number] | None:  # type: ignore[assignment]
-    """Parse ``2,4,8`` or ``0%,100%``; returns None for None, ``all`` and ``auto``.
-
-    >>> numbers_in("missing", "50, 99.5%", float)
-    [50.0, 99.5]
-    """
-    words = names_in(option, text)
-    try:
-        return None if words is None else [kind(word.removesuffix("%")) for word in words]
-    except ValueError:
-        kinds = "whole numbers" if kind is int else "numbers"
-        problem, expected = f"{option} is {quoted(text)}", f"{kinds} with commas, such as 2,4"
-        raise PairNormError(problem, code="not-a-number", value=text, expected=expected) from None
-
-
-def refuse(options: Namespace, names: Iterable[str], why: str, hint: str, **more: Any) -> None:
-    """Raise an error for given options without effect; ``why`` continues a sentence after the option."""
-    for name in names:
-        if getattr(options, name) not in NOT_GIVEN:
-            problem = f"--{name.replace('_', '-')} {why}"
-            raise PairNormError(problem, code="conflicting-options", hint=hint, **more)
-
-
-def table_options(options: Namespace) -> Iterator[str]:
-    """Yield the files or queries of nodes, edges and features."""
-    for name in ("nodes", "edges", "features"):
-        yield from getattr(options, name, None) or ()
-
-
-def files_of(options: Namespace) -> list[Path]:
-    """Return the files that the options name, none where they are queries of a database."""
-    from pairnorm.data.files import STDIN, find_files
-
-    if getattr(options, "database", None):
-        return []
-    return [path for path in find_files(table_options(options)) if path != STDIN]
-
-
 def refuse_inputs(out: Path, *inputs: Path | None) -> None:
     """Raise an error if an output would overwrite an input, also through links."""
     check_path(out)  # a database is named by text, so the parser does not check this path
@@ -386,39 +411,6 @@ def refuse_inputs(out: Path, *inputs: Path | None) -> None:
             problem = f"{out}: writing there would replace {path}, which is read"
             hint = "Choose another path: {out}"
             raise PairNormError(problem, code="would-overwrite", value=str(out), hint=hint, out=...)
-
-
-def check_classes(graph: "Graph", options: Namespace) -> None:
-    """Raise an error for a graph without classes if no label column was named."""
-    if options.label is None and not graph.num_classes:
-        problem, hint = f"{graph.name}: no node has a class", "Name the column that holds them: {label}"
-        raise PairNormError(problem, code="no-labels", hint=hint, label=...)
-
-
-def read_graph(options: Namespace, encoder: "Encoder | None" = None) -> "Graph":
-    """Read the graph that the options name, as an ``encoder`` read one before, and print what is in it."""
-    from pairnorm.data import Graph, GraphWarning
-
-    if sys.stdin is None and "-" in map(str, table_options(options)):
-        raise PairNormError("standard input is closed", code="unreadable-file", hint="Name a file.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GraphWarning)  # the description has the same notes
-        graph = Graph.from_files(
-            options.nodes,
-            options.edges,
-            encoder=encoder,
-            memory=getattr(options, "memory", None),
-            **columns_of(options),
-        )
-    console.show(f"[bold]Graph {console.safe(repr(graph.name))}[/]")
-    if len(files := files_of(options)) > 2:
-        console.facts([("files", ", ".join(map(str, files)))])
-    split = any(mask.any() for mask in graph.split)
-    console.facts((fact, text) for fact, text in graph.describe() if fact != "split" or split)
-    if console.is_quiet():
-        for note in graph.notes:
-            console.note(note)
-    return graph
 
 
 def interval(scores: "Scores") -> str:

@@ -1,25 +1,13 @@
 """``pairnorm predict``: label a graph that has changed since a model was fitted."""
 
 import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from pairnorm.base.errors import PairNormError, quoted, real_number
 from pairnorm.commands import console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import (
-    FILES,
-    Result,
-    command,
-    files_of,
-    interval,
-    read_graph,
-    refuse,
-    refuse_inputs,
-    shared,
-    table_options,
-)
+from pairnorm.commands.options import FILES, Options, Result, command, interval, refuse_inputs, shared
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +49,7 @@ OPTIONS = {
     options=OPTIONS,
     required=("run", "nodes"),
 )
-def run(options: Namespace) -> Result:
+def run(options: Options) -> Result:
     """Label the nodes of a graph with a fitted model.
 
     Columns are read as for the fit, unless options say otherwise, and matched by
@@ -75,8 +63,8 @@ def run(options: Namespace) -> Result:
         outputs.append(Destination.parse(options.explain, EXPLANATIONS))
     for output in outputs:
         if output.path is not None:
-            refuse_inputs(output.path, *files_of(options), *options.run.glob("model.*"))
-        elif options.database and output.replaces(options.database, table_options(options)):
+            refuse_inputs(output.path, *options.files, *options.run.glob("model.*"))
+        elif options.database and output.replaces(options.database, options.tables):
             problem = f"table {quoted(output.table)} of the database would be replaced, and is read"
             hint = "Choose another: {table}"
             raise PairNormError(problem, code="would-overwrite", value=output.table, hint=hint, table=...)
@@ -89,7 +77,7 @@ def run(options: Namespace) -> Result:
         problem = "predictions or explanations and --json both write to standard output"
         raise PairNormError(problem, code="conflicting-options", hint="Pass a file to {out}.", out=...)
     if not any(output.url for output in outputs):
-        refuse(options, ["table"], "is for a database, and --out is none", "Leave it out.")
+        options.refuse(["table"], "is for a database, and --out is none", "Leave it out.")
     if options.sets is not None:
         real_number("sets", options.sets, least=0, below=1)
     stdout = sys.stdout
@@ -97,14 +85,14 @@ def run(options: Namespace) -> Result:
         return _predict(options, outputs, stdout)
 
 
-def _predict(options: Namespace, outputs: "list[Destination]", stdout: TextIO) -> Result:
+def _predict(options: Options, outputs: "list[Destination]", stdout: TextIO) -> Result:
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.predictions import open_destinations, prediction_table
 
     classifier = NodeClassifier.load(options.run).set_params(device=options.device)
     classes = classifier.classes_.astype(str)
     with open_destinations(outputs, stdout) as write:
-        graph = read_graph(options, classifier.encoder_)
+        graph = options.read_graph(classifier.encoder_)
         with console.progress() as on_progress:
             on_progress(console.Progress(f"Predicting with {classifier.best_.name}", 0, None))
             probabilities = classifier.predict_proba(graph)

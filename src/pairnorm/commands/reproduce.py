@@ -1,6 +1,5 @@
 """``pairnorm reproduce``, ``report`` and ``demo``: the experiments of the paper."""
 
-from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +7,7 @@ from pairnorm.base.errors import PairNormError, one_of
 from pairnorm.base.memory import without_collection
 from pairnorm.commands import compare, console
 from pairnorm.commands.console import safe
-from pairnorm.commands.options import command, match_name, names_in, numbers_in, refuse, shared
+from pairnorm.commands.options import Options, command, match_name, shared
 
 if TYPE_CHECKING:
     from pairnorm.paper.experiments import Selection
@@ -53,7 +52,7 @@ REPORT_OPTIONS = {
     "pairnorm reproduce table2 --dataset cora --runs 1 --depth 2,4,8,12",
     options=REPRODUCE_OPTIONS,
 )
-def run(options: Namespace) -> None:
+def run(options: Options) -> None:
     """Run experiments of the paper, and compare results with its numbers.
 
     Results in the store are not computed again, so the same command resumes an
@@ -77,7 +76,7 @@ def run(options: Namespace) -> None:
     console.show(f"\nNext: read [bold]{safe(report_file)}[/]")
 
 
-def _reproduce_paper(options: Namespace) -> None:
+def _reproduce_paper(options: Options) -> None:
     from pairnorm.paper.evidence import read_layers
     from pairnorm.paper.experiments import GROUPS
     from pairnorm.paper.runner import PaperSweep
@@ -86,7 +85,7 @@ def _reproduce_paper(options: Namespace) -> None:
     from pairnorm.sweep.tables import terminal
 
     why = f"is for depth and missing, and {', '.join(options.what)} is of the paper"
-    refuse(options, ("model", "method", "protocol"), why, "Leave it out.")
+    options.refuse(("model", "method", "protocol"), why, "Leave it out.")
     chosen, out = _selection(options, *options.what), options.out
     path = options.store or out / "results.sqlite"
     experiments = chosen.experiments()
@@ -113,31 +112,31 @@ def _reproduce_paper(options: Namespace) -> None:
     console.show(f"\nNext: {following}")
 
 
-def _reproduce_depth(options: Namespace, path: Path) -> Path:
+def _reproduce_depth(options: Options, path: Path) -> Path:
     """Compare all methods by depth; return the report."""
     from pairnorm.compare.depth import DATASETS, DepthComparison
 
-    refuse(options, ("protocol",), "is for missing, and this is depth", "Leave it out.")
-    settings = {"datasets": names_in("dataset", options.dataset, DATASETS)} | compare.depth_settings(options)
+    options.refuse(("protocol",), "is for missing, and this is depth", "Leave it out.")
+    settings = {"datasets": options.names("dataset", DATASETS)} | compare.depth_settings(options)
     comparison = DepthComparison(**{name: value for name, value in settings.items() if value is not None})
     table = compare.train_depths(comparison, path, options)
     return compare.write_depths(table, options.out, "depth", "reproduce depth")
 
 
-def _reproduce_missing(options: Namespace, path: Path) -> Path:
+def _reproduce_missing(options: Options, path: Path) -> Path:
     """Compare all methods where features are missing; return the report."""
     from pairnorm.compare import missing_runs
     from pairnorm.compare.missing import GROUPS, MODELS, PROTOCOLS, choose_protocols
     from pairnorm.report.missing_report import as_csv, document, lines
     from pairnorm.train import Store
 
-    refuse(options, ("method",), "is for depth, and this is missing", "Leave it out.")
-    refuse(options, ("depth", "backend"), "is not for missing, which runs here", "Leave it out.")
+    options.refuse(("method",), "is for depth, and this is missing", "Leave it out.")
+    options.refuse(("depth", "backend"), "is not for missing, which runs here", "Leave it out.")
     chosen = choose_protocols(
-        names_in("protocol", options.protocol, (*PROTOCOLS, *GROUPS)),
-        names_in("dataset", options.dataset),
-        names_in("model", options.model, MODELS),
-        numbers_in("missing", options.missing, float),
+        options.names("protocol", (*PROTOCOLS, *GROUPS)),
+        options.names("dataset"),
+        options.names("model", MODELS),
+        options.numbers("missing", float),
         options.runs,
         options.epochs,
     )
@@ -151,12 +150,12 @@ def _reproduce_missing(options: Namespace, path: Path) -> Path:
     return compare.write_comparison(options.out, "missing", as_csv(rows), report)
 
 
-def _selection(options: Namespace, *names: str) -> "Selection":
+def _selection(options: Options, *names: str) -> "Selection":
     """Return the part of the named experiments that the options select."""
     from pairnorm.paper.experiments import DATASETS, Selection
 
-    graphs = names_in("dataset", options.dataset, DATASETS)
-    depths, missing = (numbers_in(name, getattr(options, name)) for name in ("depth", "missing"))
+    graphs = options.names("dataset", DATASETS)
+    depths, missing = (options.numbers(name) for name in ("depth", "missing"))
     return Selection(names, graphs, options.runs, options.epochs, depths, missing)
 
 
@@ -167,7 +166,7 @@ def _selection(options: Namespace, *names: str) -> "Selection":
     required=("store",),
 )
 @without_collection()
-def report(options: Namespace) -> None:
+def report(options: Options) -> None:
     """Write all tables, figures, report.md and report.html from results.
 
     Nothing is trained. Give the same selection options as to `pairnorm reproduce`.
@@ -193,7 +192,7 @@ def report(options: Namespace) -> None:
         }
     },
 )
-def demo(options: Namespace) -> None:
+def demo(options: Options) -> None:
     """Show what PairNorm does, without a network connection.
 
     SGC labels the papers of Cora from 140 labeled ones: with all features, and with
