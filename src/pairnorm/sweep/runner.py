@@ -48,16 +48,27 @@ class Batch:
     def train(
         self, store: Store, running: Running, should_stop: Callable[[], bool], on_progress: OnProgress
     ) -> int:
-        """Train the pending trials, unless it is time to stop, and return how many were trained."""
+        """Train the pending trials, unless it is time to stop, and return how many were trained.
+
+        ``run`` gets all trials of a stage, since they decide which of them train together.
+        """
         trained = 0
         has_search = any(grid.rule.search_runs is not None for grid, _ in self.work)
         for stage in (self.name, f"{self.name}: finalists")[: 2 if has_search else 1]:
             if should_stop():
                 break
             index = ResultIndex(store.trials_by_spec(**(self.where or {})), self.ignore_fingerprints)
+            searched = ResultIndex({}) if stage == self.name else index
             pairs: dict[Pair, None] = {}
             for grid, cells in self.work:
-                pairs |= dict.fromkeys(index.pending(grid, cells))
+                for cell in cells:
+                    pairs |= dict.fromkeys(grid.pairs(cell, searched.finalists(grid, cell)))
+            pending = {spec.dataset for spec, seed in pairs if (spec, seed) not in index}
+            pairs = {
+                (spec, seed): None
+                for spec, seed in pairs
+                if spec.dataset in pending and not (self.ignore_fingerprints and (spec, seed) in index)
+            }
             trained += run(
                 pairs,
                 store,
