@@ -1,5 +1,4 @@
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,26 +17,26 @@ EXPERIMENT = Experiment(
 
 
 @pytest.mark.parametrize("finished", [0, 5, 11])
-def test_resumed_batch_plans_all_trials_of_its_stage(monkeypatch: pytest.MonkeyPatch, finished: int) -> None:
+def test_resumed_batch_plans_all_trials_of_its_stage(monkeypatch, finished):
     """Trials that train together have the same last bits, so that ``run`` must know those in the store."""
-    planned: list[Any] = []
+    planned = []
     monkeypatch.setattr(runner, "run", lambda pairs, store, **options: planned.append(list(pairs)) or 0)
     everything = list(EXPERIMENT.pairs(CELL, range(6)))
     assert len(everything) == 12
-    trials: dict[Any, list[Any]] = {}
+    trials = {}
     for spec, seed in everything[:finished]:
         trials.setdefault(spec, []).append(SimpleNamespace(seed=seed))
-    store: Any = SimpleNamespace(trials_by_spec=lambda: trials)
+    store = SimpleNamespace(trials_by_spec=lambda: trials)
     batch = runner.Batch("tiny", [(EXPERIMENT, [CELL])])
     batch.train(store, Running("cpu"), lambda: False, lambda stage, progress: None)
     assert planned == [everything]
 
 
-def test_finished_batch_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned: list[Any] = []
+def test_finished_batch_plans_nothing(monkeypatch):
+    planned = []
     monkeypatch.setattr(runner, "run", lambda pairs, store, **options: planned.append(list(pairs)) or 0)
     trials = {spec: [SimpleNamespace(seed=seed) for seed in range(2)] for spec in EXPERIMENT.candidates(CELL)}
-    store: Any = SimpleNamespace(trials_by_spec=lambda: trials)
+    store = SimpleNamespace(trials_by_spec=lambda: trials)
     batch = runner.Batch("tiny", [(EXPERIMENT, [CELL])])
     assert batch.train(store, Running("cpu"), lambda: False, lambda stage, progress: None) == 0
     assert planned == [[]]
