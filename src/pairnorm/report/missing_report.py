@@ -124,7 +124,7 @@ class Line(NamedTuple):
 
 
 def _metric(dataset: str) -> str:
-    """Return the metric of a graph: on tables AUC for two classes and macro F1 for more, else accuracy."""
+    """Return the metric of a graph: AUC on `german`, macro F1 on other tables, else accuracy."""
     if dataset not in TABLES:
         return "accuracy"
     return "auc" if dataset == "german" else "macro_f1"
@@ -244,18 +244,23 @@ def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
     for (protocol, dataset, percent), group in settings.items():
         compared = [line for line in group if line.is_compared]
         ours = next((line for line in compared if line.cell.model == FIT), None)
-        others: list[tuple[float, str, Runs | float]] = [
-            (line.score, line.method, line.scores) for line in compared if line is not ours
+        # The last says whether one number stands for all runs.
+        others: list[tuple[float, str, Runs | float, bool]] = [
+            (line.score, line.method, line.scores, len(PROTOCOLS[protocol].seeds(line.cell)) == 1)
+            for line in compared
+            if line is not ours
         ]
         others += [
-            (line.published, f"{line.method}, as published", line.published)
+            (line.published, f"{line.method}, as published", line.published, True)
             for line in group
             if not isnan(line.published) and line.cell.model not in MORE_LABELS
         ]
         if ours is None or not others:
             continue
-        value, best, runs = max(others, key=lambda other: other[:2])
-        gap = paired_difference(ours.scores, runs)._replace(mean=round(ours.score - value, 3))
+        value, best, runs, is_fixed = max(others, key=lambda other: other[:2])
+        gap = paired_difference(ours.scores, runs)
+        if is_fixed or runs.keys() == ours.scores.keys():  # type: ignore[union-attr]
+            gap = gap._replace(mean=round(ours.score - value, 3))  # as the two columns next to it
         gaps.append(gap)
         number = sum(line.cell.model not in (FIT, MOST_FREQUENT) for line in compared)
         has_enough.append(number >= MIN_OTHERS)
@@ -277,8 +282,8 @@ def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
         f"{len(gaps) - counts['one run']} have several runs of both: in {counts['better']} of them `fit` is "
         f"significantly better, in {counts['worse']} worse (Student's t, paired over runs, 5% for all of "
         "them, Holm). The best other is selected on test, hence optimistic, among the methods that were run "
-        "and published numbers for the protocol. On tables the numbers are AUC (two classes) or macro F1. "
-        "In brackets: the 95% interval of the difference over the runs of both."
+        "and published numbers for the protocol. On tables the numbers are macro F1, on `german` AUC. "
+        "Difference: over the runs of both, with its 95% interval in brackets."
     )
     headings = ("Protocol", "Graph", "Missing", "`fit`", "Best other", "Its result", "Others run",
                 "Difference", "Significant")  # fmt: skip
