@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from depth_table import ORIGIN, a_table, line
+from matplotlib.collections import LineCollection
 
 from helpers import make_trial
 from pairnorm.base import plotting
 from pairnorm.compare import depth_analysis
-from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable
+from pairnorm.compare.depth import DepthCell, DepthComparison, DepthTable, Row
 from pairnorm.compare.depth_analysis import Choice, draw, ranked
 from pairnorm.data import csbm
 from pairnorm.report.depth_report import advice, document, tables
@@ -79,6 +80,13 @@ def test_pending_runs_are_listed():
     assert nothing.endswith("- Cora, SGC: everything\n- Pubmed, SGC: everything\n")
 
 
+def test_provenance_counts_only_trials_behind_rows():
+    """Bug: trials of settings that no row has were counted, with their commits and devices."""
+    text = report(a_table(), "compare")
+    assert "84 trials of 1 commits are behind the rows, on cpu (84)" in text.replace(ORIGIN.device, "cpu")
+    assert "The store has 108 others" in text
+
+
 def test_advice_follows_validation_and_states_an_interval():
     table = a_table()
     with_all, without = sorted(advice(table.comparison, table.rows))
@@ -127,6 +135,25 @@ def test_figures_have_accuracy_and_rank_of_all_methods(tmp_path, monkeypatch, mi
     assert sorted(labels) == ["APPNP", "PN-SI", "none"]
     by_label = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert by_label["APPNP"] == pytest.approx([0.795, 0.905])
+
+
+def test_figures_have_no_accuracy_above_one_and_no_single_points(tmp_path, monkeypatch):
+    """Bug: intervals went up to 1.1; all methods at one depth and 0.25 were one point."""
+    drawn = {}
+    monkeypatch.setattr(plotting, "save", lambda figure, folder, name: drawn.setdefault(name, figure) and [])
+    table = a_table(datasets=["cora", "pubmed"], missing=[0])
+    rows: list[Row] = [{**row, "scores": {0: 1.0, 1: 1.0, 2: 0.3}} for row in table.rows]
+    draw(table.comparison, rows, tmp_path, "depth")
+    (ends,) = {
+        (segment[:, 1].min(), segment[:, 1].max())
+        for bars in drawn["depth-cora-gcn"].axes[0].collections
+        if isinstance(bars, LineCollection)
+        for segment in bars.get_segments()
+    }
+    assert ends == (0, 1)
+    drawn.clear()
+    draw(table.comparison, [row for row in rows if row["depth"] == 2], tmp_path, "depth")
+    assert not drawn
 
 
 def test_user_graph_keeps_its_name():

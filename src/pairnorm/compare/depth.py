@@ -26,6 +26,7 @@ from pairnorm.sweep.grid import Grid, SelectionRule, Summary
 from pairnorm.sweep.index import ResultIndex
 from pairnorm.sweep.runner import Batch, Sweep
 from pairnorm.train import Spec, Store
+from pairnorm.train.engine import Pair
 from pairnorm.train.methods import METHODS, find_method, import_method
 from pairnorm.train.result import Origin, Result
 from pairnorm.train.schedule import Running
@@ -42,8 +43,6 @@ RUNS, EPOCHS = 5, 500
 MODELS = ("GCN", "SGC", "GAT")
 GAT_METHODS = ("none", "PN", "PN-SI", "BatchNorm", "NodeNorm", "Skip", "Residual", "JK-max")
 """One method of each kind: GAT takes three times as long as GCN."""
-SMALL_GRAPHS = ("cora", "citeseer")
-"""Graphs on which methods with a cost quadratic in the nodes are trained."""
 
 # Four grid points each. GCN and GAT: two learning rates x two dropout rates, since dropout falls on every
 # layer and deep models tolerate little; each of the method's two values meets every rate once. SGC has no
@@ -102,7 +101,8 @@ class DepthComparison(Grid[DepthCell], Sweep):
     Args:
         datasets: names of graphs.
         models: among ``"GCN"``, ``"SGC"`` and ``"GAT"``.
-        methods: by name. Default: all of the package, a few of them for GAT.
+        methods: by name. Default: all of the package but ContraNorm, whose time is quadratic in the nodes; a
+            few of them for GAT.
         depths: numbers of graph convolutions. Default: 2 to 64, up to ``max_depth``.
         missing: percentages of missing vectors; graphs on which depth matters have all features.
         runs: number of seeds.
@@ -154,13 +154,12 @@ class DepthComparison(Grid[DepthCell], Sweep):
         return SelectionRule(search_runs=1, loss_breaks_ties=True)
 
     def cells(self) -> Iterator[DepthCell]:
-        """Yield every cell; methods with a cost quadratic in the nodes come last."""
+        """Yield every cell."""
         all_depths = DEPTHS if self.depths is None else self.depths
         together = [[depth] for depth in sorted(all_depths)] if self.shallow_first else [all_depths]
-        sorts = product((False, True), self.datasets, self.models)
-        for depths, (quadratic, dataset, model) in product(together, sorts):
+        for depths, dataset, model in product(together, self.datasets, self.models):
             missing = [0] if dataset in LONG_RANGE else self.missing
-            for key in product(self._methods(dataset, model, quadratic), missing, depths):
+            for key in product(self._methods(model), missing, depths):
                 if self.depths is not None or key[-1] <= max_depth(dataset, model):
                     yield DepthCell(dataset, model, *key)
 
@@ -168,8 +167,7 @@ class DepthComparison(Grid[DepthCell], Sweep):
         """Yield the cells that are trained together: of one graph and model, with both missing rates."""
 
         def together(cell: DepthCell) -> tuple[Any, ...]:
-            depth = cell.depth if self.shallow_first else None
-            return cell.dataset, cell.model, find_method(cell.method).quadratic, depth
+            return cell.dataset, cell.model, cell.depth if self.shallow_first else None
 
         for (dataset, model, *_), cells in groupby(self.cells(), together):
             yield Batch(
@@ -193,17 +191,13 @@ class DepthComparison(Grid[DepthCell], Sweep):
         """Return the seeds of a cell."""
         return range(self.runs)
 
-    def _methods(self, dataset: str, model: str, quadratic: bool) -> list[str]:
+    def _methods(self, model: str) -> list[str]:
         if self.methods is not None:
             names = [import_method(name) for name in self.methods]
         else:
             names = [*(GAT_METHODS if model == "GAT" else METHODS)]
-            names = [name for name in names if not find_method(name).quadratic or dataset in SMALL_GRAPHS]
-        return [
-            name
-            for name in names
-            if model in find_method(name).models and find_method(name).quadratic == quadratic
-        ]
+            names = [name for name in names if not find_method(name).quadratic]
+        return [name for name in names if model in find_method(name).models]
 
     def list_candidates(self, cell: DepthCell, split: str) -> tuple[Spec, ...]:
         """Return the four grid points of a cell."""
@@ -262,14 +256,21 @@ class DepthTable:
         return bool(self.index.pending(self.comparison, [cell]))
 
     @cached_property
+    def _chosen(self) -> dict[DepthCell, Summary]:
+        """The runs of the selected candidate of every complete cell."""
+        chosen = ((cell, self.index.chosen(self.comparison, cell)) for cell in self.comparison.cells())
+        return {cell: selected.best for cell, selected in chosen if selected and selected.complete}
+
+    @cached_property
     def rows(self) -> list[Row]:
         """A row of results per complete cell."""
-        chosen = ((cell, self.index.chosen(self.comparison, cell)) for cell in self.comparison.cells())
-        return [
-            {**cell._asdict(), **self._summarize(selected.best)}
-            for cell, selected in chosen
-            if selected and selected.complete
-        ]
+        return [{**cell._asdict(), **self._summarize(runs)} for cell, runs in self._chosen.items()]
+
+    @property
+    def pairs(self) -> set[Pair]:
+        """The trials behind the rows: of their searches, and of the selected candidates."""
+        searched = {pair for cell in self._chosen for pair in self.comparison.pairs(cell)}
+        return searched | {(runs.spec, trial.seed) for runs in self._chosen.values() for trial in runs.trials}
 
     def _summarize(self, runs: Summary) -> dict[str, Any]:
         spec, trials = runs.spec, runs.trials

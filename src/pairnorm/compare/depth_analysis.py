@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from pairnorm.base import plotting
 from pairnorm.base.plotting import BLUE, GREEN, ORANGE, PURPLE, VERMILLION
 from pairnorm.compare.depth import DepthComparison, Row
@@ -203,6 +205,8 @@ def draw(
     is_alone = len(comparison.datasets) * len(comparison.models) == 1
     with plotting.style():
         for (dataset, model), group in group_by(rows, "dataset", "model").items():
+            if not is_alone and len({row["depth"] for row in group}) == 1:
+                continue  # its table says as much
             figure = _depth_figure(group, f"{title(comparison, dataset)}, {model}")
             file = name if is_alone else f"{name}-{dataset.partition('@')[0]}-{model}".lower()
             files[dataset, model] = plotting.save(figure, folder, file)
@@ -266,5 +270,5 @@ def _draw_curves(axis: "Axes", rows: Sequence[Row], measure: str, styles: Mappin
             continue
         axis.plot(depths, values, label=short(method), zorder=3, **styles[method])
         if measure == "score":
-            ends = zip(*(mean_interval(list(row["scores"].values())) for row in group), strict=True)
-            axis.vlines(depths, *ends, color=styles[method]["color"], linewidth=0.8)
+            ends = np.clip([mean_interval(list(row["scores"].values())) for row in group], 0, 1)
+            axis.vlines(depths, *ends.T, color=styles[method]["color"], linewidth=0.8)

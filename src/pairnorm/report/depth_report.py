@@ -56,8 +56,8 @@ tells, so that a model with fewer layers cannot be more accurate than 0.25. Both
 dropout 0.2 or 0. Rankings over graphs are of the four citation and coauthor graphs.
 
 GCN has 64 layers on Cora alone, GAT at most 32, and 16 on the larger graphs: more would take longer than all
-smaller depths together. ContraNorm, with time and memory quadratic in the nodes, is for Cora and Citeseer
-only. G-Reg (arXiv 2510.06066), a regularizer for cold-start nodes, is not implemented."""
+smaller depths together. ContraNorm, with time and memory quadratic in the nodes, is left out; `--method` can
+name it. G-Reg (arXiv 2510.06066), a regularizer for cold-start nodes, is not implemented."""
 OVER_GRAPHS = """\
 Means over graphs, for each model by itself, since not every model was run on the same graphs. On every graph
 validation accuracy selects the depth of each method; its mean over graphs then selects a method among those
@@ -289,14 +289,16 @@ def _not_run(table: DepthTable) -> Section:
 
 
 def _provenance(table: DepthTable, command: str) -> Section:
-    """Return the section on the devices and commits of the trials in the store."""
-    origins = table.origins.values()
+    """Return the section on the devices and commits of the trials behind the rows."""
+    origins = [table.origins[pair] for pair in table.pairs]
     commits = {origin.git_commit for origin in origins if origin.git_commit}
     devices = Counter(origin.device for origin in origins).most_common()
     listed = ", ".join(f"{markdown(device)} ({count:,})" for device, count in devices)
     changed = sum((origin.git_commit or "").endswith("-dirty") for origin in origins)
+    others = len(table.origins) - len(origins)
     text = (
-        f"{len(origins):,} trials of {len(commits)} commits, on {listed}; {changed:,} of "
-        f"them from modified trees. `pairnorm {command}` trains what is missing."
+        f"{len(origins):,} trials of {len(commits)} commits are behind the rows, on {listed}; {changed:,} of "
+        f"them from modified trees. The store has {others:,} others, of incomplete rows or other settings. "
+        f"`pairnorm {command}` trains what is missing."
     )
     return Section("Provenance", [Markdown(text)] if origins else [])
