@@ -29,14 +29,10 @@ PAIRS = ("connected", "random")
 
 @dataclass(frozen=True)
 class Layers:
-    """Distances of node pairs in every layer of one model; lists run over the layers, from the first.
+    """Distances of node pairs in every layer of one model, by kind of pairs; lists run over the layers.
 
-    Args:
-        test_accuracy: of the trained model; None for SGC, whose states do not depend on training.
-        apd: average pairwise distance, by kind of pairs.
-        apsd: average pairwise squared distance, by kind of pairs.
-        edges: of the bins of the histograms, by kind of pairs, the same in all layers.
-        histograms: how many pairs fall into each bin, by kind of pairs and layer.
+    APD and APSD are the average distance and squared distance. Histograms have the same edges in all layers.
+    The test accuracy is None for SGC, whose states do not depend on training.
     """
 
     test_accuracy: float | None
@@ -107,20 +103,17 @@ CASES = (
     "on the paper's own numbers is a finding about its text, not about the reproduction. *How strongly*: "
     "the median and range of the margins in accuracy by which the test is passed (+) or failed (-), and how "
     "many cases are significant for and against the claim (Student's t, paired over runs, 5% for all cases "
-    "of a claim, Holm). The intervals of the margins are with the cases below. Where a verdict is within "
-    "the noise of the paper's number of runs, `pairnorm reproduce claims` adds runs of the selected "
-    "candidates, which then decide."
+    "of a claim, Holm), of those with several runs. The intervals of the margins are with the cases below. "
+    "Where a verdict is within the noise of the paper's number of runs, `pairnorm reproduce claims` adds "
+    "runs of the selected candidates, which then decide."
 )
 
 
 class Test(NamedTuple):
     """What a claim states about one method compared with another.
 
-    Args:
-        sign: 1 if the first must be more accurate by the threshold, -1 if less, 0 if layers decide.
-        threshold: of the difference in accuracy.
-        strict: whether a difference of exactly the threshold fails.
-        layers: the least difference in the number of layers.
+    With sign 1 the first must be more accurate by the threshold, with -1 less; if ``strict``, the threshold
+    itself fails. With sign 0 the least difference in the number of layers decides.
     """
 
     sign: int
@@ -177,12 +170,7 @@ def compare(label: str, test: str, first: Chosen | None, *others: Chosen | None)
 class Evidence:
     """The results that claims are tested on; None for cells whose trials are incomplete.
 
-    Args:
-        results: the trials.
-        layers: the measured layers of the case study.
-        selection: the selected part of the experiments.
-        all_runs: compare selected candidates over all runs that the store has of both, not only over those
-            of their table.
+    With ``all_runs``, selected candidates are compared over all runs in the store, not those of their table.
     """
 
     results: ResultIndex
@@ -244,15 +232,7 @@ Cases = Callable[[Evidence], Iterable[Case]]
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, and how it is tested.
-
-    Args:
-        section: of the paper.
-        text: what it says.
-        reading: what is tested in each case.
-        cases: tests every case on the evidence.
-        share: of the cases in which the test must pass for the claim to hold.
-    """
+    """A statement of the paper; it holds if its test passes in a ``share`` of the cases."""
 
     section: str
     text: str

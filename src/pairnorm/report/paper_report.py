@@ -19,33 +19,9 @@ from pairnorm.paper.claims import requested_runs, verdicts
 from pairnorm.paper.evidence import STATUSES, Evidence, Layers, Verdict, read_layers
 from pairnorm.paper.experiments import CLAIMS_AGAIN, EXPERIMENTS, TABLE1, Selection, reported
 from pairnorm.paper.figures import MODELS, PER_GRAPH, Drawing, drawings, figure2_drawing
-from pairnorm.report.document import (
-    Details,
-    Document,
-    Image,
-    Markdown,
-    Only,
-    Section,
-    Text,
-    can_render_html,
-    render_html,
-    render_markdown,
-)
+from pairnorm.report import document as doc
+from pairnorm.report import paper_sections as paper
 from pairnorm.report.document import Table as Shown
-from pairnorm.report.paper_sections import (
-    LARGE_DIFFERENCE,
-    Gain,
-    ablation_section,
-    claims_section,
-    differences_section,
-    gain_section,
-    scaling_section,
-    split_gains,
-    splits_section,
-    statistics_section,
-    table_blocks,
-    tuned_gains,
-)
 from pairnorm.sweep.grid import Summary, best
 from pairnorm.sweep.index import ResultIndex, open_results
 from pairnorm.sweep.significance import significant
@@ -59,13 +35,8 @@ NOTES = "notes.md"
 SPEC_FIELDS = [field.name for field in fields(Spec)]
 MAX_ROWS = 50
 """Specs of the user per graph that the report shows."""
-ORIGIN_COLUMNS = {
-    "pairnorm": "pairnorm_version",
-    "torch": "torch_version",
-    "Python": "python_version",
-    "Commit": "git_commit",
-    "Device": "device",
-}
+ORIGIN_COLUMNS = {"pairnorm": "pairnorm_version", "torch": "torch_version", "Python": "python_version",
+                  "Commit": "git_commit", "Device": "device"}  # fmt: skip
 GLOSSARY = {
     "Missing": "The share of nodes outside the training set whose features were removed.",
     "Layers": "The number of graph convolutions, chosen by accuracy on the validation nodes.",
@@ -109,11 +80,7 @@ class Outputs:
 
 
 def write_outputs(
-    names: Iterable[str],
-    results: ResultIndex,
-    layers: dict[Spec, Layers],
-    selection: Selection,
-    out: Path,
+    names: Iterable[str], results: ResultIndex, layers: dict[Spec, Layers], selection: Selection, out: Path
 ) -> Outputs:
     """Write the tables and figures of the named experiments, as far as their trials have been run."""
     outputs = Outputs(out)
@@ -121,12 +88,11 @@ def write_outputs(
         if name == "figure2":
             outputs.add_figures(figure2_drawing())
         elif experiment := selection.narrow(EXPERIMENTS[name]):
-            if name == "tuned":
+            if name == "tuned" and Table.of(results, experiment).filled:
                 # Below what the released code's optimizer gives with the same features.
-                if Table.of(results, experiment).filled:
-                    both = [part for part in (selection.narrow(TABLE1), experiment) if part is not None]
-                    table = Table.of(results, *both, reported=reported())
-                    outputs.add_table(table, ("scale", *experiment.searched))
+                both = filter(None, (selection.narrow(TABLE1), experiment))
+                table = Table.of(results, *both, reported=reported())
+                outputs.add_table(table, ("scale", *experiment.searched))
             elif name not in ("case-study", *PER_GRAPH):
                 outputs.add_table(Table.of(results, experiment, reported=reported()))
             outputs.add_figures(drawings(experiment, results, layers))
@@ -135,18 +101,11 @@ def write_outputs(
 
 @without_collection()
 def write_report(
-    store: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    selection: Selection | None = None,
+    store: str | os.PathLike[str], out: str | os.PathLike[str], selection: Selection | None = None
 ) -> Outputs:
     """Write all tables and figures of what has been run, ``report.md`` and ``report.html``; return them.
 
-    The same store gives the same files, bit for bit.
-
-    Args:
-        store: the store, or its export as ``.csv``.
-        out: the folder.
-        selection: which part of the experiments is requested. Default: the paper's.
+    The same store, or its export as ``.csv``, gives the same files, bit for bit.
     """
     selection, folder = selection or Selection(), Path(out)
     with open_results(store) as opened:
@@ -157,54 +116,56 @@ def write_report(
     only_others = bool(others) and len(others) == len(trials)  # then the report is not about the paper
     outputs = write_outputs([] if only_others else selection.names(), results, layers, selection, folder)
     title, lead = f"Trials of {Path(store).name}", ""
-    sections: list[Section | None] = []
+    sections: list[doc.Section | None] = []
     if others:
         sections.append(user_section(others))
     if not only_others:
         decided = verdicts(Evidence(results, layers, selection, all_runs=selection.runs is None))
-        gains = split_gains(results, selection)
+        gains = paper.split_gains(results, selection)
         title, lead = "PairNorm, reproduced", _lead(outputs.tables, gains, decided, selection)
         sections += _sections(outputs, gains, decided)
     sections.append(_provenance(stored, results, selection, Path(store).name))
     shown = [section for section in sections if section is not None]
-    document = Document(title, [], shown, GLOSSARY, lead)
+    document = doc.Document(title, [], shown, GLOSSARY, lead)
     if outputs.can_draw:
         (folder / FIGURES).mkdir(parents=True, exist_ok=True)
-    outputs.write("report.md", render_markdown(document, folder if outputs.can_draw else None))
-    if can_render_html():  # which embeds the figures
-        outputs.write("report.html", render_html(document, folder))
+    outputs.write("report.md", doc.render_markdown(document, folder if outputs.can_draw else None))
+    if doc.can_render_html():  # which embeds the figures
+        outputs.write("report.html", doc.render_html(document, folder))
     return outputs
 
 
 def _sections(
-    outputs: Outputs, gains: Sequence[Gain], decided: Sequence[Verdict]
-) -> Iterator[Section | None]:
+    outputs: Outputs, gains: Sequence[paper.Gain], decided: Sequence[Verdict]
+) -> Iterator[doc.Section | None]:
     """Yield the sections about the paper, in the order of the report."""
     tables = outputs.tables
-    blocks = {name: table_blocks(table) for name, table in tables.items()}
-    yield splits_section(gains)
+    blocks = {name: paper.table_blocks(table) for name, table in tables.items()}
+    yield paper.splits_section(gains)
     for number, name in enumerate(MODELS, 1):
         if name in tables:
-            links = Only("markdown", [Markdown(f"[CSV]({name}.csv), [LaTeX]({name}.tex)")])
-            yield Section(f"Table {number}: {tables[name].title}", [*blocks[name], links])
-    yield differences_section([tables[name] for name in MODELS if name in tables])
-    yield claims_section(decided)
-    yield gain_section(tables.get("tuned"), blocks.get("tuned", ()))
-    yield scaling_section(tables, blocks.get("scaling", ()))
-    yield ablation_section(tables.get("ablation"), blocks.get("ablation", ()))
+            yield doc.Section(f"Table {number}: {tables[name].title}", blocks[name])
+    yield paper.differences_section([tables[name] for name in MODELS if name in tables])
+    yield paper.claims_section(decided)
+    yield paper.gain_section(tables.get("tuned"), blocks.get("tuned", ()))
+    yield paper.scaling_section(tables, blocks.get("scaling", ()))
+    yield paper.ablation_section(tables.get("ablation"), blocks.get("ablation", ()))
     path = outputs.out / NOTES
     if path.is_file():
         for part in f"\n{path.read_text(encoding='utf-8', errors='replace')}".split("\n## ")[1:]:
             heading, _, text = part.partition("\n")
-            yield Section(heading.strip(), [Markdown(text.strip())])
-    yield statistics_section()
-    note = [] if outputs.can_draw else [Text("There are no figures: matplotlib is not installed.")]
-    images = [Image(f"{FIGURES}/{name}", caption) for name, caption in outputs.captions.items()]
-    yield Section("Figures", [*note, *images])
+            yield doc.Section(heading.strip(), [doc.Markdown(text.strip())])
+    yield paper.statistics_section()
+    others = [name for name in tables if name not in (*MODELS, "tuned", "scaling", "ablation")]
+    links = f"More tables: {', '.join(f'[{name}]({name}.csv)' for name in others)}."
+    more = [doc.Only("markdown", [doc.Markdown(links)])] if others else []
+    note = [] if outputs.can_draw else [doc.Text("There are no figures: matplotlib is not installed.")]
+    images = [doc.Image(f"{FIGURES}/{name}", caption) for name, caption in outputs.captions.items()]
+    yield doc.Section("Figures", [*more, *note, *images])
 
 
 def _lead(
-    tables: Mapping[str, Table], gains: Sequence[Gain], decided: Sequence[Verdict], selection: Selection
+    tables: Mapping[str, Table], gains: Sequence[paper.Gain], decided: Sequence[Verdict], selection: Selection
 ) -> str:
     """Summarize the results in at most five numbered sentences."""
     sentences = [
@@ -219,7 +180,7 @@ def _lead(
     return text + note
 
 
-def _gain_sentences(gains: Sequence[Gain]) -> Iterator[str]:
+def _gain_sentences(gains: Sequence[paper.Gain]) -> Iterator[str]:
     for percent in sorted({gain.percent for gain in gains}, reverse=True):
         group = [gain for gain in gains if gain.percent == percent]
         where = "With all features" if percent == 0 else f"With {percent}% of the vectors missing"
@@ -227,9 +188,8 @@ def _gain_sentences(gains: Sequence[Gain]) -> Iterator[str]:
         for verdict in ("better", "worse"):
             sizes = sorted(abs(gain.difference.mean) for gain in group if gain.verdict == verdict)
             ends = dict.fromkeys(f"{size:.3f}" for size in (sizes[:1] + sizes[-1:]))
-            parts.append(
-                f"{verdict} in {len(sizes)} (by {' to '.join(ends)})" if sizes else f"{verdict} in none"
-            )
+            by = f"{len(sizes)} (by {' to '.join(ends)})"
+            parts.append(f"{verdict} in {by if sizes else 'none'}")
         runs = min(gain.difference.runs for gain in group)
         yield (
             f"{where}, PairNorm is significantly {' and '.join(parts)} of {len(group)} cases, over {runs} "
@@ -238,7 +198,7 @@ def _gain_sentences(gains: Sequence[Gain]) -> Iterator[str]:
 
 
 def _tuned_sentence(table: Table | None) -> Iterator[str]:
-    gains = [gain for gain in tuned_gains(table) if gain.percent == 100]
+    gains = [gain for gain in paper.tuned_gains(table) if gain.percent == 100]
     if gains:
         listed = [
             f"{TITLES[gain.dataset]} {gain.tuned.mean:+.3f}{'' if is_sure else ' (not significant)'}"
@@ -253,10 +213,10 @@ def _tuned_sentence(table: Table | None) -> Iterator[str]:
 def _number_sentence(tables: Sequence[Table]) -> Iterator[str]:
     gaps = [abs(cell.difference) for table in tables for cell in table.entries if cell.difference is not None]
     if gaps:
-        near = sum(gap <= LARGE_DIFFERENCE for gap in gaps)
+        near = sum(gap <= paper.LARGE_DIFFERENCE for gap in gaps)
         yield (
             f"Of the {len(reported())} numbers in the paper's three tables, {len(gaps)} were run again: they "
-            f"differ by {fmean(gaps):.3f} on average, {near} by at most {LARGE_DIFFERENCE}."
+            f"differ by {fmean(gaps):.3f} on average, {near} by at most {paper.LARGE_DIFFERENCE}."
         )
 
 
@@ -265,12 +225,9 @@ def _claim_sentence(decided: Sequence[Verdict]) -> str:
     listed = ", ".join(f"{counts[status]} {word}" for status, word in STATUSES.items() if counts[status])
     failing = sum(verdict.in_paper is not None and verdict.in_paper.status == "fails" for verdict in decided)
     noise = sum(bool(verdict.unsure) for verdict in decided)
-    return (
-        f"Of {len(decided)} claims of its text, {listed}"
-        + (f"; {failing} fail on the paper's own numbers already" if failing else "")
-        + (f"; {noise} verdicts are within the noise of their runs" if noise else "")
-        + "."
-    )
+    text = f"Of {len(decided)} claims of its text, {listed}"
+    text += f"; {failing} fail on the paper's own numbers already" if failing else ""
+    return f"{text}; {noise} verdicts are within the noise of their runs." if noise else f"{text}."
 
 
 def find_user_trials(cells: Mapping[Spec, Sequence[Trial]], selection: Selection) -> list[Summary]:
@@ -284,7 +241,7 @@ def _specs_of(selection: Selection) -> set[Spec]:
     return {spec for experiment in narrowed for spec in experiment.specs()}
 
 
-def user_section(summaries: Sequence[Summary]) -> Section:
+def user_section(summaries: Sequence[Summary]) -> doc.Section:
     """Return the section on the user's trials: per graph, the best spec and a table of the varied fields."""
     text = (
         f"{len(summaries):,} specs that are none of the paper's, ranked by mean validation accuracy. "
@@ -293,33 +250,26 @@ def user_section(summaries: Sequence[Summary]) -> Section:
     )
     graphs = dict.fromkeys(summary.spec.dataset for summary in summaries)
     tables = [_user_graph(name, [runs for runs in summaries if runs.spec.dataset == name]) for name in graphs]
-    return Section("Trials of your own", [Markdown(text), *tables])
+    return doc.Section("Trials of your own", [doc.Markdown(text), *tables])
 
 
-def _user_graph(dataset: str, summaries: Sequence[Summary]) -> Details:
-    first, measures = best(summaries), _measure_names(summaries)
+def _user_graph(dataset: str, summaries: Sequence[Summary]) -> doc.Details:
+    first, trials = best(summaries), [trial for runs in summaries for trial in runs.trials]
+    measures = list(dict.fromkeys(name for trial in trials for name in trial.measures))
     varied = [name for name in SPEC_FIELDS if len({getattr(runs.spec, name) for runs in summaries}) > 1]
-    rows = [
-        [
-            *(str(getattr(runs.spec, name)) for name in varied),
-            str(len(runs.trials)),
-            f"{runs.mean('validation_accuracy'):.3f}",
-            show_mean(runs.mean("test_accuracy"), runs.std("test_accuracy")),
-            *(_mean(runs, name) for name in measures),
-        ]
-        for runs in sorted(summaries, key=lambda runs: -runs.validation)[:MAX_ROWS]
-    ]
+    rows = []
+    for runs in sorted(summaries, key=lambda runs: -runs.validation)[:MAX_ROWS]:
+        accuracy = show_mean(runs.mean("test_accuracy"), runs.std("test_accuracy"))
+        numbers = [str(len(runs.trials)), f"{runs.mean('validation_accuracy'):.3f}", accuracy]
+        settings = [str(getattr(runs.spec, name)) for name in varied]
+        rows.append([*settings, *numbers, *(_mean(runs, name) for name in measures)])
     text = (
         f"Best by validation: {markdown_code(first.spec)}, {first.mean('test_accuracy'):.3f} of the test "
         f"nodes over {len(first.trials)} runs."
     )
     columns = [*varied, "runs", "validation", "test accuracy", *measures]
-    more = [Text(f"… and {len(summaries) - MAX_ROWS:,} more.")] if len(summaries) > MAX_ROWS else []
-    return Details(dataset, [Markdown(text), Shown(columns, rows), *more])
-
-
-def _measure_names(summaries: Sequence[Summary]) -> list[str]:
-    return list(dict.fromkeys(name for runs in summaries for trial in runs.trials for name in trial.measures))
+    more = [doc.Text(f"… and {len(summaries) - MAX_ROWS:,} more.")] if len(summaries) > MAX_ROWS else []
+    return doc.Details(dataset, [doc.Markdown(text), Shown(columns, rows), *more])
 
 
 def _mean(runs: Summary, measure: str) -> str:
@@ -330,7 +280,7 @@ def _mean(runs: Summary, measure: str) -> str:
 
 def _provenance(
     stored: Mapping[Spec, Sequence[Result]], results: ResultIndex, selection: Selection, store: str
-) -> Section:
+) -> doc.Section:
     """Return the section on what was run: experiments, versions, commits, devices and times."""
     origins = {(spec, run.trial.seed): run.origin for spec, runs in stored.items() for run in runs}
     rows = []
@@ -363,8 +313,9 @@ def _provenance(
         finished = [origin.finished for origin in origins.values()]
         items.append(markdown_text(f"From {min(finished)} to {max(finished)}"))
     items.append(f"This report: {markdown_code(f'pairnorm report --store {store}{selection.options}')}")
+    items = [f"- {item}" for item in items]
     shown = Shown(headings, rows, formatted=True, left=2)
-    return Section("What was run", [shown, Text(text), Markdown("\n".join(f"- {item}" for item in items))])
+    return doc.Section("What was run", [shown, doc.Text(text), doc.Markdown("\n".join(items))])
 
 
 def _training_time(origins: Iterable[Origin]) -> str:

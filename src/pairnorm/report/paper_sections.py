@@ -9,7 +9,7 @@ from pairnorm.data import datasets
 from pairnorm.paper.evidence import CASES, Verdict
 from pairnorm.paper.experiments import DATASETS, SPLITS, Selection
 from pairnorm.report.charts import BLUE, GREEN, VERMILLION, Block, differences
-from pairnorm.report.document import Details, Markdown, Section, Text
+from pairnorm.report.document import Details, Markdown, Only, Section, Text
 from pairnorm.report.document import Table as Shown
 from pairnorm.sweep.grid import TableCell
 from pairnorm.sweep.index import Chosen, ResultIndex
@@ -50,10 +50,8 @@ def split_gains(results: ResultIndex, selection: Selection) -> list[Gain]:
         return []
     pairs = []
     for dataset, model, percent in product(experiment.datasets, MODEL_STYLES, experiment.missing):
-        without, with_norm = (
-            results.chosen(experiment, TableCell(dataset, method, percent))
-            for method in (model, f"{model}-PN")
-        )
+        cells = (TableCell(dataset, method, percent) for method in (model, f"{model}-PN"))
+        without, with_norm = (results.chosen(experiment, cell) for cell in cells)
         if without and with_norm and without.complete and with_norm.complete:
             pairs.append((dataset, model, percent, without, with_norm, _difference(with_norm, without)))
     decided = significant([pair[-1] for pair in pairs])
@@ -64,17 +62,11 @@ def splits_section(gains: Sequence[Gain]) -> Section | None:
     """Return the figure and the table of PairNorm's gains over random splits."""
     if not gains:
         return None
-    rows = [
-        [
-            TITLES[gain.dataset],
-            gain.model,
-            f"{gain.percent}%",
-            *(f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (gain.without, gain.with_norm)),
-            str(gain.difference),
-            gain.verdict,
-        ]
-        for gain in gains
-    ]
+    rows = []
+    for gain in gains:
+        both = (f"{chosen.accuracy:.3f} @ {chosen.layers}" for chosen in (gain.without, gain.with_norm))
+        where = [TITLES[gain.dataset], gain.model, f"{gain.percent}%"]
+        rows.append([*where, *both, str(gain.difference), gain.verdict])
     headings = ["Graph", "Model", "Missing", "Without", "With PairNorm", "Difference (95%)", "Significant"]
     runs = min(gain.difference.runs for gain in gains)
     text = (
@@ -87,22 +79,17 @@ def splits_section(gains: Sequence[Gain]) -> Section | None:
     charts = []
     for percent in dict.fromkeys(gain.percent for gain in gains):
         group = [gain for gain in gains if gain.percent == percent]
-        charts.append(
-            differences(
-                f"PairNorm's gain, {'all features' if percent == 0 else f'{percent}% missing'}",
-                [f"{TITLES[gain.dataset]}, {gain.model}" for gain in group],
-                [gain.difference for gain in group],
-                [MODEL_STYLES[gain.model] for gain in group],
-                "gain in accuracy",
-                "figures/gains",
-            )
-        )
+        name = f"PairNorm's gain, {'all features' if percent == 0 else f'{percent}% missing'}"
+        labels = [f"{TITLES[gain.dataset]}, {gain.model}" for gain in group]
+        values, styles = [gain.difference for gain in group], [MODEL_STYLES[gain.model] for gain in group]
+        charts.append(differences(name, labels, values, styles, "gain in accuracy", "figures/gains"))
     return Section("Does PairNorm help?", [*charts, Text(text), Shown(headings, rows)], wide=True)
 
 
 def table_blocks(table: Table) -> list[Block]:
-    """Return a table with its legend."""
-    return [Shown(*by_missing_rate(table), formatted=True, left=2), Text(legend(table))]
+    """Return a table with its legend, in Markdown with links to its files."""
+    links = Only("markdown", [Markdown(f"[CSV]({table.name}.csv), [LaTeX]({table.name}.tex)")])
+    return [Shown(*by_missing_rate(table), formatted=True, left=2), Text(legend(table)), links]
 
 
 def differences_section(tables: Sequence[Table]) -> Section | None:
@@ -130,9 +117,8 @@ def claims_section(decided: Sequence[Verdict]) -> Section:
     rows, evidence = [], []
     for verdict in decided:
         in_paper = verdict.in_paper.answer if verdict.in_paper else "no numbers"
-        rows.append(
-            [f"{verdict.claim.text} ({verdict.claim.section})", in_paper, verdict.answer, verdict.strength]
-        )
+        text = f"{verdict.claim.text} ({verdict.claim.section})"
+        rows.append([text, in_paper, verdict.answer, verdict.strength])
         cases = [[case.label, marks[case.holds], case.evidence] for case in verdict.cases]
         columns = ["Case", "Holds", "Evidence"]
         if verdict.strength:
@@ -219,10 +205,8 @@ def ablation_section(table: Table | None, blocks: Sequence[Any] = ()) -> Section
         "activation (the text) or “before” it (the code); PN-SCS is in the code only. Validation chooses "
         "among 2, 4, 8 and 12 layers, fewer than in the tables above."
     )
-    changes = (
-        "What changes when one choice is changed and the others stay (mean difference of test accuracy over "
-        "graphs and the other choices):"
-    )
+    changes = "What changes when one choice is changed and the others stay (mean difference of test accuracy "
+    changes += "over graphs and the other choices):"
     rows: list[list[str]] = []
     by_spec = {chosen.best.spec.replace(depth=2): chosen for chosen in complete.values()}
     fields = (("adjacency", "sym", "rw"), ("order", "before", "after"), ("norm", "PN-SI", "PN"),
