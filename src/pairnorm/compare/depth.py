@@ -99,14 +99,10 @@ class DepthComparison(Grid[DepthCell], Sweep):
     """The methods, graphs and depths of a comparison; each cell has four candidates.
 
     Args:
-        datasets: names of graphs.
-        models: among ``"GCN"``, ``"SGC"`` and ``"GAT"``.
         methods: by name. Default: all of the package but ContraNorm, whose time is quadratic in the nodes; a
             few of them for GAT.
         depths: numbers of graph convolutions. Default: 2 to 64, up to ``max_depth``.
         missing: percentages of missing vectors; graphs on which depth matters have all features.
-        runs: number of seeds.
-        epochs: of each trial.
         graphs: the graphs among ``datasets`` that are not the package's; their features are scaled already.
         shallow_first: finish a depth before a larger one begins, in case time runs out.
 
@@ -201,14 +197,15 @@ class DepthComparison(Grid[DepthCell], Sweep):
 
     def list_candidates(self, cell: DepthCell, split: str) -> tuple[Spec, ...]:
         """Return the four grid points of a cell."""
-        method = find_method(cell.method)
+        method, rates, dropouts = find_method(cell.method), RATES[cell.model], DROPOUTS
         strengths = method.grid[:2] if len(method.grid) > 1 else ()
-        rates, dropouts = RATES[cell.model], DROPOUTS
-        settings = {"scaling": "none"} if cell.dataset in self.graphs else SETTINGS[cell.model]
+        settings: dict[str, Any] = {"split": split, "method": cell.method, "epochs": self.epochs}
+        settings |= {"missing_rate": cell.missing_percent / 100, **method.settings}
+        settings |= {"scaling": "none"} if cell.dataset in self.graphs else SETTINGS[cell.model]
         if cell.dataset in LONG_RANGE:
-            dropouts, settings = LONG_RANGE_DROPOUTS, {**LONG_RANGE_SETTINGS, "metric": metric(cell.dataset)}
-            settings |= {"dropout": 0.0} if cell.model == "SGC" else {}
-        options: list[dict[str, Any]]
+            dropouts, settings = LONG_RANGE_DROPOUTS, {**settings, **LONG_RANGE_SETTINGS}
+            settings |= {"metric": metric(cell.dataset)} | ({"dropout": 0.0} if cell.model == "SGC" else {})
+        options: list[dict[str, Any]] = [{"learning_rate": rate} for rate in SGC_RATES]
         if cell.model != "SGC":
             options = [
                 {"learning_rate": rate, "dropout": dropout}
@@ -217,35 +214,17 @@ class DepthComparison(Grid[DepthCell], Sweep):
                 for column, dropout in enumerate(dropouts)
             ]
         elif strengths:
-            options = [
-                {"learning_rate": rate, "strength": value} for rate, value in product(rates, strengths)
-            ]
-        else:
-            options = [{"learning_rate": rate} for rate in SGC_RATES]
-        common: dict[str, Any] = {
-            "missing_rate": cell.missing_percent / 100,
-            "epochs": self.epochs,
-            "split": split,
-            "method": cell.method,
-        }
-        return tuple(
-            Spec(cell.dataset, cell.model, cell.depth, **common, **tuned, **settings, **method.settings)
-            for tuned in options
-        )
+            pairs = product(rates, strengths)
+            options = [{"learning_rate": rate, "strength": strength} for rate, strength in pairs]
+        return tuple(Spec(cell.dataset, cell.model, cell.depth, **settings, **tuned) for tuned in options)
 
 
 class DepthTable:
-    """The results of the cells whose runs are all complete.
-
-    Args:
-        comparison: what was requested.
-        results: of a store.
-    """
+    """The results of the cells whose runs are all complete."""
 
     def __init__(self, comparison: DepthComparison, results: Iterable[Result]) -> None:
-        self.comparison = comparison
         trials: dict[Spec, list[Any]] = defaultdict(list)
-        self.origins: dict[tuple[Spec, int], Origin] = {}
+        self.comparison, self.origins = comparison, dict[Pair, Origin]()
         for result in results:
             trials[result.spec].append(result.trial)
             self.origins[result.spec, result.trial.seed] = result.origin
@@ -276,15 +255,15 @@ class DepthTable:
         spec, trials = runs.spec, runs.trials
         measured = [name for name in MEASURES if all(name in trial.measures for trial in trials)]
         origins = [self.origins[spec, trial.seed] for trial in trials]
+        score, accuracy = f"test_{spec.metric}", "test_accuracy"
         return {
-            "scores": runs.values(f"test_{spec.metric}"),
-            "score": runs.mean(f"test_{spec.metric}"),
-            "score_std": runs.std(f"test_{spec.metric}"),
+            "scores": runs.values(score),
+            "score": runs.mean(score),
+            "score_std": runs.std(score),
             "validation_score": runs.mean(f"validation_{spec.metric}"),
-            "accuracy": runs.mean("test_accuracy"),
-            "accuracy_std": runs.std("test_accuracy"),
-            "validation_accuracy": runs.mean("validation_accuracy"),
-            "train_accuracy": runs.mean("train_accuracy"),
+            "accuracy": runs.mean(accuracy),
+            "accuracy_std": runs.std(accuracy),
+            **{name: runs.mean(name) for name in ("validation_accuracy", "train_accuracy")},
             "runs": len(trials),
             "learning_rate": spec.learning_rate,
             "strength": spec.skip or (spec.scale if spec.norm != "none" else spec.strength),

@@ -30,14 +30,7 @@ OTHERS = "others"
 
 
 class Choice(NamedTuple):
-    """A method with the depth that validation accuracy selects, on one graph or on each of several.
-
-    Args:
-        method: its name.
-        depths: the depth on every graph.
-        validation: the validation score that selects, its mean over graphs.
-        scores: on the test nodes by seed, each the mean over graphs.
-    """
+    """A method with the depth that validation selects on every graph; scores are means over the graphs."""
 
     method: str
     depths: tuple[int, ...]
@@ -71,13 +64,9 @@ class Choice(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """The best of several methods by validation, and the choices that it is compared with.
+    """The best of several methods by validation, without a method, and of the modes of PairNorm.
 
-    Args:
-        best: the choice with the highest validation score.
-        not_worse: methods that are not significantly worse on the test nodes, the most accurate first.
-        plain: the choice without a method, None where it was not run.
-        pair_norm: the best mode of PairNorm, None where none was run.
+    Other methods are ``not_worse`` if they are not significantly worse on the test nodes.
     """
 
     best: Choice
@@ -194,12 +183,6 @@ def draw(
 
     Six have a color and a marker: the user's own methods, what validation selects, PN and PN-SI, and the best
     of the others by mean rank. No method is dashed and black, and what remains is gray.
-
-    Args:
-        comparison: the comparison.
-        rows: its complete rows.
-        folder: for the files.
-        name: what they are called; graph and model follow where there are several.
     """
     files, rows = {}, comparable(rows)
     is_alone = len(comparison.datasets) * len(comparison.models) == 1

@@ -76,15 +76,7 @@ ALONE = ("SGC alone", "label propagation", "logistic regression", "boosted trees
 
 
 class MissingCell(NamedTuple):
-    """A cell of the comparison: an imputation and a model on one graph at one missing rate.
-
-    Args:
-        protocol: name of a ``Protocol``.
-        dataset: name of a graph.
-        imputation: of missing features, empty for a model without features.
-        model: name of a method.
-        missing_percent: of the features.
-    """
+    """A cell of the comparison: an imputation and a model on one graph at one missing rate."""
 
     protocol: str
     dataset: str
@@ -101,8 +93,6 @@ class Protocol(Grid[MissingCell]):
 
     Args:
         name: what the command line calls it.
-        title: what it is.
-        datasets: names of graphs.
         missing: percentages, the most important first.
         runs: number of seeds. Methods without randomness get one run where all masks are the same.
         kind: ``Spec.missing_kind``.
@@ -161,29 +151,22 @@ class Protocol(Grid[MissingCell]):
 
     def list_candidates(self, cell: MissingCell, split: str) -> tuple[Spec, ...]:
         """Return the candidates of a cell."""
-        return expand(
-            self.trained[cell.model],
-            dataset=self.graph_name(cell.dataset),
-            missing_rate=cell.missing_percent / 100,
-            missing_kind=self.kind,
-            split=split,
-            imputation=cell.imputation,
-        )
+        common = {"dataset": self.graph_name(cell.dataset), "imputation": cell.imputation, "split": split}
+        masks = {"missing_rate": cell.missing_percent / 100, "missing_kind": self.kind}
+        return expand(self.trained[cell.model], **common, **masks)
 
     def graph(self, dataset: str, root: Path | None = None, seed: int = 0) -> Graph:
-        """Load the graph of a dataset, with the split of a run.
-
-        Args:
-            dataset: one of ``datasets``.
-            root: folder of the raw files.
-            seed: of the run.
-        """
+        """Load the graph of a dataset, with the split of a run."""
         if self.graphs == "table":
             graph = read_table(dataset, root)
             return graph.with_split(hold_out_labels(graph.labels, int(self.split) / 100, seed))
         if self.graphs == "largest":
             return largest_graph(dataset, root).with_split(self.split.format(seed=seed))
         return load(dataset, root)
+
+    def derived_graphs(self, dataset: str, root: Path | None) -> dict[str, Graph]:
+        """Return the graph of a dataset by its name in specs, unless it is loaded by that name."""
+        return {} if self.graphs == "named" else {self.graph_name(dataset): self.graph(dataset, root)}
 
     def graph_name(self, dataset: str) -> str:
         """Return the name in specs of the graph that is used for a dataset."""
@@ -295,15 +278,9 @@ def choose_protocols(
     runs: int | None = None,
     epochs: int | None = None,
 ) -> list[Protocol]:
-    """Return the selected protocols, narrowed to graphs, methods and rates; raise an error if empty.
+    """Return the selected protocols, narrowed to graphs, methods, rates and runs; raise an error if empty.
 
-    Args:
-        protocols: only these; ``"fp"``, ``"tables"`` and ``"by"`` are all whose names begin so.
-        datasets: only these graphs.
-        models: only these methods.
-        missing: only these percentages.
-        runs: at most this many runs.
-        epochs: of trained models.
+    Of ``protocols``, ``"fp"``, ``"tables"`` and ``"by"`` are all whose names begin so.
 
     >>> [protocol] = choose_protocols(["ssnc-mv"], ["cora"], ["GCN", "fit"], [100])
     >>> [len(list(cells)) for cells in (protocol.cells(), protocol.evaluated_cells())]
@@ -339,25 +316,15 @@ def choose_protocols(
     ]
     chosen = [part for part in parts if part.datasets and part.missing and (part.trained or part.evaluated)]
     if not chosen:
-        raise PairNormError(
-            "nothing of the comparison is left",
-            code="nothing-selected",
-            hint="Leave out some of {protocol}, {dataset}, {model} and {missing}.",
-            protocol=...,
-            dataset=...,
-            model=...,
-            missing=...,
-        )
+        options: dict[str, Any] = dict.fromkeys(("protocol", "dataset", "model", "missing"), ...)
+        hint = "Leave out some of {protocol}, {dataset}, {model} and {missing}."
+        problem = "nothing of the comparison is left"
+        raise PairNormError(problem, code="nothing-selected", hint=hint, **options)
     return chosen
 
 
 def mask_features(graph: Graph, missing: Missing) -> Graph:
-    """Remove the features that are missing in the first trial, in addition to those missing in the data.
-
-    Args:
-        graph: the graph; with dense features where single entries are missing.
-        missing: the mask of one or more trials.
-    """
+    """Remove the features that are missing in the first trial, in addition to those missing in the data."""
     before = graph.missing if graph.missing.dim() == 2 else graph.missing[:, None]
     masked = missing.mask[:, 0].view(graph.num_nodes, -1) | before
     features = features_after(graph, missing, "none").trial(0)
@@ -378,12 +345,9 @@ def read_table(name: str, root: Path | None = None) -> Graph:
 
 
 def hold_out_labels(labels: Tensor, share: float, seed: int = 0) -> Split:
-    """Split labels into test and training nodes, stratified by class, without validation nodes.
+    """Split labels into a share of test nodes and training nodes, stratified by class.
 
-    Args:
-        labels: int64 [n]; nodes with -1 are in no part.
-        share: of test nodes, from 0 to 1.
-        seed: the same seed gives the same split on every machine.
+    The same seed gives the same split on every machine. Nodes with -1 are in no part.
     """
     known = labels.cpu().numpy()
     rank = np.full(len(known), np.inf)
@@ -412,9 +376,5 @@ def largest_component(graph: Graph) -> Graph:
     members = components(graph.adjacency)
     largest = (members == members.bincount().argmax()).numpy()
     adjacency, features = graph.replace(features=graph.features.to_dense()).to_scipy()
-    return Graph.from_scipy(
-        adjacency[largest][:, largest],
-        features[largest],
-        labels=graph.labels[torch.from_numpy(largest)],
-        name=f"{graph.name}-largest",
-    )
+    labels, name = graph.labels[torch.from_numpy(largest)], f"{graph.name}-largest"
+    return Graph.from_scipy(adjacency[largest][:, largest], features[largest], labels=labels, name=name)

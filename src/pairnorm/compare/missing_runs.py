@@ -19,18 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pairnorm.base.errors import PairNormError
+from pairnorm.compare import missing
 from pairnorm.compare.baselines import fsd_cap, tuned_correct_and_smooth
-from pairnorm.compare.missing import (
-    ALONE,
-    FIT,
-    FSD_CAP_GCN,
-    FSD_CAP_RELEASED,
-    IMPUTATION_OF,
-    REFITTED,
-    MissingCell,
-    Protocol,
-    reached,
-)
 from pairnorm.data import Graph
 from pairnorm.data.features import UNKNOWN
 from pairnorm.sweep.index import ResultIndex
@@ -50,10 +40,7 @@ RECORDS = "missing"
 
 
 class Evaluation(NamedTuple):
-    """One run: scores on the test nodes, and where they come from.
-
-    Of a method without epochs, or of a trained model with the fallback for unreachable nodes.
-    """
+    """A run of a method without epochs, or of a trained model with the fallback for unreachable nodes."""
 
     protocol: str
     dataset: str
@@ -70,9 +57,9 @@ class Evaluation(NamedTuple):
     device: str = ""
 
     @property
-    def cell(self) -> MissingCell:
+    def cell(self) -> missing.MissingCell:
         """The cell of the comparison."""
-        return MissingCell(*self[:5])
+        return missing.MissingCell(*self[:5])
 
 
 KEY_FIELDS = 6
@@ -88,13 +75,9 @@ def read_evaluations(store: Store) -> list[Evaluation]:
             for key, values in store.records(RECORDS).items()
         ]
     except (TypeError, ValueError) as error:
-        raise PairNormError(
-            f"an evaluation in {store.path} cannot be read ({error})",
-            code="file-damaged",
-            value=store.path,
-            expected="the records of a comparison",
-            hint="Restore a copy of the store.",
-        ) from error
+        problem = f"an evaluation in {store.path} cannot be read ({error})"
+        more = {"expected": "the records of a comparison", "hint": "Restore a copy of the store."}
+        raise PairNormError(problem, code="file-damaged", value=store.path, **more) from error
 
 
 def write_evaluations(store: Store, rows: Iterable[Evaluation]) -> None:
@@ -106,13 +89,7 @@ def write_evaluations(store: Store, rows: Iterable[Evaluation]) -> None:
 
 
 class MissingResults:
-    """The trials and evaluations of a store.
-
-    Args:
-        trials: the trials of every spec; fingerprints of graphs are ignored.
-        evaluations: of methods without epochs.
-        origins: how many of them each commit and device computed, the most frequent first.
-    """
+    """The trials and evaluations of a store, and how many of them each commit and device computed."""
 
     def __init__(
         self,
@@ -139,36 +116,32 @@ class MissingResults:
 class MissingSweep(Sweep):
     """The requested protocols: models that are trained by epochs, and evaluations of other methods."""
 
-    protocols: Sequence[Protocol]
+    protocols: Sequence[missing.Protocol]
 
     def batches(self, running: Running) -> Iterator[Batch]:
         """Yield one batch per protocol and graph."""
         for protocol in self.protocols:
             for dataset in protocol.datasets if protocol.trained else ():
                 cells = [cell for cell in protocol.cells() if cell.dataset == dataset]
-                graphs = partial(_derived_graph, protocol, dataset, running.root)
+                graphs = partial(protocol.derived_graphs, dataset, running.root)
                 name = f"{protocol.name}, {dataset}"
                 yield Batch(name, [(protocol, cells)], graphs=graphs, ignore_fingerprints=True)
 
     def count_pending(self, store: Store) -> int:
         """Return how many trials and evaluations are not in the store."""
-        results = MissingResults.read(store)
-        with_fallback = {
-            (cell, seed)
-            for protocol in self.protocols
-            for cell in protocol.fallback_cells()
-            for seed in protocol.seeds(cell)
-        }
-        evaluations = len(pending_evaluations(self.protocols, results))
-        evaluations += len(with_fallback - results.evaluated.keys())
-        return results.index.count_pending(self.protocols) + evaluations
+        results, count = MissingResults.read(store), 0
+        for protocol in self.protocols:
+            pairs = ((cell, seed) for cell in protocol.fallback_cells() for seed in protocol.seeds(cell))
+            count += sum(pair not in results.evaluated for pair in pairs)
+        count += len(pending_evaluations(self.protocols, results))
+        return results.index.count_pending(self.protocols) + count
 
     def compute_others(
         self, store: Store, running: Running, should_stop: Callable[[], bool], on_progress: OnProgress
     ) -> int:
         """Evaluate pending runs in several processes."""
-        results, root = MissingResults.read(store), running.root
-        waiting: list[tuple[int, MissingCell, Callable[[], list[Evaluation]]]] = [
+        results, root, started = MissingResults.read(store), running.root, 0
+        waiting: list[tuple[int, missing.MissingCell, Callable[[], list[Evaluation]]]] = [
             (1, cell, partial(evaluate, protocol, cell, seed, root))
             for protocol, cell, seed in pending_evaluations(self.protocols, results)
         ]
@@ -176,58 +149,44 @@ class MissingSweep(Sweep):
             (len(pairs), cell, partial(evaluate_trained, protocol, cell, pairs, root, running.device))
             for protocol, cell, pairs in pending_fallbacks(self.protocols, results)
         ]
-        total, started = sum(runs for runs, _, _ in waiting), 0
         if not waiting or should_stop():
             return 0
-        futures: set[Future[list[Evaluation]]] = set()
+        total, futures = sum(runs for runs, _, _ in waiting), set[Future[list[Evaluation]]]()
         workers = running.workers or os.cpu_count() or 1
         with Workers(workers) as pool:
-            while True:
+            while futures or (waiting and not should_stop()):
                 while waiting and len(futures) < workers and not should_stop():
                     runs, cell, job = waiting.pop(0)
                     futures.add(pool.submit(job))
                     label = f"{cell.dataset}, {cell.model}, {cell.missing_percent:g}% missing"
                     on_progress(f"{cell.protocol}, evaluation", Progress(started, total, total, label))
                     started += runs
-                if not futures:
-                    return started
                 finished, futures = wait(futures, return_when=FIRST_COMPLETED)
                 write_evaluations(store, [row for future in finished for row in future.result()])
-
-
-def _derived_graph(protocol: Protocol, dataset: str, root: Path | None) -> dict[str, Graph]:
-    """Return the graph of a dataset by its name in specs, unless it is loaded by that name."""
-    if protocol.graphs == "named":
-        return {}
-    return {protocol.graph_name(dataset): protocol.graph(dataset, root)}
+        return started
 
 
 def pending_evaluations(
-    protocols: Iterable[Protocol], results: MissingResults
-) -> list[tuple[Protocol, MissingCell, int]]:
+    protocols: Iterable[missing.Protocol], results: MissingResults
+) -> list[tuple[missing.Protocol, missing.MissingCell, int]]:
     """List the pending evaluations, the first seed of all before the second, in case time runs out.
 
     Models that ``fit`` trains are left out where they are evaluated along with it.
     """
     jobs = []
     for protocol in protocols:
-        pending = {
-            (cell, seed): cell._replace(model=FIT, imputation=IMPUTATION_OF[FIT])
-            for cell in protocol.evaluated_cells()
-            for seed in protocol.seeds(cell)
-            if (cell, seed) not in results.evaluated
-        }
-        jobs += [
-            (protocol, cell, seed)
-            for (cell, seed), along in pending.items()
-            if cell.model not in ALONE or (along, seed) not in pending
-        ]
+        pairs = ((cell, seed) for cell in protocol.evaluated_cells() for seed in protocol.seeds(cell))
+        pending = dict.fromkeys(pair for pair in pairs if pair not in results.evaluated)
+        for cell, seed in pending:
+            along = cell._replace(model=missing.FIT, imputation=missing.IMPUTATION_OF[missing.FIT])
+            if cell.model not in missing.ALONE or (along, seed) not in pending:
+                jobs.append((protocol, cell, seed))
     return sorted(jobs, key=lambda job: job[2])
 
 
 def pending_fallbacks(
-    protocols: Iterable[Protocol], results: MissingResults
-) -> list[tuple[Protocol, MissingCell, list[Pair]]]:
+    protocols: Iterable[missing.Protocol], results: MissingResults
+) -> list[tuple[missing.Protocol, missing.MissingCell, list[Pair]]]:
     """Return the selected candidates to train again, for the fallback for unreachable nodes."""
     jobs = []
     for protocol in protocols:
@@ -238,15 +197,10 @@ def pending_fallbacks(
     return jobs
 
 
-def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None = None) -> list[Evaluation]:
-    """Fit a method to a graph with masked features; one evaluation per model it fits and test set.
-
-    Args:
-        protocol: the protocol.
-        cell: the method.
-        seed: of the run.
-        root: folder of the graphs' files.
-    """
+def evaluate(
+    protocol: missing.Protocol, cell: missing.MissingCell, seed: int, root: Path | None = None
+) -> list[Evaluation]:
+    """Fit a method to a graph with masked features; one evaluation per model it fits and test set."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few labels are on purpose
@@ -256,27 +210,19 @@ def evaluate(protocol: Protocol, cell: MissingCell, seed: int, root: Path | None
     rows: list[Evaluation] = []
     for model, probabilities in by_model.items():
         predicted = probabilities.argmax(1) if classifier is None else classifier.decide(probabilities)
-        model_cell = cell._replace(model=model, imputation=IMPUTATION_OF.get(model, ""))
+        model_cell = cell._replace(model=model, imputation=missing.IMPUTATION_OF.get(model, ""))
         rows += _evaluations(protocol, model_cell, seed, graph, probabilities, predicted, origin)
     return rows
 
 
 def evaluate_trained(
-    protocol: Protocol,
-    cell: MissingCell,
+    protocol: missing.Protocol,
+    cell: missing.MissingCell,
     pairs: Sequence[Pair],
     root: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> list[Evaluation]:
-    """Train the selected candidate of a cell again, and evaluate it with the fallback for unreachable nodes.
-
-    Args:
-        protocol: the protocol.
-        cell: its graph and model.
-        pairs: the candidate with each seed.
-        root: folder of the graphs' files.
-        device: where to train.
-    """
+    """Train a selected candidate again, and evaluate it with the fallback for unreachable nodes."""
     start = time.perf_counter()
     graph, where = protocol.graph(cell.dataset, root), find_device(device)
     by_run = _train_logits(graph, pairs, where).softmax(-1).cpu().unbind(1)
@@ -301,12 +247,7 @@ def _train_logits(graph: Graph, pairs: Sequence[Pair], device: torch.device) -> 
 
 
 def with_fallback(graph: Graph, probabilities: Tensor) -> Tensor:
-    """Return predictions with the fallback of ``fit`` for unreachable nodes.
-
-    Args:
-        graph: with masked features.
-        probabilities: predicted for every node, [n, classes].
-    """
+    """Return predictions with the fallback of ``fit`` for unreachable nodes."""
     from pairnorm.classify.predictions import fallback_shares, unreachable
 
     labels = graph.labels.where(graph.train, UNKNOWN)
@@ -316,8 +257,8 @@ def with_fallback(graph: Graph, probabilities: Tensor) -> Tensor:
 
 
 def _evaluations(
-    protocol: Protocol,
-    cell: MissingCell,
+    protocol: missing.Protocol,
+    cell: missing.MissingCell,
     seed: int,
     graph: Graph,
     probabilities: NDArray[np.float32],
@@ -328,39 +269,34 @@ def _evaluations(
     from pairnorm.classify import Scores
 
     for name in protocol.test_sets(cell.dataset):
-        test = (graph.test if name == cell.dataset else graph.test & reached(graph)).numpy()
+        test = (graph.test if name == cell.dataset else graph.test & missing.reached(graph)).numpy()
         scores = Scores.of(
             graph.labels.numpy()[test], predicted[test], graph.num_classes, probabilities[test]
         )
-        yield Evaluation(
-            *cell._replace(dataset=name),
-            seed=seed,
-            accuracy=round(scores.accuracy, 6),
-            macro_f1=round(scores.value("macro-f1"), 6),
-            auc=round(scores.auc, 6),
-            seconds=round(origin.seconds / origin.shared_by, 1),
-            git_commit=origin.git_commit or "",
-            finished=origin.finished,
-            device=origin.device,
-        )
+        accuracy, f1, auc = (round(x, 6) for x in (scores.accuracy, scores.value("macro-f1"), scores.auc))
+        seconds, commit = round(origin.seconds / origin.shared_by, 1), origin.git_commit or ""
+        where, scored = (commit, origin.finished, origin.device), cell._replace(dataset=name)
+        yield Evaluation(*scored, seed, accuracy, f1, auc, seconds, *where)
 
 
 def _predict(
-    protocol: Protocol, cell: MissingCell, graph: Graph, seed: int
+    protocol: missing.Protocol, cell: missing.MissingCell, graph: Graph, seed: int
 ) -> "tuple[dict[str, NDArray[np.float32]], NodeClassifier | None]":
     """Return probabilities by model, and the classifier whose decision rule applies; None for arg max."""
     from pairnorm.classify import NodeClassifier
 
     if cell.imputation == "fsd-cap":
-        spec, released = Spec(graph.name, **FSD_CAP_GCN), cell.model == FSD_CAP_RELEASED
+        spec, released = Spec(graph.name, **missing.FSD_CAP_GCN), cell.model == missing.FSD_CAP_RELEASED
         return {cell.model: fsd_cap(graph, spec, seed, validation_labels=released).numpy()}, None
     settings: dict[str, Any] = {"device": "cpu", "random_state": seed}
-    if cell.model == FIT:
+    if cell.model == missing.FIT:
         classifier = NodeClassifier(**settings).fit(graph)
-        by_model = {FIT: classifier.evaluation_probabilities_}
+        by_model = {missing.FIT: classifier.evaluation_probabilities_}
         if graph.validation.any():  # otherwise all labels were used already
-            by_model[REFITTED] = classifier.probabilities_
-        by_model |= {model: _alone(classifier, model) for model in protocol.evaluated if model in ALONE}
+            by_model[missing.REFITTED] = classifier.probabilities_
+        by_model |= {
+            model: _alone(classifier, model) for model in protocol.evaluated if model in missing.ALONE
+        }
         return by_model, classifier
     settings |= {"simple": True, "refit": False}
     if cell.model != "Correct & Smooth":

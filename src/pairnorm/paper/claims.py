@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
 from math import sqrt
+from typing import Any
 
 from pairnorm.paper.evidence import Case, Cases, Claim, Evidence, Layers, PaperEvidence, Verdict, compare
 from pairnorm.paper.experiments import DATASETS, EXPERIMENTS, Selection
@@ -83,16 +84,9 @@ def pairs_of(
 ) -> Cases:
     """Compare a method with the best of others by validation; arguments as for ``selected``."""
     name, shown = method.rpartition(":")[2], others.rpartition(":")[2]
-    shown = f"best of {shown}" if ", " in shown else shown
-    return selected(
-        test,
-        method,
-        *others.split(", "),
-        label=f"{name} / {shown}, {{graph}}, {{percent}}%",
-        percents=percents,
-        models=models,
-        experiment=experiment,
-    )
+    label = f"{name} / {'best of ' * (', ' in shown)}{shown}, {{graph}}, {{percent}}%"
+    where: dict[str, Any] = {"percents": percents, "models": models, "experiment": experiment}
+    return selected(test, method, *others.split(", "), label=label, **where)
 
 
 def at_most(
@@ -206,10 +200,10 @@ def shrinks_to(share: float, values: Sequence[float]) -> Decision:
 
 
 def shrinks(
-    model: str, norm: str, label: str, share: float, quantity: str = "apd", kind: str = "random"
+    model: str, norm: str, label: str, share: float, name: str = "apd", kind: str = "random"
 ) -> Cases:
     """Return the case that a quantity of pairs shrinks over the layers to less than a share."""
-    return by_layer(model, (norm,), label, lambda layers: shrinks_to(share, getattr(layers, quantity)[kind]))
+    return by_layer(model, (norm,), label, lambda layers: shrinks_to(share, getattr(layers, name)[kind]))
 
 
 def constant(values: Sequence[float]) -> Decision:
@@ -394,19 +388,10 @@ def verdicts(evidence: Evidence) -> Sequence[Verdict]:
 
 
 def requested_runs(results: ResultIndex, experiment: Experiment) -> list[Pair]:
-    """Return the runs to add where the paper's number of runs leaves a verdict within noise.
-
-    Args:
-        results: what has been run.
-        experiment: ``CLAIMS_AGAIN``, or a selected part of it.
-    """
+    """Return the runs to add where the paper's number of runs leaves a verdict within noise."""
     selection = Selection(epochs=experiment.settings.get("epochs"), depths=experiment.settings.get("depth"))
     decided = verdicts(Evidence(results, {}, selection, all_runs=False))
-    specs = dict.fromkeys(spec for verdict in decided for case in verdict.unsure for spec in case.unsure)
+    unsure = dict.fromkeys(spec for verdict in decided for case in verdict.unsure for spec in case.unsure)
     runs = {percent / 100: range(count) for percent, count in experiment.missing.items()}
-    return [
-        (spec, seed)
-        for spec in specs
-        if spec.dataset in experiment.datasets
-        for seed in runs.get(spec.missing_rate, ())
-    ]
+    specs = [spec for spec in unsure if spec.dataset in experiment.datasets]
+    return [(spec, seed) for spec in specs for seed in runs.get(spec.missing_rate, ())]

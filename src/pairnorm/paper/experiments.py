@@ -75,12 +75,8 @@ TABLE1 = Experiment(
     dict.fromkeys((0, 20, 40, 60, 80, 100), 5),
     DATASETS,
 )
-TABLE1_ROWS = replace(
-    TABLE1,
-    name="table1-rows",
-    title="Table 1 with every node's features divided by their sum",
-    methods=SGC_METHODS,
-)
+TABLE1_ROWS = replace(TABLE1, name="table1-rows", methods=SGC_METHODS,
+                      title="Table 1 with every node's features divided by their sum")  # fmt: skip
 TABLE2 = Experiment(
     "table2", "GCN with PairNorm-SI and with skip connections", GCN_METHODS, FIVE_RUNS, DATASETS
 )
@@ -241,8 +237,7 @@ EXPERIMENTS = {
         SGC_MODES, TUNED, ABLATION, SCALING, SPLITS, CLAIMS_AGAIN,
     )
 }  # fmt: skip
-ALL = ("table1", "table1-rows", "table2", "table3", "figure1", "figure2", "figure3", "figure4", "bars",
-       "case-study", "deep-gcn", "sgc-modes", "tuned", "ablation", "scaling", "splits", "claims")  # fmt: skip
+ALL = (*[*EXPERIMENTS][:5], "figure2", *[*EXPERIMENTS][5:])
 """Every experiment. Figure 2 is an illustration: nothing is trained for it."""
 GROUPS = {"paper": tuple(name for name in ALL if name not in ("scaling", "splits", "claims")), "all": ALL}
 """The paper, with its models tuned and its choices varied; and what looks into differences from it, too."""
@@ -257,10 +252,8 @@ class Selection:
     Args:
         what: names of experiments; ``paper`` for those of the paper, ``all`` for every one.
         datasets: only these graphs.
-        runs: number of runs instead of the paper's.
-        epochs: number of epochs instead of the paper's.
-        depths: these depths instead of the paper's.
         missing: only these percentages of missing vectors.
+        runs, epochs, depths: instead of the paper's.
 
     >>> [table] = Selection(["table1"], datasets=["cora"], runs=1, missing=[0, 100]).experiments()
     >>> len(list(table.requested()))
@@ -288,15 +281,10 @@ class Selection:
                 raise PairNormError(problem, code="out-of-range", value=percent, expected=expected)
         if requested and not narrowed:
             graphs = dict.fromkeys(name for experiment in requested for name in experiment.datasets)
-            raise PairNormError(
-                f"nothing of {', '.join(self.what)} is left",
-                code="nothing-selected",
-                value=self.what,
-                expected=f"some of {', '.join(graphs)} and of {', '.join(map(str, rates))}% missing",
-                hint="Leave out {dataset} or {missing}.",
-                dataset=...,
-                missing=...,
-            )
+            problem, hint = f"nothing of {', '.join(self.what)} is left", "Leave out {dataset} or {missing}."
+            expected = f"some of {', '.join(graphs)} and of {', '.join(map(str, rates))}% missing"
+            more: dict[str, Any] = {"expected": expected, "hint": hint, "dataset": ..., "missing": ...}
+            raise PairNormError(problem, code="nothing-selected", value=self.what, **more)
         return narrowed
 
     def names(self) -> list[str]:
@@ -329,11 +317,6 @@ class Selection:
     @property
     def options(self) -> str:
         """The options as they are written on a command line."""
-        values = {
-            "dataset": self.datasets,
-            "runs": self.runs and [self.runs],
-            "epochs": self.epochs and [self.epochs],
-            "depth": self.depths,
-            "missing": self.missing,
-        }
+        single = {"runs": self.runs and [self.runs], "epochs": self.epochs and [self.epochs]}
+        values = {"dataset": self.datasets, **single, "depth": self.depths, "missing": self.missing}
         return "".join(f" --{name} {','.join(map(str, value))}" for name, value in values.items() if value)

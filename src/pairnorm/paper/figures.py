@@ -8,22 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from pairnorm.base.plotting import (
-    BLUE,
-    GRAY,
-    GREEN,
-    MARKERS,
-    NORMALIZED,
-    ONE_COLUMN,
-    ORANGE,
-    PARTS,
-    PLAIN,
-    TWO_COLUMNS,
-    VERMILLION,
-    new_figure,
-    style,
-    use_integer_ticks,
-)
+from pairnorm.base import plotting
 from pairnorm.data import features_after, load
 from pairnorm.nn import normalized_adjacency, pair_norm
 from pairnorm.paper.evidence import PAIRS, Layers, studied
@@ -39,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-CLASSES = ("Neural_Networks", "Theory", "Genetic_Algorithms")
-COLORS = dict(zip(CLASSES, (BLUE, ORANGE, GREEN), strict=True))
+CLASSES = {"Neural_Networks": plotting.BLUE, "Theory": plotting.ORANGE, "Genetic_Algorithms": plotting.GREEN}
+"""Fields of the papers in Figure 2, and their colors."""
 SMOOTHING = 2
 SPREAD = 0.35
 """Standard deviation of a coordinate before PairNorm: small enough that rescaling shows."""
@@ -75,20 +60,17 @@ def figure2() -> "Figure":
     points, labels = pair_norm_steps()
     # A PDF has ten digits after the point; processors disagree on the last.
     points = {name: plane.round(decimals=6) for name, plane in points.items()}
-    titles = (
-        r"output of graph convolution, $\tilde{x}_i$",
-        r"centered, $\tilde{x}^c_i$",
-        r"rescaled, $\dot{x}_i$, with $s = 1$",
-    )
-    with style():
-        figure = new_figure(TWO_COLUMNS, 3.1)
+    titles = (r"output of graph convolution, $\tilde{x}_i$", r"centered, $\tilde{x}^c_i$",
+              r"rescaled, $\dot{x}_i$, with $s = 1$")  # fmt: skip
+    with plotting.style():
+        figure = plotting.new_figure(plotting.TWO_COLUMNS, 3.1)
         axes = figure.subplots(1, 3, sharex=True, sharey=True)
         for axis, title, plane in zip(axes, titles, points.values(), strict=True):
             axis.axhline(0, color="#aaaaaa", linewidth=0.8)
             axis.axvline(0, color="#aaaaaa", linewidth=0.8)
-            for number, (name, marker) in enumerate(zip(CLASSES, "o^s", strict=True)):
+            for number, ((name, color), marker) in enumerate(zip(CLASSES.items(), "o^s", strict=True)):
                 axis.plot(*plane[labels == number].T.numpy(), linestyle="none", marker=marker, markersize=1.8,
-                          markeredgewidth=0, alpha=0.6, color=COLORS[name],
+                          markeredgewidth=0, alpha=0.6, color=color,
                           label=name.replace("_", " ").capitalize())  # fmt: skip
             axis.plot(*plane.mean(0).tolist(), marker="X", markersize=7, color="black", linestyle="none",
                       markeredgecolor="white", label="mean")  # fmt: skip
@@ -104,15 +86,10 @@ def figure2() -> "Figure":
 
 
 Curve = Sequence[Summary]
-DIAMOND: dict[str, Any] = {
-    "marker": "D",
-    "markersize": 6,
-    "color": GREEN,
-    "markeredgecolor": "black",
-    "linestyle": "none",
-}
+DIAMOND: dict[str, Any] = {"marker": "D", "markersize": 6, "color": plotting.GREEN,
+                           "markeredgecolor": "black", "linestyle": "none"}  # fmt: skip
 Line = Literal["dashed", "solid"]
-LINE_COLORS: dict[Line, str] = {PLAIN: VERMILLION, NORMALIZED: BLUE}
+LINE_COLORS: dict[Line, str] = {plotting.PLAIN: plotting.VERMILLION, plotting.NORMALIZED: plotting.BLUE}
 
 
 def figure1(results: ResultIndex, experiment: Experiment, dataset: str) -> "Figure | None":
@@ -122,22 +99,22 @@ def figure1(results: ResultIndex, experiment: Experiment, dataset: str) -> "Figu
     """
     curves = {
         line: results.by_depth(experiment, TableCell(dataset, method, 0), one_scale=True)
-        for method, line in (("SGC", PLAIN), ("SGC-PN", NORMALIZED))
+        for method, line in (("SGC", plotting.PLAIN), ("SGC-PN", plotting.NORMALIZED))
     }
     if not any(curves.values()):
         return None
-    with style():
-        figure = new_figure(TWO_COLUMNS, 4.6)
+    with plotting.style():
+        figure = plotting.new_figure(plotting.TWO_COLUMNS, 4.6)
         axes = figure.subplots(2, 2).ravel()
         for line, curve in curves.items():
             _draw_parts(axes[0], curve, "loss", line)
             _draw_parts(axes[1], curve, "accuracy", line)
             for axis, name in ((axes[2], "row_diff"), (axes[3], "col_diff")):
-                _draw(axis, curve, name, GRAY, line, "o")
+                _draw(axis, curve, name, plotting.GRAY, line, "o")
         for axis, title in zip(axes, ("Loss", "Accuracy", "Row-diff", "Col-diff"), strict=True):
             axis.set_title(title)
             axis.set_xlabel("Layers")
-            use_integer_ticks(axis)
+            plotting.use_integer_ticks(axis)
         for axis in axes[2:]:
             _logarithmic_if_wide(axis)
         _legend(figure, f"SGC on {TITLES[dataset]}")
@@ -157,32 +134,30 @@ def against_depth(
     With ``test_only``, diamonds mark the depths that validation selects.
     """
     curves = {
-        (model, line): results.by_depth(experiment, TableCell(dataset, method, percent))
+        (model, line): results.by_depth(experiment, TableCell(dataset, model + suffix, percent))
         for model in models
-        for method, line in ((model, PLAIN), (f"{model}-PN", NORMALIZED))
-        if method in experiment.methods
+        for suffix, line in zip(("", "-PN"), LINE_COLORS, strict=True)
+        if model + suffix in experiment.methods
     }
-    models = [model for model in models if any(curves.get((model, line)) for line in (PLAIN, NORMALIZED))]
+    models = [model for model in models if any(curves.get((model, line)) for line in LINE_COLORS)]
     if not models:
         return None
-    with style():
-        figure = new_figure(TWO_COLUMNS if len(models) > 1 else ONE_COLUMN, 2.8 if len(models) > 1 else 3.0)
+    with plotting.style():
+        size = (plotting.TWO_COLUMNS, 2.8) if len(models) > 1 else (plotting.ONE_COLUMN, 3.0)
+        figure = plotting.new_figure(*size)
         axes = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
         for axis, model in zip(axes, models, strict=True):
-            for line in (PLAIN, NORMALIZED):
+            for line, color in LINE_COLORS.items():
                 curve = curves.get((model, line), ())
-                if test_only and curve:
-                    _draw(axis, curve, "test_accuracy", LINE_COLORS[line], line, "o")
-                else:
+                if not test_only:
                     _draw_parts(axis, curve, "accuracy", line)
-            # Last, so that no line covers a diamond.
-            for line in (PLAIN, NORMALIZED):
-                if test_only and (curve := curves.get((model, line), ())):
+                elif curve:
+                    _draw(axis, curve, "test_accuracy", color, line, "o")
                     top = best(curve)
                     axis.plot(top.spec.depth, top.mean("test_accuracy"), zorder=5, **DIAMOND)
             axis.set_title(model)
             axis.set_xlabel("Layers")
-            use_integer_ticks(axis)
+            plotting.use_integer_ticks(axis)
         axes[0].set_ylabel("Test accuracy" if test_only else "Accuracy")
         missing = f", {percent}% of vectors missing" if percent else ""
         _legend(figure, f"{TITLES[dataset]}{missing}", test_only=test_only)
@@ -192,20 +167,16 @@ def against_depth(
 def bars(results: ResultIndex, experiment: Experiment, model: str) -> "Figure | None":
     """Draw test accuracy (left) and chosen depth (right) by missing rate, a row of panels for each graph."""
     methods = [name for name in experiment.methods if name.split("-")[0] == model]
-    selected = {
-        cell: chosen
-        for cell in experiment.cells()
-        if cell.method in methods and (chosen := results.chosen(experiment, cell)) is not None
-    }
+    cells = [cell for cell in experiment.cells() if cell.method in methods]
+    selected = {cell: chosen for cell in cells if (chosen := results.chosen(experiment, cell)) is not None}
     if not selected:
         return None
-    datasets = [name for name in experiment.datasets if any(cell.dataset == name for cell in selected)]
-    there = {cell.missing_percent for cell in selected}
-    percents = [percent for percent in experiment.missing if percent in there]
-    with style():
+    datasets = list(dict.fromkeys(cell.dataset for cell in selected))
+    percents = [rate for rate in experiment.missing if any(cell.missing_percent == rate for cell in selected)]
+    with plotting.style():
         from matplotlib.patches import Patch
 
-        figure = new_figure(TWO_COLUMNS, 0.9 + 1.5 * len(datasets))
+        figure = plotting.new_figure(plotting.TWO_COLUMNS, 0.9 + 1.5 * len(datasets))
         axes = figure.subplots(len(datasets), 2, squeeze=False, sharex=True)
         width = 0.8 / len(methods)
         for (left, right), dataset in zip(axes, datasets, strict=True):
@@ -234,14 +205,14 @@ def bars(results: ResultIndex, experiment: Experiment, model: str) -> "Figure | 
 
 
 def _draw_parts(axis: "Axes", curve: Curve, metric: str, line: Line) -> None:
-    for part, color in PARTS.items() if curve else ():
-        _draw(axis, curve, f"{part}_{metric}", color, line, MARKERS[part])
+    for part, color in plotting.PARTS.items() if curve else ():
+        _draw(axis, curve, f"{part}_{metric}", color, line, plotting.MARKERS[part])
 
 
 def _draw(axis: "Axes", curve: Curve, name: str, color: str, line: Line, marker: str) -> None:
     depths, means = [point.spec.depth for point in curve], [point.mean(name) for point in curve]
     axis.plot(depths, means, color=color, linestyle=line, marker=marker, markeredgewidth=0.8,
-              markerfacecolor="white" if line == PLAIN else color)  # fmt: skip
+              markerfacecolor="white" if line == plotting.PLAIN else color)  # fmt: skip
     if name.startswith("test_"):
         low, high = zip(*(mean_interval(list(point.values(name).values())) for point in curve), strict=True)
         axis.fill_between(depths, low, high, color=color, alpha=0.18, linewidth=0)
@@ -261,10 +232,10 @@ def _legend(figure: "Figure", title: str, test_only: bool = False) -> None:
     from matplotlib.lines import Line2D
 
     handles: list[Artist] = [
-        Line2D([], [], color=color, marker=MARKERS[part], label=part)
-        for part, color in ({} if test_only else PARTS).items()
+        Line2D([], [], color=color, marker=plotting.MARKERS[part], label=part)
+        for part, color in ({} if test_only else plotting.PARTS).items()
     ]
-    for line, label in ((PLAIN, "without PairNorm"), (NORMALIZED, "with PairNorm")):
+    for line, label in ((plotting.PLAIN, "without PairNorm"), (plotting.NORMALIZED, "with PairNorm")):
         color = LINE_COLORS[line] if test_only else "black"
         handles.append(Line2D([], [], color=color, linestyle=line, label=label))
     if test_only:
@@ -275,7 +246,7 @@ def _legend(figure: "Figure", title: str, test_only: bool = False) -> None:
 
 def _bar_style(method: str) -> dict[str, Any]:
     """Return the style of a method's bars: the color shows its skip, the filling PairNorm."""
-    color = VERMILLION if "t1" in method else ORANGE if "t2" in method else BLUE
+    color = plotting.VERMILLION if "t1" in method else plotting.ORANGE if "t2" in method else plotting.BLUE
     if method.endswith("-PN"):
         return {"facecolor": color, "edgecolor": color, "linewidth": 1}
     return {"facecolor": "white", "edgecolor": color, "linewidth": 1, "hatch": "//////"}
@@ -283,14 +254,15 @@ def _bar_style(method: str) -> dict[str, Any]:
 
 NORMS = {"none": "without PairNorm", "PN": "PairNorm", "PN-SI": "PairNorm-SI"}
 PAIR_STYLES: dict[str, dict[str, Any]] = {
-    "connected": {"color": VERMILLION, "marker": "s"},
-    "random": {"color": BLUE, "marker": "o"},
+    "connected": {"color": plotting.VERMILLION, "marker": "s"},
+    "random": {"color": plotting.BLUE, "marker": "o"},
 }
 MAX_RIDGES = 10
-DISTANCE_LABELS = ("Mean squared distance\n(APSD)", "Mean distance\n(APD)")
+DISTANCE_LABELS = ("Mean squared distance\n(APSD)", "Mean distance\n(APD)",
+                   *(f"Layer ({kind} pairs)" for kind in PAIRS))  # fmt: skip
 
 
-@style()
+@plotting.style()
 def case_study(by_norm: Mapping[str, Layers], model: str) -> "Figure | None":
     """Draw distances of connected and of random pairs by layer, in a column for each norm.
 
@@ -298,7 +270,7 @@ def case_study(by_norm: Mapping[str, Layers], model: str) -> "Figure | None":
     """
     if not by_norm:
         return None
-    figure = new_figure(TWO_COLUMNS, 8.8)
+    figure = plotting.new_figure(plotting.TWO_COLUMNS, 8.8)
     axes = figure.subplots(4, len(by_norm), squeeze=False)
     for (norm, layers), column in zip(by_norm.items(), axes.T, strict=True):
         for axis, values in zip(column, (layers.apsd, layers.apd), strict=False):
@@ -307,23 +279,17 @@ def case_study(by_norm: Mapping[str, Layers], model: str) -> "Figure | None":
                 axis.plot(numbers, values[kind], label=f"{kind} pairs", **looks,
                           markevery=max(1, len(numbers) // 12))  # fmt: skip
             axis.set_ylim(bottom=0)
-            use_integer_ticks(axis)
+            plotting.use_integer_ticks(axis)
         for axis, kind in zip(column[2:], PAIRS, strict=True):
             _ridges(axis, layers, kind)
         accuracy = "" if layers.test_accuracy is None else f"\n(accuracy {layers.test_accuracy:.3f})"
         column[0].set_title(f"{NORMS[norm]}{accuracy}")
         column[1].set_xlabel("Layer")
         column[3].set_xlabel("Distance of a pair")
-    names = (
-        "Mean squared distance\n(APSD)",
-        "Mean distance\n(APD)",
-        *(f"Layer ({kind} pairs)" for kind in PAIRS),
-    )
-    for axis, name in zip(axes[:, 0], names, strict=True):
+    for axis, name in zip(axes[:, 0], DISTANCE_LABELS, strict=True):
         axis.set_ylabel(name)
-    figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, title=f"{model} on Cora"
-    )
+    handles = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=2, title=f"{model} on Cora")
     return figure
 
 
@@ -363,13 +329,7 @@ def figure2_drawing() -> Iterator[Drawing]:
 def drawings(
     experiment: Experiment, results: ResultIndex, layers: Mapping[Spec, Layers]
 ) -> Iterator[Drawing]:
-    """Draw the figures of an experiment.
-
-    Args:
-        experiment: whose.
-        results: what has been run.
-        layers: what the case study has measured.
-    """
+    """Draw the figures of an experiment."""
     name = experiment.name
     if name in PER_GRAPH:  # the paper has one graph in its text and the others in its appendix
         draw, caption = PER_GRAPH[name]
@@ -387,10 +347,8 @@ def drawings(
             )
             yield f"bars-{model.lower()}", caption, bars(results, experiment, model)
     elif name == "case-study":
-        for model, subject in (
-            ("SGC", "SGC"),
-            ("GCN", "a trained 12-layer GCN (without its last layer, the logits)"),
-        ):
+        deep = "a trained 12-layer GCN (without its last layer, the logits)"
+        for model, subject in (("SGC", "SGC"), ("GCN", deep)):
             caption = (
                 f"Distances of node pairs by layer in {subject}: means, and below them distributions; every "
                 "panel has its own range."

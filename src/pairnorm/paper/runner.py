@@ -36,14 +36,14 @@ class PaperSweep(Sweep):
 
     experiments: Sequence[Experiment]
 
+    def _named(self, name: str) -> list[Experiment]:
+        return [experiment for experiment in self.experiments if experiment.name == name]
+
     @property
     def _grids(self) -> list[Experiment]:
         """The experiments whose trials are known beforehand and go into the store."""
         others = (CASE_STUDY.name, CLAIMS_AGAIN.name)
         return [experiment for experiment in self.experiments if experiment.name not in others]
-
-    def _named(self, name: str) -> list[Experiment]:
-        return [experiment for experiment in self.experiments if experiment.name == name]
 
     def batches(self, running: Running) -> Iterator[Batch]:
         """Put experiments with the same measures together, so that equal architectures share jobs."""
@@ -52,53 +52,35 @@ class PaperSweep(Sweep):
             work = [(experiment, list(experiment.cells())) for experiment in group]
             yield Batch(", ".join(experiment.name for experiment in group), work, measures)
 
+    def _pending_studies(self, store: Store) -> list[Spec]:
+        measured, named = read_layers(store), self._named(CASE_STUDY.name)
+        specs = [study.candidates(cell)[-1] for study in named for cell in study.cells()]
+        return [spec for spec in specs if spec not in measured]
+
     def count_pending(self, store: Store) -> int:
         """Return how many trials and measured models are not in the store."""
         index = ResultIndex(store.trials_by_spec())
-        studies = sum(len(_pending_studies(experiment, store)) for experiment in self._named(CASE_STUDY.name))
-        again = [
-            pair
-            for experiment in self._named(CLAIMS_AGAIN.name)
-            for pair in requested_runs(index, experiment)
-        ]
-        return index.count_pending(self._grids) + studies + sum(pair not in index for pair in again)
+        again = [pair for part in self._named(CLAIMS_AGAIN.name) for pair in requested_runs(index, part)]
+        pending = index.count_pending(self._grids) + len(self._pending_studies(store))
+        return pending + sum(pair not in index for pair in again)
 
     def compute_others(
         self, store: Store, running: Running, should_stop: Callable[[], bool], on_progress: OnProgress
     ) -> int:
         """Measure the case study, then train more runs where a verdict is within noise."""
-        done = 0
-        for experiment in self._named(CASE_STUDY.name):
-            done += _run_case_studies(experiment, store, running, on_progress, should_stop)
+        pending = self._pending_studies(store)
+        for number, spec in enumerate(pending):
+            if should_stop():
+                return number
+            on_progress(CASE_STUDY.name, Progress(number, len(pending), len(pending), str(spec)))
+            graph = load(spec.dataset, running.root, split=spec.split)
+            write_layers(store, {spec: measure_layers(graph, spec, 0, find_device(running.device))})
+        done = len(pending)
         for experiment in self._named(CLAIMS_AGAIN.name) if not should_stop() else ():
             pairs = requested_runs(ResultIndex(store.trials_by_spec()), experiment)
             progress = partial(on_progress, experiment.name)
             done += run(pairs, store, should_stop=should_stop, progress=progress, **running.where)
         return done
-
-
-def _pending_studies(experiment: Experiment, store: Store) -> list[Spec]:
-    specs = [experiment.candidates(cell)[-1] for cell in experiment.cells()]
-    measured = read_layers(store)
-    return [spec for spec in specs if spec not in measured]
-
-
-def _run_case_studies(
-    experiment: Experiment,
-    store: Store,
-    running: Running,
-    on_progress: OnProgress,
-    should_stop: Callable[[], bool],
-) -> int:
-    """Measure the pending models of the case study, and return how many."""
-    pending = _pending_studies(experiment, store)
-    for number, spec in enumerate(pending):
-        if should_stop():
-            return number
-        on_progress(experiment.name, Progress(number, len(pending), len(pending), str(spec)))
-        graph = load(spec.dataset, running.root, split=spec.split)
-        write_layers(store, {spec: measure_layers(graph, spec, 0, find_device(running.device))})
-    return len(pending)
 
 
 def measure_layers(graph: Graph, spec: Spec, seed: int, device: torch.device) -> Layers:

@@ -31,14 +31,8 @@ BLUE, VERMILLION, GREEN, PURPLE, GRAY, INK = (
     "--blue", "--vermillion", "--green", "--purple", "--gray", "--ink"
 )  # fmt: skip
 NORMS = {"none": VERMILLION, "PN": BLUE, "PN-SI": GREEN, "PN-SCS": PURPLE}
-PRINTED_COLORS = {
-    BLUE: plotting.BLUE,
-    VERMILLION: plotting.VERMILLION,
-    GREEN: plotting.GREEN,
-    PURPLE: plotting.PURPLE,
-    GRAY: plotting.GRAY,
-    INK: "#000000",
-}
+PRINTED_COLORS = {name: getattr(plotting, name[2:].upper()) for name in (*NORMS.values(), GRAY)}
+PRINTED_COLORS[INK] = "#000000"
 PRINTED_MARKERS = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "cross": "P", "x": "X",
                    "star": "*"}  # fmt: skip
 PIXELS_PER_INCH = 125
@@ -159,8 +153,8 @@ def intervals(
     ]
     height = 110 + 56 * len(names)
     chart = _interval_chart(title, [plain(name, 30) for name in names], values, styles, x, hover, height)
-    texts = {"mode": "markers+text", "text": [f"{value:.1f}" for value, _, _ in values]}
-    chart.traces[0].update(texts | {"textposition": "bottom center"})
+    texts = [f"{value:.1f}" for value, _, _ in values]
+    chart.traces[0].update(mode="markers+text", text=texts, textposition="bottom center")
     chart.layout["xaxis"]["range"] = [_axis_start(min(low for _, low, _ in values)), 101.5]
     chart.layout["yaxis"] |= {"showticklabels": False, "range": [len(names) - 0.5, -0.7]}
     # Names above the intervals leave the full width to the plot, also on a phone.
@@ -211,17 +205,9 @@ def _interval_chart(
     trace = _scatter("markers", [round(value, 4) for value, _, _ in ends], rows, colors, symbols, 9)
     bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": GRAY}
     trace |= {"error_x": bars, "customdata": list(hover), "hovertemplate": "%{customdata}<extra></extra>"}
-    layout = {
-        "xaxis": {"title": {"text": x}, "showgrid": True},
-        "yaxis": {
-            "tickvals": list(rows),
-            "ticktext": list(names),
-            "range": [len(names) - 0.5, -0.5],
-            "showgrid": False,
-            "zeroline": False,
-        },
-        "showlegend": False,
-    }
+    ticks = {"tickvals": list(rows), "ticktext": list(names), "range": [len(names) - 0.5, -0.5]}
+    y = ticks | {"showgrid": False, "zeroline": False}
+    layout = {"xaxis": {"title": {"text": x}, "showgrid": True}, "yaxis": y, "showlegend": False}
     return Chart(title, [trace], layout, height)
 
 
@@ -234,39 +220,25 @@ def confusion(title: str, counts: NDArray[Any], classes: Sequence[str]) -> Chart
     """Return a confusion matrix, a row for each true class; the shade is the share of that class."""
     share = counts / counts.sum(1, keepdims=True).clip(1)
     rows = range(len(classes))
-    trace = {
-        "type": "heatmap",
-        "z": share.round(4).tolist(),
-        "zmin": 0,
-        "zmax": 1,
-        "colorscale": "--shades",
-        "showscale": False,
-        "xgap": 1,
-        "ygap": 1,
-        "customdata": [
-            [
-                f"truly {plain(classes[true])}<br>predicted {plain(classes[predicted])}<br>"
-                f"{counts[true, predicted]:,} nodes, {share[true, predicted]:.1%} of the class"
-                for predicted in rows
-            ]
-            for true in rows
-        ],
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }
+    hover = [
+        [
+            f"truly {plain(classes[true])}<br>predicted {plain(classes[predicted])}<br>"
+            f"{counts[true, predicted]:,} nodes, {share[true, predicted]:.1%} of the class"
+            for predicted in rows
+        ]
+        for true in rows
+    ]
+    trace = {"type": "heatmap", "z": share.round(4).tolist(), "zmin": 0, "zmax": 1, "colorscale": "--shades",
+             "showscale": False, "xgap": 1, "ygap": 1, "customdata": hover,
+             "hovertemplate": "%{customdata}<extra></extra>"}  # fmt: skip
     if len(classes) <= MAX_ANNOTATED_CLASSES:
         trace |= {"text": [[f"{count:,}" for count in row] for row in counts], "texttemplate": "%{text}"}
-    axis = {
-        "tickvals": list(rows),
-        "ticktext": [plain(name, MAX_NAME_LENGTH) for name in classes],
-        "showgrid": False,
-        "zeroline": False,
-    }
+    axis = {"tickvals": list(rows), "ticktext": [plain(name, MAX_NAME_LENGTH) for name in classes],
+            "showgrid": False, "zeroline": False}  # fmt: skip
     fits = len(classes) * max(map(len, classes), default=0) <= MAX_UNROTATED_CHARACTERS
     below = {"tickangle": 0 if fits else -40, "ticklabeloverflow": "allow"}
-    layout = {
-        "xaxis": {"title": {"text": "predicted"}, **axis, **below},
-        "yaxis": {"title": {"text": "true"}, **axis, "autorange": "reversed"},
-    }
+    y = {"title": {"text": "true"}, **axis, "autorange": "reversed"}
+    layout = {"xaxis": {"title": {"text": "predicted"}, **axis, **below}, "yaxis": y}
     return Chart(title, [trace], layout, height=min(900, 200 + 34 * len(classes)), name="confusion")
 
 
@@ -291,10 +263,8 @@ def reliability(title: str, confidence: ArrayLike, right: ArrayLike, bins: int =
         "%{y:.1f}% are right<extra></extra>",
     }
     start = _axis_start(min(x.min(), y.min(), 90)) if len(filled) else 0
-    layout = {
-        "xaxis": {"title": {"text": "confidence (%)"}, "range": [start, 103]},
-        "yaxis": {"title": {"text": "right (%)"}, "range": [start, 103]},
-    }
+    titles = {"xaxis": "confidence (%)", "yaxis": "right (%)"}
+    layout = {name: {"title": {"text": text}, "range": [start, 103]} for name, text in titles.items()}
     return Chart(title, [diagonal, trace], layout, height=300)
 
 

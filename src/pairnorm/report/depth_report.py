@@ -1,7 +1,7 @@
 """The report of the comparison by depth: which method to use where, rankings, and what was not run."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any
 
@@ -92,18 +92,18 @@ def _advice(selected: Selected) -> str:
     text = f"Use {best}: {correct}"
     if plain is None:
         return f"{text}."
-    difference = paired_difference(best.scores, plain.scores)
+    gap = paired_difference(best.scores, plain.scores)
     text += f", {plain.accuracy:.1%} without a method at {plain.depths[0]} layers"
-    if difference.runs < 2:
+    if gap.runs < 2:
         return f"{text}. A single run does not show whether they differ."
-    interval = f"95% interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f} points"
-    if difference.mean <= 0 and difference.p <= ERROR_RATE:
+    interval = f"(95% interval {100 * gap.low:+.1f} to {100 * gap.high:+.1f} points)."
+    if gap.mean <= 0 and gap.p <= ERROR_RATE:
         worse = "Validation accuracy prefers it although it is worse on these nodes."
-        return f"{text}; a significant difference ({interval}). {worse}"
+        return f"{text}; a significant difference {interval} {worse}"
     if NO_METHOD not in selected.not_worse:
-        return f"{text}; a significant difference ({interval})."
-    corrected = " after correction for the number of methods" if difference.low > 0 else ""
-    return f"{text}; no significant difference{corrected} ({interval})."
+        return f"{text}; a significant difference {interval}"
+    corrected = " after correction for the number of methods" if gap.low > 0 else ""
+    return f"{text}; no significant difference{corrected} {interval}"
 
 
 def tables(
@@ -142,13 +142,7 @@ def _score(row: Row | None = None) -> str:
 def document(
     table: DepthTable, command: str, figures: Mapping[tuple[str, str], str] | None = None
 ) -> Document:
-    """Return the comparison as a document.
-
-    Args:
-        table: the rows of a store.
-        command: the command that writes it.
-        figures: files of the figures, relative to the report, by graph and model.
-    """
+    """Return the comparison as a document; figures are named by files relative to it."""
     comparison, rows, figures = table.comparison, table.rows, figures or {}
     enough = comparable(rows)
     citation = [row for row in enough if row["dataset"] not in LONG_RANGE]
@@ -164,21 +158,15 @@ def document(
         sections.append(_on_each_graph(comparison, enough))
     for (dataset, model), part in group_by(rows, "dataset", "model").items():
         here = [row for row in enough if (row["dataset"], row["model"]) == (dataset, model)]
-        blocks = _image("Accuracy and effective rank against depth", figures.get((dataset, model)))
-        blocks += [_standing(here)] if here else [Markdown(TOO_LITTLE)]
-        blocks += [_accuracies(*group) for group in sorted(group_by(part, "missing_percent").items())]
+        blocks: list[Any] = [_accuracies(*of) for of in sorted(group_by(part, "missing_percent").items())]
+        blocks.insert(0, _standing(here) if here else Markdown(TOO_LITTLE))
+        if file := figures.get((dataset, model)):
+            image = Markdown(f"![Accuracy and effective rank against depth]({file})")
+            blocks.insert(0, Only("markdown", [image]))
         sections.append(Section(f"{title(comparison, dataset)}, {model}", blocks))
     sections += [_not_run(table), _provenance(table, command)]
     name = "Methods against oversmoothing, by depth"
     return Document(name, [], [section for section in sections if section.blocks], lead=lead)
-
-
-def _image(caption: str, file: str | None) -> list[Any]:
-    return [Only("markdown", [Markdown(f"![{caption}]({file})")])] if file else []
-
-
-def _table(headings: Iterable[str], rows: Sequence[Sequence[str]]) -> Table:
-    return Table(list(headings), rows, formatted=True)
 
 
 def _selected_columns(selected: Selected, prefix: str = "") -> list[str]:
@@ -205,16 +193,17 @@ def _over_graphs(rows: Sequence[Row]) -> Section:
             if means:
                 columns = _selected_columns(Selected.among(means), f"{model}, ")
                 lines.append([situation, describe_missing(percent), str(len(graphs)), *columns])
-    blocks: list[Any] = [Markdown(OVER_GRAPHS), _table(("situation", "features", "graphs", *SELECTED), lines)]
+    headings = ["situation", "features", "graphs", *SELECTED]
+    blocks: list[Any] = [Markdown(OVER_GRAPHS), Table(headings, lines, formatted=True)]
     for (model,), group in group_by(rows, "model").items():
         ranking, situations = ranked(group)
         count = len({graph for graph, *_ in situations})
         if count > 1:
             text = RANKING_OVER_GRAPHS.format(situations=len(situations), graphs=count)
             ranks = [
-                (short(row.method), f"{row.rank:.1f}", f"{row.low:.1f} to {row.high:.1f}") for row in ranking
+                [short(name), f"{mean:.1f}", f"{low:.1f} to {high:.1f}"] for name, mean, low, high in ranking
             ]
-            shown = _table(("method", "mean rank", "on single graphs"), ranks)
+            shown = Table(["method", "mean rank", "on single graphs"], ranks, formatted=True)
             heading = f"Ranking of {model} over {count} graphs"
             blocks.append(Details(heading, [Markdown(text), shown]))
     return Section("By situation, over graphs", blocks)
@@ -230,7 +219,7 @@ def _on_each_graph(comparison: DepthComparison, rows: Sequence[Row]) -> Section:
             if choices := choose_depths(row for row in group if row["depth"] >= min_depth):
                 columns = _selected_columns(Selected.among(choices))
                 lines.append([where, describe_missing(percent), kind, *columns])
-    shown = _table(("graph, model", "features", "layers", *SELECTED), lines)
+    shown = Table(["graph, model", "features", "layers", *SELECTED], lines, formatted=True)
     return Section("What to use on each graph", [Markdown(ON_EACH_GRAPH), shown])
 
 
@@ -242,11 +231,8 @@ def _standing(rows: Sequence[Row]) -> Markdown:
         choices = choose_depths(here)
         if (ours := Selected.among(choices).pair_norm) is not None:
             compared = compare_with(ours.method, {choice.method: choice.scores for choice in choices})
-            ahead = {
-                method
-                for method, (gap, differs) in compared.items()
-                if differs and gap.mean > 0 and method not in PAIR_NORM
-            }
+            ahead = {method for method, (gap, differs) in compared.items() if differs and gap.mean > 0}
+            ahead -= {*PAIR_NORM}
             total += 1
             led += not ahead
             worse += [f"{depth} layers with {describe_missing(percent)}"] if NO_METHOD in ahead else []
@@ -266,7 +252,8 @@ def _accuracies(key: tuple[int], rows: Sequence[Row]) -> Details:
         return f"**{_score(row)}**" if row["score"] == top[row["depth"]] else _score(row)
 
     headings, lines = _by_depth(rows, show)
-    return Details(f"Accuracy, {describe_missing(*key)}", [_table(["method", *headings], lines)])
+    shown = Table(["method", *headings], lines, formatted=True)
+    return Details(f"Accuracy, {describe_missing(*key)}", [shown])
 
 
 def _not_run(table: DepthTable) -> Section:
@@ -276,15 +263,14 @@ def _not_run(table: DepthTable) -> Section:
     for cell in comparison.cells():
         groups[cell.dataset, cell.model].append(cell)
     for (dataset, model), cells in groups.items():
-        pending = [cell for cell in cells if table.is_pending(cell)]
-        methods: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        methods, pending = defaultdict[tuple[int, ...], list[str]](list), [*filter(table.is_pending, cells)]
         for method in dict.fromkeys(cell.method for cell in pending):
             depths = sorted({cell.depth for cell in pending if cell.method == method})
             methods[tuple(depths)].append(short(method))
         parts = [f"{', '.join(of)} ({', '.join(map(str, depths))} layers)" for depths, of in methods.items()]
-        if pending:
-            pending_methods = "everything" if len(pending) == len(cells) else "; ".join(parts)
-            lines.append(f"- {markdown(title(comparison, dataset))}, {model}: {pending_methods}")
+        if parts:
+            listed = "everything" if len(pending) == len(cells) else "; ".join(parts)
+            lines.append(f"- {markdown(title(comparison, dataset))}, {model}: {listed}")
     return Section("What was not run", [Markdown("\n".join(lines))] if lines else [])
 
 

@@ -162,10 +162,6 @@ def render_markdown(document: Document, folder: Path | None = None) -> str:
     """Return a document as Markdown, and draw its named charts as PNG files.
 
     Controls of the HTML page become text: a slider its first sentence, choices one part each.
-
-    Args:
-        document: the document.
-        folder: where to draw charts. Default: no charts.
     """
     parts = [f"# {markdown(document.title)}"]
     parts += [document.lead] if document.lead else []
@@ -231,19 +227,11 @@ def can_render_html() -> bool:
 
 
 def render_html(document: Document, folder: Path | None = None) -> str:
-    """Return a document as HTML. The same document gives the same text.
-
-    Args:
-        document: the document.
-        folder: where the files of its images are. Default: no images.
-    """
+    """Return a document as HTML. The same document gives the same text."""
     if not can_render_html():
-        raise PairNormError(
-            "writing HTML needs jinja2, plotly and markdown-it-py",
-            code="library-missing",
-            value=[name for name in NEEDED if not find_spec(name)],
-            hint=install("all"),
-        )
+        absent = [name for name in NEEDED if not find_spec(name)]
+        problem = "writing HTML needs jinja2, plotly and markdown-it-py"
+        raise PairNormError(problem, code="library-missing", value=absent, hint=install("all"))
     from jinja2 import Environment, StrictUndefined
     from markdown_it import MarkdownIt
     from markupsafe import Markup

@@ -14,13 +14,7 @@ from pairnorm.base.memory import size
 from pairnorm.classify.candidates.task import Candidate, best_by_depth
 from pairnorm.classify.evaluation import RANKING_METRICS, Scores, metric_name, wilson
 from pairnorm.classify.explanation import HEADINGS, SmoothingMeasures, Suggestion, smoothing_table
-from pairnorm.classify.findings import (
-    CROSS_FITTED,
-    LATER,
-    Findings,
-    headline,
-    verdict,
-)
+from pairnorm.classify.findings import CROSS_FITTED, LATER, Findings, headline, verdict
 from pairnorm.classify.holdout import incomplete_nodes
 from pairnorm.classify.persistence import PAGE, REPORT
 from pairnorm.classify.predictions import ALL, PredictionSets
@@ -29,17 +23,7 @@ from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_EPOCHS, B
 from pairnorm.classify.streaming import Outcome
 from pairnorm.data import Graph
 from pairnorm.data.adjacency import reachable
-from pairnorm.report import document
-from pairnorm.report.charts import (
-    NORMS,
-    Chart,
-    Line,
-    confusion,
-    intervals,
-    lines,
-    reliability,
-    smoothing_charts,
-)
+from pairnorm.report import charts, document
 from pairnorm.report.document import (
     Choices,
     Details,
@@ -88,11 +72,10 @@ def fit_page(findings: Findings, notes: Sequence[str] = ()) -> Document:
             "Accuracies are those of the evaluation model, which was not trained on the held-out nodes"
         )
     sets = findings.prediction_sets()
+    nodes = Nodes(findings.graph.num_nodes, node_columns(findings, sets))
     sections = [
         Section("Labels to trust", _trust(findings)),
-        Section(
-            "Every node", [Text(f"{labels}."), Nodes(findings.graph.num_nodes, node_columns(findings, sets))]
-        ),
+        Section("Every node", [Text(f"{labels}."), nodes]),
     ]
     if sets:
         sections.append(Section("Prediction sets", _prediction_sets(findings, sets)))
@@ -137,7 +120,7 @@ def smoothing_section(rows: Sequence[SmoothingMeasures], depth: int) -> Section:
         "distance between nodes constant. Measured on the scaled features, propagated without training."
     )
     numbers = Details("The numbers", [Table(HEADINGS, smoothing_table(rows))])
-    return Section("Oversmoothing", [text, *smoothing_charts(rows, depth), numbers], wide=True)
+    return Section("Oversmoothing", [text, *charts.smoothing_charts(rows, depth), numbers], wide=True)
 
 
 def streamed_page(outcome: Outcome) -> Document:
@@ -161,10 +144,9 @@ def streamed_page(outcome: Outcome) -> Document:
     )
     caveat = [Text(outcome.caveat)] if outcome.caveat else []
     headings = ["candidate", "setting", metric, "validation accuracy", "validation loss"]
+    accuracy = [accuracy_table({ALL: scores}), _class_table(scores, graph.facts.classes)]
     sections = [
-        Section(
-            "Accuracy", [*caveat, accuracy_table({ALL: scores}), _class_table(scores, graph.facts.classes)]
-        ),
+        Section("Accuracy", [*caveat, *accuracy]),
         Section("Candidates", [Text(selected), Table(headings, candidates)]),
         Section("Not tried", [Text(f"{what}.") for what in search.left_out]),
         Section("Data and memory", [Table([], graph.describe()), Text(memory)]),
@@ -231,16 +213,14 @@ def _trust(findings: Findings) -> list[Text | Threshold]:
     total, sentences = int(counted.sum()), []
     for threshold in range(0, 1010, 10):
         trusted, sure = int((counted & (delivered >= threshold)).sum()), evaluated >= threshold
-        text = (
-            f"Of {total:,} nodes {_total(findings)}, {trusted:,} to trust and {total - trusted:,} to review."
-        )
+        review = f"{trusted:,} to trust and {total - trusted:,} to review."
+        text = f"Of {total:,} nodes {_total(findings)}, {review}"
         for group, name in ((test & sure, "at least this confidence"), (test & ~sure, "less")):
             count, hits = int(group.sum()), int(right[group].sum())
+            share = f"{hits} {'is' if hits == 1 else 'are'} right."
             if count >= MIN_MEASURED:
                 interval = _percent_range(*wilson(hits, count))
                 share = f"{percent(hits / count)} are right (95% interval {interval})."
-            else:
-                share = f"{hits} {'is' if hits == 1 else 'are'} right."
             text += f" Of {_nodes(count)} with {name}, {share}" if count else ""
         if test.any() and not (test & sure).any():
             text += " No held-out node has this confidence, so the accuracy there is not known."
@@ -295,7 +275,7 @@ def _set_tables(sets: PredictionSets, groups: Mapping[str, NDArray[np.bool_]]) -
     return blocks
 
 
-def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
+def _accuracy(findings: Findings) -> Iterator[Text | Table | charts.Chart]:
     groups, names, test = findings.groups(), findings.graph.class_names, findings.test
     yield Text(
         "On held-out nodes, whose labels were used neither to train nor to select the model. Balanced "
@@ -313,10 +293,10 @@ def _accuracy(findings: Findings) -> Iterator[Text | Table | Chart]:
         )
     yield accuracy_table(groups, _metrics(findings))
     yield _class_table(groups[ALL], names)
-    yield confusion("Confusion matrix (shade: share of the true class)", groups[ALL].confusion, names)
+    yield charts.confusion("Confusion matrix (shade: share of the true class)", groups[ALL].confusion, names)
     right = findings.predicted[test] == findings.graph.labels.cpu().numpy()[test]
     title = "Reliability: accuracy against confidence (ideal: the diagonal)"
-    yield reliability(title, findings.probabilities[test].max(1), right)
+    yield charts.reliability(title, findings.probabilities[test].max(1), right)
 
 
 def accuracy_table(
@@ -343,18 +323,15 @@ def _class_table(scores: Scores, classes: Sequence[str]) -> Table:
     return Table(["class", "nodes", "recall", "precision", "F1"], rows)
 
 
-def _comparison(findings: Findings) -> list[Markdown | Table | Chart | Text]:
+def _comparison(findings: Findings) -> list[Markdown | Table | charts.Chart | Text]:
     scores, metric = findings.comparison(), findings.metric
     name = metric_name(metric)
-    ends = [
-        (100 * row.value(metric), 100 * low, 100 * high)
-        for row in scores.values()
-        for low, high in [row.interval_of(metric)]
-    ]
+    numbers = [(row.value(metric), *row.interval_of(metric)) for row in scores.values()]
+    ends = [(100 * value, 100 * low, 100 * high) for value, low, high in numbers]
     title = f"{name[:1].upper()}{name[1:]} on held-out nodes, with 95% interval"
     return [
         Markdown(verdict(findings)),
-        intervals(title, list(scores), ends, f"{name} (%)"),
+        charts.intervals(title, list(scores), ends, f"{name} (%)"),
         accuracy_table(scores, _metrics(findings), "method"),
         Text(_tuning(findings)),
     ]
@@ -407,7 +384,7 @@ def _validation(candidate: Candidate) -> list[str]:
     return [percent(candidate.validation_accuracy), f"{candidate.validation_loss:.3f}"]
 
 
-def _depth(findings: Findings) -> list[Text | Chart]:
+def _depth(findings: Findings) -> list[Text | charts.Chart]:
     candidates = [candidate for candidate in findings.classifier.search_ if candidate.depth]
     best = findings.best_deep
     if best is None:
@@ -427,10 +404,12 @@ def _depth(findings: Findings) -> list[Text | Chart]:
         points = {depth: 100 * accuracy[depth] for depth in sorted(accuracy)}
         name = model if norm == "none" else f"{model}-{norm}"
         symbol = symbols[models.index(model) % len(symbols)]
-        curves.append(Line(name, [*points], [*points.values()], NORMS[norm], norm == "none", symbol))
+        curves.append(
+            charts.Line(name, [*points], [*points.values()], charts.NORMS[norm], norm == "none", symbol)
+        )
     star = (best.depth, 100 * best.validation_accuracy)
     title = "Validation accuracy against depth"
-    return [Text(text), lines(title, curves, "depth", "accuracy (%)", star=star, file_name="depth")]
+    return [Text(text), charts.lines(title, curves, "depth", "accuracy (%)", star=star, file_name="depth")]
 
 
 def _about(findings: Findings) -> Table:

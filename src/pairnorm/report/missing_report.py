@@ -8,20 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pairnorm.base.files import csv_text
-from pairnorm.compare.missing import (
-    FIT,
-    FSD_CAP,
-    FSD_CAP_RELEASED,
-    MORE_LABELS,
-    MOST_FREQUENT,
-    PROTOCOLS,
-    REACHED,
-    REFITTED,
-    SSNC,
-    TABLES,
-    MissingCell,
-    Protocol,
-)
+from pairnorm.compare import missing
+from pairnorm.compare.missing import FIT, FSD_CAP, FSD_CAP_RELEASED, REFITTED, SSNC, MissingCell, Protocol
 from pairnorm.compare.missing_runs import MissingResults
 from pairnorm.report.document import Details, Document, Markdown, Section, Table
 from pairnorm.sweep.significance import Difference, Runs, paired_difference, significant
@@ -30,7 +18,7 @@ from pairnorm.sweep.tables import show_mean
 
 COLUMNS = ("protocol", "dataset", "fill", "model", "missing_percent", "accuracy", "accuracy_std", "runs",
            "macro_f1", "auc", "published")  # fmt: skip
-TITLES = {**GRAPHS, **{name: f"{GRAPHS[full]}, reached" for full, name in REACHED.items()}}
+TITLES = {**GRAPHS, **{name: f"{GRAPHS[full]}, reached" for full, name in missing.REACHED.items()}}
 METRICS = ("accuracy", "macro_f1", "auc")
 MIN_OTHERS = 5
 """Other methods that a setting needs to count in the summary; the most frequent class is none."""
@@ -75,13 +63,7 @@ classes of validation nodes are predicted, like those of test nodes."""
 
 
 class Line(NamedTuple):
-    """The results of a method in one cell of the comparison.
-
-    Args:
-        cell: the cell.
-        runs: accuracy, macro F1 and AUC on the test nodes, each by seed.
-        published: the accuracy that a paper reports, NaN for none.
-    """
+    """The results of a method in one cell of the comparison."""
 
     cell: MissingCell
     runs: Mapping[str, Runs]
@@ -120,20 +102,20 @@ class Line(NamedTuple):
     @property
     def is_compared(self) -> bool:
         """Whether the method has runs, and trains on no more labels than others."""
-        return bool(self.accuracies) and self.cell.model not in MORE_LABELS
+        return bool(self.accuracies) and self.cell.model not in missing.MORE_LABELS
 
 
 def _metric(dataset: str) -> str:
     """Return the metric of a graph: AUC on `german`, macro F1 on other tables, else accuracy."""
-    if dataset not in TABLES:
+    if dataset not in missing.TABLES:
         return "accuracy"
     return "auc" if dataset == "german" else "macro_f1"
 
 
 def lines(protocols: Sequence[Protocol], results: MissingResults) -> list[Line]:
     """Return a line for every cell that has runs, or a published number."""
-    lines = [line for protocol in protocols for line in _lines(protocol, results)]
-    return [line for line in lines if line.accuracies or not isnan(line.published)]
+    every = (line for protocol in protocols for line in _lines(protocol, results))
+    return [line for line in every if line.accuracies or not isnan(line.published)]
 
 
 def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
@@ -159,7 +141,7 @@ def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
 
 def _published_accuracy(cell: MissingCell) -> float:
     numbers = PUBLISHED.get((cell.protocol, cell.imputation, cell.model, cell.missing_percent), ())
-    return dict(zip(PROTOCOLS[cell.protocol].datasets, numbers, strict=False)).get(cell.dataset, nan)
+    return dict(zip(missing.PROTOCOLS[cell.protocol].datasets, numbers, strict=False)).get(cell.dataset, nan)
 
 
 def as_csv(lines: Sequence[Line]) -> str:
@@ -174,17 +156,9 @@ def as_csv(lines: Sequence[Line]) -> str:
 
 
 def document(
-    protocols: Sequence[Protocol],
-    lines: Sequence[Line],
-    origins: Mapping[str, int] = MappingProxyType({}),
+    protocols: Sequence[Protocol], lines: Sequence[Line], origins: Mapping[str, int] = MappingProxyType({})
 ) -> Document:
-    """Return the comparison as a document.
-
-    Args:
-        protocols: in the order to show them.
-        lines: what there is of them.
-        origins: how many runs of the store each commit and device computed.
-    """
+    """Return the comparison as a document."""
     sections = [Section("fit against the other methods", _fit_against_others(lines))]
     for protocol in protocols:
         protocol_lines = [line for line in lines if line.cell.protocol == protocol.name]
@@ -198,11 +172,10 @@ def document(
             blocks.append(Markdown(EXTERNAL_RESULTS))
         if protocol_lines:
             sections.append(Section(protocol.name, blocks))
-    listed = [f"{origin} ({count:,})" for origin, count in origins.items()]
-    by_origin = ""
+    lead, listed = INTRODUCTION, [f"{origin} ({count:,})" for origin, count in origins.items()]
     if len(listed) > 1:
-        by_origin = f"\n\nNot every row was run again after a change. Runs by commit: {', '.join(listed)}."
-    return Document("Missing features: which method where", [], sections, lead=INTRODUCTION + by_origin)
+        lead += f"\n\nNot every row was run again after a change. Runs by commit: {', '.join(listed)}."
+    return Document("Missing features: which method where", [], sections, lead=lead)
 
 
 def _table(protocol: Protocol, lines: Sequence[Line]) -> Table:
@@ -214,13 +187,10 @@ def _table(protocol: Protocol, lines: Sequence[Line]) -> Table:
         rows[line.method][line.cell.dataset] = line
         if line.is_compared:
             top[line.cell.dataset] = max(line.score, top.get(line.cell.dataset, 0.0))
-    cells = [
-        [
-            method,
-            *(_format_cell(protocol, of[name], top.get(name)) if name in of else "" for name in datasets),
-        ]
-        for method, of in rows.items()
-    ]
+    cells = []
+    for method, of in rows.items():
+        shown = (_format_cell(protocol, of[name], top.get(name)) if name in of else "" for name in datasets)
+        cells.append([method, *shown])
     return Table(["Method", *(TITLES.get(name, name) for name in datasets)], cells, formatted=True)
 
 
@@ -228,7 +198,7 @@ def _format_cell(protocol: Protocol, line: Line, top: float | None) -> str:
     text = "not run"
     if line.accuracies:
         text = show_mean(line.mean("accuracy"), line.std)
-        if line.cell.dataset in TABLES:
+        if line.cell.dataset in missing.TABLES:
             text = f"{line.score:.3f} (accuracy {text})"
         text = f"**{text}**" if line.is_compared and line.score == top else text
         text += "" if len(line.accuracies) == len(protocol.seeds(line.cell)) else f" [{len(line.accuracies)}]"
@@ -246,14 +216,14 @@ def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
         ours = next((line for line in compared if line.cell.model == FIT), None)
         # The last says whether one number stands for all runs.
         others: list[tuple[float, str, Runs | float, bool]] = [
-            (line.score, line.method, line.scores, len(PROTOCOLS[protocol].seeds(line.cell)) == 1)
+            (line.score, line.method, line.scores, len(missing.PROTOCOLS[protocol].seeds(line.cell)) == 1)
             for line in compared
             if line is not ours
         ]
         others += [
             (line.published, f"{line.method}, as published", line.published, True)
             for line in group
-            if not isnan(line.published) and line.cell.model not in MORE_LABELS
+            if not isnan(line.published) and line.cell.model not in missing.MORE_LABELS
         ]
         if ours is None or not others:
             continue
@@ -262,7 +232,7 @@ def _fit_against_others(lines: Sequence[Line]) -> list[Markdown | Table]:
         if is_fixed or runs.keys() == ours.scores.keys():  # type: ignore[union-attr]
             gap = gap._replace(mean=round(ours.score - value, 3))  # as the two columns next to it
         gaps.append(gap)
-        number = sum(line.cell.model not in (FIT, MOST_FREQUENT) for line in compared)
+        number = sum(line.cell.model not in (FIT, missing.MOST_FREQUENT) for line in compared)
         has_enough.append(number >= MIN_OTHERS)
         where = [protocol, TITLES.get(dataset, dataset), f"{percent:g}%"]
         rows.append([*where, f"{ours.score:.3f}", best, f"{value:.3f}", str(number), str(gap)])

@@ -34,10 +34,6 @@ def expand(settings: Settings, **common: Any) -> tuple[Spec, ...]:
     cora GCN depth=2 dropout=0.5
     cora GCN depth=4 dropout=0.0
     cora GCN depth=4 dropout=0.5
-
-    Args:
-        settings: fields of the specs; a tuple lists several values of a field.
-        **common: more fields, one value each.
     """
     values = {name: value if isinstance(value, tuple) else (value,) for name, value in settings.items()}
     depths = sorted(set(values.pop("depth")))
@@ -121,12 +117,7 @@ class SelectionRule:
         return max(range(len(candidates)), key=merit)
 
     def finalists(self, candidates: Sequence[Spec], best: int) -> list[int]:
-        """Return the positions of the candidates to train with all seeds.
-
-        Args:
-            candidates: of a cell.
-            best: position of the best candidate of the search.
-        """
+        """Return the positions of the candidates to train with all seeds."""
         if self.shared is None:
             return [best]
         winner = [getattr(candidates[best], name) for name in self.shared]
@@ -172,12 +163,7 @@ class Grid(ABC, Generic[CellT]):
         return _candidate_specs(self, cell, self.split.format(seed=seed))
 
     def pairs(self, cell: CellT, positions: Iterable[int] | None = None) -> Iterator[Pair]:
-        """Yield the (spec, seed) pairs of a cell.
-
-        Args:
-            cell: the cell.
-            positions: of candidates that get all runs. Default: the runs of the search, of all candidates.
-        """
+        """Yield the (spec, seed) pairs of a cell: of its search, or all runs of those at ``positions``."""
         seeds = self.seeds(cell)
         chosen = None if positions is None else list(positions)
         for seed in seeds[: self.rule.search_runs] if chosen is None else seeds:

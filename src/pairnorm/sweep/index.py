@@ -18,13 +18,7 @@ from pairnorm.train.engine import Pair
 
 @dataclass(frozen=True)
 class Chosen:
-    """The candidate of a cell that validation accuracy selects.
-
-    Args:
-        best: its runs.
-        complete: whether all finalists had been trained.
-        all_runs: the runs of it in the store, where there are more than the reported ones.
-    """
+    """The selected candidate of a cell; ``all_runs`` are those in the store, where there are more."""
 
     best: Summary
     complete: bool
@@ -56,12 +50,7 @@ class Chosen:
 
 
 class ResultIndex:
-    """The trials of a store, by spec and seed.
-
-    Args:
-        trials: the trials of every spec.
-        ignore_fingerprints: whether a graph's fingerprint in ``dataset`` is left out of the key.
-    """
+    """The trials of a store, by spec and seed; on request without the fingerprints of graphs in specs."""
 
     def __init__(self, trials: Mapping[Spec, Iterable[Trial]], ignore_fingerprints: bool = False) -> None:
         self._trials: dict[Spec, dict[int, Trial]] = {}
@@ -110,12 +99,11 @@ class ResultIndex:
 
     def candidates(self, grid: Grid[CellT], cell: CellT) -> tuple[list[Summary], bool]:
         """Return the finalists of a cell that have all runs, and whether these are all finalists."""
-        key = (grid, cell)
-        if key not in self._candidates:
+        if (grid, cell) not in self._candidates:
             positions = self.finalists(grid, cell) or []
             summaries = self._summaries(grid, cell, positions, grid.seeds(cell))
-            self._candidates[key] = summaries, bool(positions) and len(summaries) == len(positions)
-        return self._candidates[key]
+            self._candidates[grid, cell] = summaries, 0 < len(positions) == len(summaries)
+        return self._candidates[grid, cell]
 
     def chosen(self, grid: Grid[CellT], cell: CellT) -> Chosen | None:
         """Return the selected candidate of a cell; None before a finalist has all its runs."""
@@ -128,13 +116,7 @@ class ResultIndex:
         return [self._trials[spec][seed] for spec, seed in pairs if (spec, seed) in self]
 
     def by_depth(self, grid: Grid[CellT], cell: CellT, one_scale: bool = False) -> list[Summary]:
-        """Return the best candidate of each depth, shallow ones first.
-
-        Args:
-            grid: the grid.
-            cell: one of its cells.
-            one_scale: use the same scale at all depths: that of the best mean validation accuracy.
-        """
+        """Return the best candidate of each depth; with ``one_scale``, of the scale that is best over all."""
         summaries, _ = self.candidates(grid, cell)
         if one_scale and summaries:
             scales = _group_by(summaries, "scale")
@@ -142,12 +124,7 @@ class ResultIndex:
         return [group[grid.rule.best(group)] for _, group in sorted(_group_by(summaries, "depth").items())]
 
     def pending(self, grid: Grid[CellT], cells: Iterable[CellT] | None = None) -> list[Pair]:
-        """Return the trials to train next: of the search, or, once it is complete, of the finalists.
-
-        Args:
-            grid: the grid.
-            cells: some of its cells. Default: all.
-        """
+        """Return the trials to train next: of the search, or, once it is complete, of the finalists."""
         pairs: dict[Pair, None] = {}
         for cell in grid.cells() if cells is None else cells:
             for pair in grid.pairs(cell, self.finalists(grid, cell)):

@@ -27,15 +27,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Batch:
-    """Cells that are trained together: first their search, then their finalists.
+    """Cells of grids that are trained together: first their search, then their finalists.
 
-    Args:
-        name: of the stage, for progress.
-        work: grids, and the cells of each.
-        measures: taken of the last hidden representation while training.
-        where: columns of the store that narrow what is read to select finalists.
-        graphs: returns graphs that are not loaded by name.
-        ignore_fingerprints: see ``ResultIndex``.
+    Columns of the store (``where``) narrow what is read to select finalists. ``graphs`` returns graphs that
+    are not loaded by name.
     """
 
     name: str

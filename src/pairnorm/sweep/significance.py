@@ -46,10 +46,6 @@ def paired_difference(one: Runs, other: Runs | float) -> Difference:
 
     >>> print(paired_difference({0: 0.81, 1: 0.80, 2: 0.83}, {0: 0.79, 1: 0.79, 2: 0.80}))
     +0.020 (-0.005 to +0.045)
-
-    Args:
-        one: scores by seed.
-        other: scores by seed, or a constant such as a published number.
     """
     seeds = [seed for seed in one if isinstance(other, float) or seed in other]
     differences = [one[seed] - (other if isinstance(other, float) else other[seed]) for seed in seeds]
@@ -99,7 +95,7 @@ def significant(differences: Sequence[Difference]) -> list[bool]:
 def compare_with(
     reference: str, scores: Mapping[str, Runs], is_selected: bool = False
 ) -> dict[str, tuple[Difference, bool]]:
-    """Compare every other method with a reference.
+    """Compare every other method with a reference: its score minus that, and whether this is significant.
 
     Args:
         reference: a method.
@@ -107,9 +103,6 @@ def compare_with(
         is_selected: whether a high validation accuracy selected the reference among these methods. It
             correlates with test accuracy, so that the selected method is a lucky one. The error rate then
             holds for all pairs of methods, and so for any reference.
-
-    Returns:
-        For every other method: its score minus that of the reference, and whether that is significant.
     """
     others = [method for method in scores if method != reference]
     differences = [paired_difference(scores[method], scores[reference]) for method in others]
@@ -135,10 +128,6 @@ def mean_ranks(situations: Sequence[Mapping[str, Sequence[float]]], graphs: Sequ
     ...     print(*one)
     a 1.5 1.0 2.0
     b 1.5 1.0 2.0
-
-    Args:
-        situations: accuracies of the runs of every method; the same methods in all.
-        graphs: the graph of each.
     """
     from scipy.stats import rankdata
 

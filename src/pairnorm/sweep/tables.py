@@ -30,14 +30,7 @@ class Reported(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A filled cell of a table.
-
-    Args:
-        cell: the cell.
-        ours: the selected candidate, None where nothing was run.
-        paper: the paper's number, None where it reports none.
-        has_idle_skip: whether the model is too shallow for the skip connection of its method.
-    """
+    """A cell of a table: our selected candidate and the number of the paper, None where there is none."""
 
     cell: TableCell
     ours: Chosen | None
@@ -65,13 +58,7 @@ class Table:
         *experiments: Experiment,
         reported: Mapping[TableCell, Reported] | None = None,
     ) -> "Table":
-        """Make a table of experiments with the same columns; the last experiment gives name and title.
-
-        Args:
-            index: the trials.
-            *experiments: one, or several whose methods are listed one below the other.
-            reported: the paper's numbers.
-        """
+        """Make a table of experiments with the same columns; the last experiment gives name and title."""
         entries, order = list[Entry](), list(TITLES)
         for experiment, cell in ((grid, cell) for grid in experiments for cell in grid.cells()):
             ours = index.chosen(experiment, cell)
@@ -114,17 +101,12 @@ def as_csv(table: Table, settings: Sequence[str] = ()) -> str:
     """Return the table as CSV, empty where nothing was run; ``settings`` of the chosen specs are columns."""
     rows = []
     for entry in table.entries:
-        ours, paper = entry.ours, entry.paper
-        std = "" if ours is None or isnan(ours.accuracy_std) else f"{ours.accuracy_std:.4f}"
-        rows.append(
-            [
-                *entry.cell,
-                *(("", "") if ours is None else (f"{ours.accuracy:.4f}", ours.layers)),
-                std,
-                *(("", "") if paper is None else paper),
-                *("" if ours is None else getattr(ours.best.spec, name) for name in settings),
-            ]
-        )
+        numbers: list[object] = [""] * (3 + len(settings))
+        if (ours := entry.ours) is not None:
+            std = "" if isnan(ours.accuracy_std) else f"{ours.accuracy_std:.4f}"
+            numbers = [f"{ours.accuracy:.4f}", ours.layers, std]
+            numbers += [getattr(ours.best.spec, name) for name in settings]
+        rows.append([*entry.cell, *numbers[:3], *(entry.paper or ("", "")), *numbers[3:]])
     return csv_text([*COLUMNS, *settings], rows)
 
 
@@ -136,13 +118,8 @@ def by_missing_rate(table: Table) -> tuple[list[str], list[list[str]]]:
     rows, previous = list[list[str]](), ""
     for (dataset, method), entries in by_row.items():
         cells = [entries.get(percent) for percent in table.percents]
-        rows.append(
-            [
-                TITLES[dataset] if dataset != previous else "",
-                method,
-                *(_show_ours(table, cell) for cell in cells),
-            ]
-        )
+        shown = (_show_ours(table, cell) for cell in cells)
+        rows.append([TITLES[dataset] if dataset != previous else "", method, *shown])
         if any(cell is not None and cell.paper for cell in cells):
             rows.append(["", "paper", *map(_show_paper, cells)])
         previous = dataset
@@ -154,9 +131,8 @@ def legend(table: Table) -> str:
     text = "Ours: mean test accuracy ± standard deviation over the runs, @ layers chosen by validation."
     if table.against_paper:
         text += " Below: the paper's, and ours minus the paper's."
-    notes = [IDLE_SKIP] if any(entry.has_idle_skip for entry in table.entries) else []
-    notes += [PARTIAL] if table.partial else []
-    return f"{text} Bold: the best of ours on a graph.{''.join(f' {note}.' for note in notes)}"
+    notes = f" {IDLE_SKIP}." if any(entry.has_idle_skip for entry in table.entries) else ""
+    return f"{text} Bold: the best of ours on a graph.{notes}" + (f" {PARTIAL}." if table.partial else "")
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> str:
@@ -192,10 +168,6 @@ def terminal(table: Table) -> str:
     return "\n".join([*lines, *([PARTIAL] if table.partial else [])]) + "\n"
 
 
-def _format_accuracy(ours: Chosen) -> str:
-    return f"{show_mean(ours.accuracy, ours.accuracy_std)}{'' if ours.complete else '*'}"
-
-
 def show_mean(mean: float, deviation: float) -> str:
     """Format a mean with its standard deviation, which is NaN for a single run.
 
@@ -208,9 +180,10 @@ def show_mean(mean: float, deviation: float) -> str:
 def _show_ours(table: Table, entry: Entry | None) -> str:
     if entry is None or entry.ours is None:
         return NOT_RUN if entry else ""
-    value = _format_accuracy(entry.ours)
+    ours = entry.ours
+    value = f"{show_mean(ours.accuracy, ours.accuracy_std)}{'' if ours.complete else '*'}"
     value = f"**{value}**" if _is_best(table, entry) else value
-    return f"{value} @ {entry.ours.layers}{'†' if entry.has_idle_skip else ''}"
+    return f"{value} @ {ours.layers}{'†' if entry.has_idle_skip else ''}"
 
 
 def _show_paper(entry: Entry | None) -> str:
