@@ -71,8 +71,6 @@ def fsd_cap(graph: Graph, spec: Spec, seed: int, *, validation_labels: bool) -> 
 
     Args:
         graph: dense features, whole vectors missing; with a split.
-        spec: of both models.
-        seed: of both models.
         validation_labels: whether the class of a validation node is its label, as in the released code, or
             what the first model predicts, as that of a test node is.
     """
@@ -119,9 +117,7 @@ def subgraph_diffusion(
         adjacency: sparse [n, n], without weights.
         features: [n, d]; only those of known nodes are used.
         known: bool [n], $\mathcal{V}_0$ and M.
-        gamma: see ``fractional``.
         memory: λ, how much of the subgraph before is added at every step.
-        steps: on each subgraph.
     """
     pattern, away = normalized_adjacency(adjacency).pattern, torch.from_numpy(hops(adjacency, known.numpy()))
     # Up to a factor all is linear in the known vectors: their coordinates in an orthonormal basis suffice.

@@ -302,7 +302,6 @@ def chains(distance: int, *, count: int = 400, classes: int = 4, seed: int = 0) 
         distance: edges between a label and the features that decide it.
         count: number of paths; a quarter each for training and validation, the rest for testing.
         classes: number of classes, equally frequent in every part of the split.
-        seed: of the order of the classes.
     """
     distance, classes = whole_number("distance", distance, least=1), whole_number("classes", classes, least=2)
     count = whole_number("count", count, least=4 * classes)

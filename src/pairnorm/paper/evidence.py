@@ -216,9 +216,8 @@ class PaperEvidence(Evidence):
             accuracy, layers = DEEP_GCN_ACCURACIES.get(method), 12
         if accuracy is None:
             return None
-        unknown: dict[str, Any] = dict.fromkeys(
-            ("train_loss", "train_accuracy", "validation_loss", "test_loss"), nan
-        )
+        names = ("train_loss", "train_accuracy", "validation_loss", "test_loss")
+        unknown: dict[str, Any] = dict.fromkeys(names, nan)
         trial = Trial(seed=0, best_epoch=0, validation_accuracy=accuracy, test_accuracy=accuracy, **unknown)
         model = method.split("-")[0].split(" ")[0]
         return Chosen(Summary(Spec(dataset, model, layers), (trial,)), True)

@@ -192,8 +192,6 @@ class Experiment(Grid[TableCell]):
     """A grid of methods, graphs and missing rates.
 
     Args:
-        name: on the command line.
-        title: what it shows.
         methods: settings by name of the method.
         missing: number of runs by percentage of missing vectors.
         datasets: names of graphs.
