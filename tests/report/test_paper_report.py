@@ -86,7 +86,7 @@ def test_report_is_reproducible_byte_for_byte(store, written, tmp_path):
 def test_committed_store_gives_committed_tables_and_report(tmp_path, monkeypatch):
     """Figures and the page are left out: their bits may differ where another library draws them."""
     monkeypatch.setattr(report, "save", lambda figure, folder, name: [folder / f"{name}.png"])
-    monkeypatch.setattr(report, "can_render_html", lambda: False)
+    monkeypatch.setattr("pairnorm.report.document.can_render_html", lambda: False)
     (tmp_path / "notes.md").write_bytes((RESULTS / "notes.md").read_bytes())
     write_report(RESULTS / "store.sqlite", tmp_path)
     written = contents(tmp_path)
@@ -117,7 +117,7 @@ def test_notes_agree_with_the_report():
 
 def test_export_gives_the_same_tables(store, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "save", lambda figure, folder, name: [folder / f"{name}.png"])
-    monkeypatch.setattr(report, "can_render_html", lambda: False)
+    monkeypatch.setattr("pairnorm.report.document.can_render_html", lambda: False)
     with Store(store, read_only=True) as opened:
         opened.export(tmp_path / "paper.csv")
     selection = Selection(datasets=("cora",), runs=2, epochs=3, depths=(2, 4), missing=(20,))
