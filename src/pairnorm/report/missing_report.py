@@ -114,8 +114,8 @@ def _metric(dataset: str) -> str:
 
 def lines(protocols: Sequence[Protocol], results: MissingResults) -> list[Line]:
     """Return a line for every cell that has runs, or a published number."""
-    every = (line for protocol in protocols for line in _lines(protocol, results))
-    return [line for line in every if line.accuracies or not isnan(line.published)]
+    all_lines = (line for protocol in protocols for line in _lines(protocol, results))
+    return [line for line in all_lines if line.accuracies or not isnan(line.published)]
 
 
 def _lines(protocol: Protocol, results: MissingResults) -> Iterator[Line]:
