@@ -25,7 +25,7 @@ from pairnorm.classify import ClassifierWarning, NodeClassifier, scaling
 from pairnorm.classify.evaluation import fit_temperature, mean_probabilities
 from pairnorm.classify.holdout import remove_nodes
 from pairnorm.classify.predictions import prediction_table
-from pairnorm.classify.progress import FitProgress
+from pairnorm.classify.search import FitProgress
 from pairnorm.data import Graph, Split, csbm, features_after, load, missing_vectors, pack
 from pairnorm.data.adjacency import reachable
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import pairnorm.classify.search as search_functions
+import pairnorm.classify.findings as findings_module
 from pairnorm.classify import Candidate, NodeClassifier, Scores, Task
 from pairnorm.classify import search_space as search_module
 from pairnorm.classify.candidates.ensemble import Average
@@ -18,13 +18,14 @@ from pairnorm.classify.findings import (
     LATER,
     STEPS,
     UNMASKED,
+    Baseline,
     Findings,
     _target_remarks,
     headline,
     verdict,
 )
 from pairnorm.classify.holdout import MAX_HOPS, remove_nodes
-from pairnorm.classify.search import Baseline, Choice
+from pairnorm.classify.search import Choice
 from pairnorm.classify.search_space import baselines
 from pairnorm.data import Graph, csbm
 from pairnorm.report.document import render_markdown
@@ -447,8 +448,8 @@ def test_baselines_evaluated_by_fit_are_not_refitted(small, monkeypatch):
         searched.extend(family.name for family in families)
         return original(task, families, tick)
 
-    original = search_functions.search
-    monkeypatch.setattr(search_functions, "search", search)
+    original = findings_module.search
+    monkeypatch.setattr(findings_module, "search", search)
     result = {baseline.name: baseline for baseline in Findings.of(classifier, small).baselines}
     assert searched == ["most frequent class", "GCN, 2 layers"]
     (alone,) = [one for one in baselines(small) if one.name == "label propagation"]

@@ -14,6 +14,7 @@ from pairnorm.base.errors import PairNormError
 from pairnorm.classify import ClassifierWarning, NodeClassifier, Scaling, scaling
 from pairnorm.classify.candidates import (
     KINDS,
+    BoostedTrees,
     Family,
     LabelPropagation,
     LogisticRegression,
@@ -26,8 +27,7 @@ from pairnorm.classify.candidates import (
 from pairnorm.classify.candidates.ensemble import PseudoLabels
 from pairnorm.classify.candidates.task import KnownLabels
 from pairnorm.classify.explanation import suggest_depth
-from pairnorm.classify.progress import FINAL_STEPS, ProgressTracker
-from pairnorm.classify.search import Choice, search
+from pairnorm.classify.search import FINAL_STEPS, MIN_STEP_SECONDS, Choice, ProgressTracker, search
 from pairnorm.classify.search_space import SGC_DEPTHS, SIMPLE, baselines, plan, resolve_time_limit
 from pairnorm.train import METHODS
 
@@ -516,6 +516,15 @@ def test_estimated_time_left_is_within_a_factor_of_two(task, monkeypatch, name):
     for when, left in seen:
         if when < 0.8 * clock[0]:  # of its end, the last steps may be a small part
             assert 0.5 < left / (clock[0] - when) < 2, (when, left)
+
+
+def test_families_without_a_candidate_are_expected_to_take_time_by_the_size_of_the_graph(task):
+    """The first families take milliseconds, and say nothing about the others."""
+    families = [MostFrequent(), SGCFamily(["PN"], (1, 2, 4, 8, 15), exhaustive=False), BoostedTrees()]
+    left: list[float] = []
+    limited = replace(task, time_limit=60.0, started=time.perf_counter())
+    search(limited, families, on_result=lambda result, seconds: left.append(seconds))
+    assert sum(family.steps for family in families) * MIN_STEP_SECONDS < left[0] < 30
 
 
 def test_members_without_time_to_refit_are_excluded(task, monkeypatch):

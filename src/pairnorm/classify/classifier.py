@@ -34,9 +34,8 @@ from pairnorm.classify.holdout import (
     warn_label_predictors,
 )
 from pairnorm.classify.predictions import Calibration
-from pairnorm.classify.progress import FitProgress, ProgressTracker
 from pairnorm.classify.scaling import PreparedGraph, Scaling, check_features
-from pairnorm.classify.search import Choice, cross_fit, search
+from pairnorm.classify.search import Choice, FitProgress, ProgressTracker, cross_fit, search
 from pairnorm.classify.search_space import evaluation_task, parse_search_space, plan
 from pairnorm.data import Graph, Split
 from pairnorm.data.encoder import Encoder
@@ -303,11 +302,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._probabilities(self._prepare(graph))
 
     def predict(self, graph: Graph) -> NDArray[Any]:
-        """Return the predicted class of every node, as labels were given: texts, integers or booleans.
-
-        Args:
-            graph: as for ``predict_proba``.
-        """
+        """Return the predicted class of every node, as labels were given: texts, integers or booleans."""
         probabilities = self.predict_proba(graph)
         return np.asarray(self.classes_[self.decide(probabilities)])
 
@@ -362,11 +357,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return explain_predictions(self.model_, self._prepare(graph), predicted, classes, nodes, top)
 
     def decide(self, probabilities: Floats) -> NDArray[np.int64]:
-        """Return the number of the predicted class: the most probable one, after weighting by the tilt.
-
-        Args:
-            probabilities: [n, classes].
-        """
+        """Return the number of the predicted class: the most probable one, after weighting by the tilt."""
         return np.asarray(apply_tilt(probabilities, self.prior_, self.tilt_).argmax(1))
 
     def threshold(self, number: int) -> float:
@@ -375,11 +366,7 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(weights[number] / weights.sum())
 
     def unseen(self, graph: Graph) -> Booleans:
-        """Return bool [n]: the labeled nodes that neither trained nor selected the model, by their names.
-
-        Args:
-            graph: the one fitted on, or another.
-        """
+        """Return bool [n]: the labeled nodes that neither trained nor selected the model, by their names."""
         return unseen(graph, self._seen)
 
     def score(self, graph: Graph, y: None = None) -> float:
@@ -428,22 +415,14 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         parse_search_space(self)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write ``model.safetensors`` and ``model.json``, which is all that prediction needs.
-
-        Args:
-            folder: created if it does not exist.
-        """
+        """Write ``model.safetensors`` and ``model.json``, which is all that prediction needs, to a folder."""
         from pairnorm.classify.persistence import save
 
         save(self, folder)
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Self:
-        """Read what ``save`` wrote. Nothing is unpickled.
-
-        Args:
-            folder: the one saved to.
-        """
+        """Read what ``save`` wrote. Nothing is unpickled."""
         from pairnorm.classify.persistence import load
 
         return load(cls, folder)

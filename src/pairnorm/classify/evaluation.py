@@ -61,14 +61,10 @@ class Scores:
         probabilities: NDArray[Any] | None = None,
         cross_fitted: bool = False,
     ) -> Scores:
-        """Compute the scores of some nodes.
+        """Compute the scores of some nodes, given labels and predicted classes, int64 [m].
 
-        Args:
-            labels: int64 [m].
-            predicted: int64 [m].
-            classes: number of classes.
-            probabilities: [m, classes], where known.
-            cross_fitted: correct the bias of the average precision; see ``expected_average_precision``.
+        With ``cross_fitted``, the bias of the average precision is corrected; see
+        ``expected_average_precision``.
         """
         pairs = labels * classes + predicted
         confusion = np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
@@ -211,10 +207,9 @@ def wilson(right: float, count: float) -> Interval:
 
 
 def weighted_rankings(positive: Booleans, scores: NDArray[Any], weights: Floats) -> tuple[Floats, Floats]:
-    """Compute AUC and average precision of one ranking under several weightings of its nodes, [samples, m].
+    """Compute AUC and average precision of a ranking under several weightings of its nodes, [samples, m].
 
-    Returns:
-        Two arrays [samples]; NaN where a sample has nodes of one kind only.
+    They are NaN where a sample has nodes of one kind only.
     """
     order = np.argsort(-scores, kind="stable")
     last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # of every group of equal scores
@@ -233,10 +228,7 @@ def weighted_rankings(positive: Booleans, scores: NDArray[Any], weights: Floats)
 def rankings(labels: Integers, probabilities: NDArray[Any], weights: Floats | None = None) -> Floats:
     """Return AUC and average precision, see ``Scores``, [2, samples]; NaN for one class.
 
-    Args:
-        labels: int64 [m].
-        probabilities: [m, classes].
-        weights: of the nodes, [samples, m]. Default: one sample in which all weigh the same.
+    ``weights`` of the nodes are [samples, m]; by default one sample in which all weigh the same.
     """
     weights = np.ones((1, len(labels))) if weights is None else weights
     ranked = _ranked_classes(labels, probabilities.shape[1])
@@ -322,10 +314,7 @@ def metric_difference(
 class Standardized(NamedTuple):
     """The estimated accuracy on the target population, from held-out nodes weighted by stratum.
 
-    Args:
-        accuracy: over the strata that have enough held-out nodes.
-        interval: its 95% interval.
-        unmatched: share of the target in strata without enough held-out nodes, which no figure describes.
+    ``unmatched`` is the share of the target in strata without enough held-out nodes.
     """
 
     accuracy: float

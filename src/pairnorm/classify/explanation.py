@@ -53,7 +53,6 @@ class Explanation(NamedTuple):
     """The largest contributions to the predicted class of each node.
 
     Args:
-        nodes: int64 [rows], the node that each row is about.
         sources: where the contribution comes from: ``"node"`` (its own feature), ``"neighborhood"`` (a
             feature averaged over neighbors, or propagated), ``"labels"`` (known labels around it) or
             ``"neighbor"`` (what arrives through one neighbor).
@@ -78,15 +77,11 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """A fitted candidate whose logits are sums over named columns.
+    """A fitted candidate whose logits are sums over named columns; ``keys`` are their sources and names.
 
-    Args:
-        keys: source and name of each column.
-        explain: takes nodes and a class for each; returns the contributions of the columns to the margin of
-            that class, [m, columns], and the rest of the margin, [m]. The margin is the logit minus the mean
-            logit of the other classes. None without columns.
-        adjacency: normalization of the last propagation step.
-        sent: what each node sends in that step, [n, classes]; None without propagation.
+    ``explain`` takes nodes and a class for each; it returns the contributions of the columns to the margin of
+    that class, [m, columns], and the rest of the margin, [m]. The margin is the logit minus the mean logit of
+    the other classes. ``sent`` is what each node sends in the last propagation step, [n, classes].
     """
 
     keys: Sequence[Key]

@@ -14,13 +14,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pairnorm.base.csr import sparse_csr
 from pairnorm.base.errors import PairNormError
-from pairnorm.classify.candidates.task import SEARCH_SHARE, Candidate, Tick
+from pairnorm.classify.candidates.networks import GNNFamily
+from pairnorm.classify.candidates.task import SEARCH_SHARE, Candidate, Family, Task, Tick
 from pairnorm.classify.classifier import NodeClassifier
 from pairnorm.classify.evaluation import (
     RANKING_METRICS,
     Scores,
     Standardized,
+    apply_tilt,
+    fit_tilt,
     mean_probabilities,
     metric_difference,
     metric_name,
@@ -37,7 +41,7 @@ from pairnorm.classify.holdout import MIN_HELD_OUT, ClassifierWarning, incomplet
 from pairnorm.classify.predictions import ALL, GROUP_NAMES, PredictionSets
 from pairnorm.classify.regression import MAX_TRAINING_ROWS, PATIENCE
 from pairnorm.classify.scaling import PreparedGraph, has_many_nodes, is_large
-from pairnorm.classify.search import Baseline, evaluate_baseline
+from pairnorm.classify.search import search
 from pairnorm.classify.search_space import BASELINE_DROPOUTS, BASELINE_RATES, NETWORKS, baselines
 from pairnorm.data import Graph
 from pairnorm.data.masks import Stream
@@ -62,14 +66,50 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
-class Gain(NamedTuple):
-    """The difference between the model and its best baseline on the held-out nodes, by one metric.
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """A baseline, tuned by validation on the same masked nodes: its best candidate, and its predictions."""
 
-    Args:
-        baseline: with the largest value of the metric.
-        ours: value of the model.
-        theirs: value of the baseline.
-        difference: ours minus theirs, with its 95% interval, in points.
+    name: str
+    best: Candidate
+    num_candidates: int
+    predicted: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+
+
+def evaluate_baseline(classifier: NodeClassifier, task: Task, family: Family, tick: Tick) -> Baseline:
+    """Select the settings of a baseline on the same nodes as the model's, and predict all nodes."""
+    name = family.name
+    encoder = task.graph.encoder
+    if isinstance(family, GNNFamily) and encoder is not None and encoder.named("structure"):
+        task, name = _with_one_hot_ids(task), f"{name}, one-hot ids"
+    choice = classifier.choice_.of(family)
+    if choice is None:
+        choice = search(task, [family], tick)
+    else:
+        for _ in range(family.steps):
+            tick(family.name)
+    probabilities = mean_probabilities(choice.fit(task.with_all_folds).logits(task.prepared)).cpu().numpy()
+    tilt = classifier.tilt_
+    if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
+        tilt = fit_tilt(classifier.metric, task.held_out_labels, choice.probabilities, task.prior)[1]
+    predicted = apply_tilt(probabilities, classifier.prior_, tilt).argmax(1)
+    return Baseline(name, choice.best, len(choice.results), predicted, probabilities)
+
+
+def _with_one_hot_ids(task: Task) -> Task:
+    """Return the task with a column per node as features, for a GCN on a graph without features."""
+    count = task.graph.num_nodes
+    rows = torch.arange(count + 1)
+    ids = sparse_csr(rows, rows[:-1], torch.ones(count), (count, count)).to(task.features.device)
+    graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
+    return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), feature_mask=None)
+
+
+class Gain(NamedTuple):
+    """The values of a metric of the model and its best baseline on the held-out nodes, and their difference.
+
+    The difference comes with its 95% interval, in points.
     """
 
     baseline: Baseline
@@ -84,15 +124,8 @@ class Findings:
 
     Held-out nodes are masked like the nodes to predict; see ``Target``. Scores are those of the evaluation
     model, fitted to training and validation labels. Delivered labels are those of the classifier, which may
-    have been refitted to all labels.
-
-    Args:
-        classifier: fitted.
-        graph: with its split.
-        probabilities: [n, classes], of the evaluation model.
-        baselines: evaluated on the same masked nodes.
-        checks: scores of nodes that are held out in other ways.
-        smoothing: effect of propagation on the features; empty where they are too large to be dense.
+    have been refitted to all labels. ``checks`` are the scores of nodes that are held out in other ways.
+    ``smoothing`` is empty where features are too large to be dense.
     """
 
     classifier: NodeClassifier

@@ -326,12 +326,9 @@ def remove_column(graph: Graph, name: str | None) -> Graph:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The target population: the nodes to predict, and which of their features are missing.
+    """The target population: the nodes to predict, in words and as a mask, and what each of them lacks.
 
-    Args:
-        source: which nodes these are, in words.
-        nodes: bool [n]; none of the graph's nodes where the target was given as a share.
-        missing: what each of them lacks, bool [m] (whole vectors) or [m, d] (single features).
+    The mask is empty where the target was given as a share. ``missing`` is bool [m] or, of entries, [m, d].
     """
 
     source: str

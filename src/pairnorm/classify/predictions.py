@@ -61,12 +61,9 @@ class Coverage(NamedTuple):
 
 
 class PredictionSets(NamedTuple):
-    """The prediction set of every node at one error rate: its most probable classes, at least one.
+    """The sizes of the nodes' prediction sets at an error rate, and the measured coverage by group of nodes.
 
-    Args:
-        rate: how often the true class may be left out.
-        sizes: int64 [n], the number of classes in each set.
-        coverage: as measured, by group of nodes.
+    A set holds the most probable classes of a node, at least one.
     """
 
     rate: float
@@ -82,10 +79,6 @@ class Calibration(NamedTuple):
     $\{y : s(y) \le q\}$ holds the true class of an exchangeable node with a probability of $1 - \alpha$ or
     more (Vovk et al., 2005; Sadinle et al., 2019), and is never empty. Nodes with and without features have
     a threshold each, and so the guarantee each, where enough of both are held out.
-
-    Args:
-        scores: float64 [m], of the true classes.
-        incomplete: bool [m], nodes that lack most features.
     """
 
     scores: Floats
@@ -163,11 +156,6 @@ def expected_shares(probabilities: Tensor, nodes: Tensor, default: Tensor) -> Te
 
     They estimate the class shares of the nodes to label from predictions alone. Shares of training labels do
     not where classes are sampled equally often.
-
-    Args:
-        probabilities: [n, ..., classes].
-        nodes: bool [n].
-        default: [classes].
     """
     if not nodes.any():
         return default
@@ -186,14 +174,9 @@ def fallback_shares(
     $$p_c \propto \bar p_c \, \frac{u_c + k}{n_c r + k} \Big/ \frac{n_c - u_c + k}{n_c (1 - r) + k}$$
 
     Without their own label and features, $u_c$ of the $n_c$ labeled nodes of a class would be unreachable,
-    and a share $r$ of all labeled nodes. With k nodes, few observations leave the odds near one.
-
-    Args:
-        adjacency: of the graph.
-        sources: bool [n]: nodes that predictions depend on, labeled nodes included.
-        probabilities: predicted for every node, [n, ..., classes].
-        labels: int64 [n], -1 where not known.
-        default: [classes], used in place of the mean prediction where there are no other nodes to label.
+    and a share $r$ of all labeled nodes. With k nodes, few observations leave the odds near one. ``sources``
+    are the nodes that predictions depend on, labeled nodes included. The default replaces the mean prediction
+    where there are no other nodes to label.
     """
     labeled, members = labels >= 0, components(adjacency)
     sources_around = torch.bincount(members[sources], minlength=len(members))[members]

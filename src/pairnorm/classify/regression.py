@@ -71,7 +71,7 @@ def fold_regressions(
     Args:
         rows: float [m, d], the training nodes.
         target: [m, classes], the probability of each class; one-hot where the label is known.
-        scales: PairNorm's s, each above 0.
+        scales: PairNorm's s.
         folds: [folds, m], the weight of each row in the mean of a fold: W is [folds, d, classes].
         tolerance: the Newton decrement at which a fold has converged.
         axes: [d, r], orthonormal, to which the weights are restricted; solved in single precision. Default:
@@ -205,10 +205,8 @@ def _threads(size: int) -> Iterator[None]:
 def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the principal axes V [d, r] of the rows, the leading one last, and the coordinates X V.
 
-    The best weights lie in their span, and the Hessian is nearly diagonal in them.
-
-    Args:
-        rows: [m, d]; the work is that of the smaller number.
+    The best weights lie in their span, and the Hessian is nearly diagonal in them. The work is that of the
+    smaller dimension.
     """
     wide = rows.shape[0] < rows.shape[1]
     values, vectors = _eigen(rows @ rows.T if wide else rows.T @ rows)
@@ -221,11 +219,9 @@ def principal(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def leading_axes(rows: Tensor, max_axes: int = MAX_AXES) -> Tensor:
-    """Return the leading principal axes of the rows, [d, r], which explain most of their variance.
+    """Return the leading principal axes of dense or sparse rows, [d, r], with most of their variance.
 
-    Args:
-        rows: [m, d], centered or not, dense or ``torch.sparse_coo``.
-        max_axes: r at most. Where rows and columns are many more, a randomized decomposition finds the axes.
+    Where rows and columns are many more than ``max_axes``, a randomized decomposition finds them.
     """
     rows = rows.float()
     total = (rows.coalesce().values() if rows.is_sparse else rows).square().sum()
@@ -258,9 +254,7 @@ def span(features: Tensor) -> tuple[Tensor | None, Tensor]:
 
     Norms and distances of rows stay as they are under Q, so that propagation, PairNorm and regression
     may work in r columns instead of d: 140 instead of 1,433 where only 140 papers of Cora have words.
-
-    Args:
-        features: dense [n, d]. Where most rows are not zero, it is returned as it is, without a basis.
+    Where most rows are not zero, X is returned as it is, without a basis.
     """
     known = features.any(1)
     if int(known.sum()) > features.shape[1] // 2:
@@ -286,11 +280,8 @@ Result = TypeVar("Result", bound=HasLoss)
 class SearchLimits:
     """Early stopping along paths of scales and depths, for graphs in memory and packed graphs.
 
-    Args:
-        many_nodes: whether a propagation step is expensive, because there are many nodes.
-        numbers: size of a regression: training nodes times columns, in every fold.
-        metric: that compares candidates; other metrics than the loss may prefer overconfident ones.
-        exhaustive: whether to evaluate every scale.
+    With many nodes, a propagation step is expensive. ``numbers`` is the size of a regression: training nodes
+    times columns, in every fold. Other metrics than the loss may prefer overconfident candidates.
     """
 
     many_nodes: bool
@@ -327,11 +318,7 @@ class SearchLimits:
     ) -> Iterator[tuple[int, list[Result]]]:
         """Yield (depth, results) of a propagation, and stop where a step is expensive and none gains.
 
-        Args:
-            depths: numbers of steps, ascending.
-            results: those of every depth, from the smallest scale to the largest.
-            tick: called after every depth, also for those left out.
-            name: of the propagation.
+        ``tick`` is called after every depth, also for those left out.
         """
         best, waited = inf, 0
         for number, (depth, by_scale) in enumerate(zip(depths, results, strict=False), 1):
@@ -357,12 +344,7 @@ def default_norms(adjacency: Normalization, many_nodes: bool) -> list[Norm]:
 
 
 def subsample(labels: Tensor, count: int) -> Tensor:
-    """Return ``count`` indices of labels, ascending: evenly spaced within each class, and the first of each.
-
-    Args:
-        labels: int64 [m].
-        count: how many, where there are more; the first of each class come in addition.
-    """
+    """Return ``count`` indices of labels, ascending: evenly spaced within each class, with its first."""
     if len(labels) <= count:
         return torch.arange(len(labels), device=labels.device)
     order = labels.argsort(stable=True)

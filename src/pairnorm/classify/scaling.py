@@ -73,12 +73,7 @@ class Scaling:
 
     @classmethod
     def standardize(cls, graph: Graph, words: Tensor | None = None) -> Scaling:
-        """Compute means and deviations of the known features.
-
-        Args:
-            graph: whose features.
-            words: bool [d], the columns that are divided by their sum in a row; None for none.
-        """
+        """Compute means and deviations of the known features; ``words`` as in ``Scaling``."""
         check_size(graph)
         features, known = _by_row(graph.features.to_dense().double(), words), _known_mask(graph)
         count = known.sum(0).clamp(min=1)
@@ -92,11 +87,7 @@ class Scaling:
         return cls("columns", mean.float(), deviation.float(), words)
 
     def fitted_to(self, graph: Graph) -> Scaling:
-        """Return the same kind of scaling with the statistics of another graph.
-
-        Args:
-            graph: whose features.
-        """
+        """Return the same kind of scaling with the statistics of another graph."""
         return self if self.kind != "columns" else self.standardize(graph, self.words)
 
     def __call__(self, graph: Graph) -> Tensor:
@@ -142,9 +133,6 @@ def word_columns(graph: Graph) -> Tensor:
 
     Counts are not negative, and most nodes whose count is known have none. Columns that encode a category
     or come from a date are no counts.
-
-    Args:
-        graph: whose features and encoder.
     """
     features, missing = graph.features, graph.missing
     stored = stored_values(features)
@@ -231,7 +219,6 @@ class PreparedGraph:
     Args:
         graph: with edges, names, and missing features.
         features: [n, d], scaled, dense or ``torch.sparse_csr``; zero where missing.
-        device: where to compute.
         other: a graph whose cache it shares, if that has the same nodes, edges and device.
     """
 
@@ -363,12 +350,7 @@ class PreparedGraph:
         )
 
     def imputed(self, method: str, features: Tensor | None = None) -> Tensor:
-        """Return features whose missing values are imputed.
-
-        Args:
-            method: one of ``IMPUTATIONS``; ``"zero"`` returns scaled features as they are.
-            features: [n, r], the features in other coordinates; default: the reduced ones.
-        """
+        """Impute missing values by a method of ``IMPUTATIONS``, by default of the ``reduced`` features."""
         if features is None:
             return self.cached(("imputed", method), lambda: self.imputed(method, self.reduced[1]))
         if method == "zero" or not self.graph.missing.any():

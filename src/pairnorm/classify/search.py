@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
-from math import inf, isinf
+from math import inf, isinf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.base import clone
 from torch import Tensor
 
-from pairnorm.base.csr import sparse_csr
 from pairnorm.classify.candidates.boosted_trees import BoostedTrees
 from pairnorm.classify.candidates.ensemble import (
     Average,
@@ -43,10 +41,9 @@ from pairnorm.classify.candidates.task import (
     Task,
     Tick,
 )
-from pairnorm.classify.evaluation import Scores, apply_tilt, comparable_scores, fit_tilt, mean_probabilities
+from pairnorm.classify.evaluation import Scores, comparable_scores, mean_probabilities
 from pairnorm.classify.holdout import ClassifierWarning
-from pairnorm.classify.progress import OnResult
-from pairnorm.classify.scaling import PreparedGraph, has_many_nodes
+from pairnorm.classify.scaling import MAX_STATE_SIZE, has_many_nodes
 from pairnorm.classify.search_space import resolve_time_limit
 from pairnorm.data import Graph, Split
 
@@ -58,6 +55,9 @@ SELF_TRAINING_MODELS = ("SGC", "logistic regression")
 # Until they are measured, later steps of a family are expected to take at least the first share of its first
 # step, and about the second. Residual GCNs train for a few epochs first, and later longer by a factor.
 FIRST_STEP_SHARE, USUAL_STEP_SHARE, RESIDUAL_STEP_FACTOR = 0.25, 0.5, 8
+# A step of a family without a candidate yet is expected to take at least the first number of seconds, and the
+# second for each feature of each node and fold, up to the size of the states of wide graphs.
+MIN_STEP_SECONDS, SECONDS_PER_FEATURE = 0.05, 5e-8
 # On a graph of at most this many nodes, residual GCNs take their first step at once: it takes a second.
 MAX_QUICK_NODES = 5000
 # Residual GCNs whose first candidate has a larger loss than this factor of the best are not trained further;
@@ -68,18 +68,97 @@ FIT_SHARE, FINAL_FITS = 0.75, 2
 # Fitting to pseudo-labels takes longer than to labels, by this factor.
 SELF_TRAINING_FACTOR = 4
 
+FINAL_STEPS = ("smoothed", "self-trained", "averaged", "evaluated", "fitted to all labels")
+# After this time without a finished step, an evaluated candidate counts as news.
+SECONDS_PER_UPDATE = 1.0
+# Steps after the search are expected to take this time for each second of the search.
+FINAL_RATIO = 0.25
 
-class Choice(NamedTuple):
-    """The result of a search.
+
+class FitProgress(NamedTuple):
+    """The progress of a fit.
 
     Args:
-        results: all candidates.
-        parts: weight and result of each ensemble member; one is enough.
-        probabilities: its probabilities for the held-out nodes, fold after fold, [m, classes].
-        smooths: the smoothing of the ensemble, if any; where it is self-trained, also that of the second one.
-        by_family: the candidates of every family.
-        ensemble: the ensemble and its evaluation; None for a single candidate.
-        setup_seconds: how long the first steps of its families took, which prepare a graph for all others.
+        done: finished steps.
+        total: all steps; some are left out when time is up.
+        step: the name of the last one.
+        best_score: of the best candidate so far on held-out nodes, by the metric; for the loss, its accuracy.
+            NaN before the first one.
+        seconds_left: estimated.
+    """
+
+    done: int
+    total: int
+    step: str
+    best_score: float
+    seconds_left: float
+
+
+Notify = Callable[[FitProgress], None]
+
+
+class ProgressTracker:
+    """Counts the steps of a fit, and estimates the time that is left.
+
+    ``folds`` is the number of further searches, which cross-fitting takes; together they take as long as the
+    first.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        families: Sequence[Family],
+        folds: int,
+        refit: bool,
+        notify: Notify | None,
+    ) -> None:
+        self.task, self.folds, self.notify = task, folds, notify
+        self.steps = sum(family.steps for family in families)
+        self.final_steps = FINAL_STEPS if refit else FINAL_STEPS[:-1]
+        self.total = self.steps + len(self.final_steps) + folds
+        self.done = 0
+        self.best: CandidateResult | None = None
+        self.search_seconds = SEARCH_SHARE * task.time_limit
+        self.notified = task.started
+
+    def record(self, result: CandidateResult, seconds_left: float) -> None:
+        """Record an evaluated candidate, and the expected remaining seconds of the search."""
+        self.search_seconds = time.perf_counter() - self.task.started + seconds_left
+        if self.best is None or result.rank > self.best.rank:
+            self.best = result
+        if time.perf_counter() - self.notified > SECONDS_PER_UPDATE:
+            self._notify(result.candidate.name)
+
+    def tick(self, step: str) -> None:
+        """Count a step; the last ones may be left out."""
+        self.done += 1
+        if step in self.final_steps:
+            self.search_seconds = min(time.perf_counter() - self.task.started, self.search_seconds)
+            self.done = self.steps + self.final_steps.index(step) + 1
+        self._notify(step)
+
+    def _notify(self, step: str) -> None:
+        """Report the progress, with the time left of the search, of the last steps and of cross-fitting."""
+        if self.notify is None:
+            return
+        score, search, self.notified = nan, self.search_seconds, time.perf_counter()
+        if self.best is not None:
+            by_accuracy = self.task.metric in ("loss", "accuracy")
+            score = self.best.candidate.validation_accuracy if by_accuracy else self.best.score
+        steps_left = self.total - max(self.done, self.steps)
+        final_share = max(0, steps_left - self.folds) / len(self.final_steps)
+        fold_share = min(steps_left, self.folds) / max(1, self.folds)
+        left = max(0.0, self.task.started + search - self.notified)
+        left += (final_share * FINAL_RATIO + fold_share) * search
+        self.notify(FitProgress(self.done, self.total, step, score, nan if isinf(left) else left))
+
+
+class Choice(NamedTuple):
+    """The result of a search: all candidates, and the members of the ensemble with their weights.
+
+    ``probabilities`` are those of the ensemble for the held-out nodes. ``smooths`` has its smoothing, if any;
+    where it is self-trained, also that of the second one. ``ensemble`` is None for a single candidate. The
+    first steps of the families, which prepare a graph for all others, took ``setup_seconds``.
     """
 
     results: Sequence[CandidateResult]
@@ -130,20 +209,13 @@ def search(
     tick: Tick = lambda done: None,
     *,
     simple: bool = True,
-    on_result: OnResult = lambda result, seconds_left: None,
+    on_result: Callable[[CandidateResult, float], None] = lambda result, seconds_left: None,
 ) -> Choice:
     """Evaluate candidates, and select the best by the task's metric, or an ensemble that is better.
 
     Among several families, an ensemble may be smoothed and self-trained. Where held-out nodes do not prefer
-    any candidate, it has the best of every model.
-
-    Args:
-        task: the graph with its split.
-        families: the candidates.
-        tick: called after every step, with a description of it.
-        simple: select one candidate instead of an ensemble.
-        on_result: called with every evaluated candidate, and the seconds that the search is expected to take
-            from then on.
+    any candidate, it has the best of every model. ``on_result`` is called with every evaluated candidate, and
+    the seconds that the search is expected to take from then on.
     """
     evaluation = _Evaluation(task, families, tick, on_result)
     evaluation.run()
@@ -181,7 +253,13 @@ class _Evaluation:
     first step of residual GCNs on a small graph.
     """
 
-    def __init__(self, task: Task, families: Sequence[Family], tick: Tick, on_result: OnResult) -> None:
+    def __init__(
+        self,
+        task: Task,
+        families: Sequence[Family],
+        tick: Tick,
+        on_result: Callable[[CandidateResult, float], None],
+    ) -> None:
         self.task, self.families, self.tick, self.on_result = task, families, tick, on_result
         self.ticks = [0] * len(families)
         self.results: list[list[CandidateResult]] = [[] for _ in families]
@@ -190,6 +268,8 @@ class _Evaluation:
         numbers = range(len(families))
         self.waiting = [n for n in numbers if self._waits(n)]
         self.pending = [n for n in numbers if n not in self.waiting]
+        size = task.graph.num_nodes * task.graph.num_features * len(task.folds)
+        self.usual_seconds = MIN_STEP_SECONDS + SECONDS_PER_FEATURE * min(size, MAX_STATE_SIZE)
 
     def run(self) -> None:
         """Evaluate. Ctrl-C ends it, if there are candidates."""
@@ -271,7 +351,7 @@ class _Evaluation:
                 per_step[number] = later / (self.ticks[number] + 1)
         for number in {*self.pending, *self.waiting}:
             family, results = self.families[number], self.results[number]
-            expected = per_step.get(number, max(per_step.values()))
+            expected = per_step.get(number, max(self.usual_seconds, *per_step.values()))
             if not results and self._waits(number):
                 expected = inf
             elif results and isinstance(family, ResidualGCNs):
@@ -336,54 +416,6 @@ def _refine(task: Task, choice: Choice, tick: Tick) -> Choice:
     if not improves(task, probabilities, choice.probabilities):
         return choice
     return choice._replace(smooths=(smooth, later), probabilities=probabilities)
-
-
-@dataclass(frozen=True, eq=False)
-class Baseline:
-    """A baseline, tuned by validation on the same masked nodes.
-
-    Args:
-        name: of the method.
-        best: its best candidate.
-        num_candidates: number of candidates it was chosen from.
-        predicted: int64 [n], the class it predicts for every node.
-        probabilities: [n, classes].
-    """
-
-    name: str
-    best: Candidate
-    num_candidates: int
-    predicted: NDArray[np.int64]
-    probabilities: NDArray[np.float32]
-
-
-def evaluate_baseline(classifier: NodeClassifier, task: Task, family: Family, tick: Tick) -> Baseline:
-    """Select the settings of a baseline on the same nodes as the model's, and predict all nodes."""
-    name = family.name
-    encoder = task.graph.encoder
-    if isinstance(family, GNNFamily) and encoder is not None and encoder.named("structure"):
-        task, name = _with_one_hot_ids(task), f"{name}, one-hot ids"
-    choice = classifier.choice_.of(family)
-    if choice is None:
-        choice = search(task, [family], tick)
-    else:
-        for _ in range(family.steps):
-            tick(family.name)
-    probabilities = mean_probabilities(choice.fit(task.with_all_folds).logits(task.prepared)).cpu().numpy()
-    tilt = classifier.tilt_
-    if classifier.class_weight != "balanced" and len(choice.probabilities) == len(task.held_out_labels):
-        tilt = fit_tilt(classifier.metric, task.held_out_labels, choice.probabilities, task.prior)[1]
-    predicted = apply_tilt(probabilities, classifier.prior_, tilt).argmax(1)
-    return Baseline(name, choice.best, len(choice.results), predicted, probabilities)
-
-
-def _with_one_hot_ids(task: Task) -> Task:
-    """Return the task with a column per node as features, for a GCN on a graph without features."""
-    count = task.graph.num_nodes
-    rows = torch.arange(count + 1)
-    ids = sparse_csr(rows, rows[:-1], torch.ones(count), (count, count)).to(task.features.device)
-    graph = task.graph.replace(features=ids, missing=torch.zeros_like(task.graph.labeled), feature_names=None)
-    return replace(task, graph=graph, prepared=PreparedGraph(graph, ids, task.device), feature_mask=None)
 
 
 def cross_fit(classifier: NodeClassifier, graph: Graph, folds: Sequence[Tensor], tick: Tick) -> Scores | None:

@@ -111,10 +111,7 @@ def parse_search_space(classifier: NodeClassifier) -> SearchSpace:
 def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
     """Return the families of candidates that a classifier's parameters describe.
 
-    Args:
-        classifier: whose parameters.
-        graph: with its split. Without validation nodes, one model is planned, by default an SGC whose depth
-            is set by rule.
+    Without validation nodes, one model is planned, by default an SGC whose depth is set by rule.
     """
     models, imputations, norms, depths, scales, seeds, seconds = parse_search_space(classifier)
     on_gpu = find_device(classifier.device).type == "cuda"
@@ -248,13 +245,7 @@ def baselines(graph: Graph, seed: int = 0, large: bool = False, time_limit: floa
     They are: the most frequent class; label propagation, which sees no features; logistic regression, which
     sees no edges; and a GCN of two layers. Without validation nodes, regularization is set by rule, and there
     is no GCN, whose epochs they select; nor is there one over many nodes, where it would take hours, or
-    within a short time limit.
-
-    Args:
-        graph: with its split.
-        seed: the first of the GCN's.
-        large: leave out logistic regression, for which features must be dense.
-        time_limit: seconds for the whole fit.
+    within a short time limit. ``large`` leaves out logistic regression, for which features must be dense.
     """
     selectable = bool(graph.validation.any())
     families: list[Family] = [MostFrequent(), LabelPropagation()]
@@ -274,13 +265,8 @@ def baselines(graph: Graph, seed: int = 0, large: bool = False, time_limit: floa
 def resolve_time_limit(time_limit: float | str | None, nodes: int) -> float:
     """Return the time limit in seconds; infinite for 0, which asks for an exhaustive search.
 
-    >>> resolve_time_limit("5m", 1000)
-    300.0
-
-    Args:
-        time_limit: a number of seconds, a text such as ``"5m"``, or None for 60 s up to 20,000 nodes and more
-            for larger graphs.
-        nodes: how many nodes the graph has.
+    >>> resolve_time_limit("5m", 1000), resolve_time_limit(None, 80_000)
+    (300.0, 120.0)
     """
     if time_limit is None:
         return DEFAULT_SECONDS * sqrt(max(1.0, nodes / DEFAULT_NODES))

@@ -69,14 +69,10 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The nodes that train, select and evaluate a model.
+    """The nodes that train, select and evaluate a model; of the first two, stratified samples.
 
-    Args:
-        train: int64, a stratified sample of at most about 20,000.
-        validation: int64, likewise of about 10,000.
-        test: int64, all of them.
-        train_labels: int32 [n], the labels of all training nodes, -1 elsewhere.
-        prior: [classes], the share of each among those, above 0.
+    ``train_labels`` are the labels of all training nodes, -1 elsewhere; ``prior`` is the share of each class
+    among them, above 0.
     """
 
     train: NDArray[np.int64]
@@ -129,14 +125,9 @@ class Streamed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of ``Streaming.run``: the candidates, and the probabilities of the best one.
+    """The result of ``Streaming.run``: the candidates, the best first, and the logits of the best one.
 
-    Args:
-        search: that found it.
-        results: all candidates, the best first.
-        logits: [n, classes], mapped.
-        temperature: of the probabilities.
-        tilt: of the decision rule, see ``fit_tilt``.
+    The logits, [n, classes], are a mapped file. For the tilt of the decision rule see ``fit_tilt``.
     """
 
     search: Streaming
@@ -260,11 +251,10 @@ class Streaming:
         graph: the graph.
         work: a folder for finished parts, from which a killed search resumes.
         memory: the most bytes to use, of the GPU's memory on a GPU. Default: what is free.
-        depths: of SGC.
-        norms: of SGC: ``"none"``, ``"PN"``, ``"PN-SI"``. Default: those of ``default_norms``.
+        depths: of SGC, like the next three. Default of the norms: those of ``default_norms``.
+        norms: ``"none"``, ``"PN"``, ``"PN-SI"``.
         scales: PairNorm's s.
-        imputations: of missing vectors: ``"zero"``, ``"fp"``, ``"known_neighbor_mean"``. Default:
-            all that are possible; a named one that is not is an error.
+        imputations: of missing vectors. Default: all that are possible; a named one that is not is an error.
         metric: that selects the model, one of ``METRICS``.
         label_propagation: whether to evaluate it too; without features it is the only candidate.
         seed: of a split that is drawn.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
     from pairnorm.classify.evaluation import Scores
     from pairnorm.classify.findings import Findings
-    from pairnorm.classify.progress import FitProgress
+    from pairnorm.classify.search import FitProgress
 
 IN_MEMORY = (
     *("class_weight", "directed", "feature_scaling", "time_column", "checkpoint", "seeds", "epochs"),

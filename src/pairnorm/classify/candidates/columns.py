@@ -72,10 +72,7 @@ class NodeColumns(NamedTuple):
 
     Args:
         hops: how many hops around a node its columns cover.
-        known: the training labels.
-        classes: number of classes.
-        features: number of features, or of principal components.
-        axes: [d, features], the principal axes; None for the features themselves.
+        features: number of features, or of principal components, where there are axes, [d, features].
         directed: whether in-neighbors and out-neighbors have separate columns, too.
         extras: names of further blocks: ``"extremes"`` (least and largest value of the neighbors),
             ``"structure"`` (PageRank, core number, return probabilities), ``"missing"`` (own missing values,

@@ -90,11 +90,8 @@ class NormStatistics(NamedTuple):
     shift that all nodes share cancels; deep propagation would amplify it. Other graphs are normalized by the
     stored values. Either way the prediction of a node does not depend on which new nodes come with it.
 
-    Args:
-        centers: [depth + 1, d], the means that are subtracted; [depth - 1, models, hidden] of a network.
-        mean_squares: [depth + 1], the mean squared row lengths after centering, which only ``PN`` uses;
-            [depth - 1, models, 1] of a network.
-        nodes: int64 [n], fingerprints of the nodes that they are the statistics of.
+    They are the means that are subtracted, [depth + 1, d] or, of a network, [depth - 1, models, hidden]; the
+    mean squared row lengths after centering, which only ``PN`` uses; and the fingerprints of the nodes.
     """
 
     centers: Tensor
