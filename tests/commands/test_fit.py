@@ -105,6 +105,7 @@ def test_fit_prints_summary_and_notes(tmp_path, pairnorm):
     for part in (
         "nodes      400",
         "labeled    6 (1.5%)",
+        "Time limit: 60 s (--time-limit).",
         "Wrote to",
         "Next: read",
         "predictions.csv",

@@ -4,6 +4,7 @@ import time
 import warnings
 from collections import Counter
 from functools import partial
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -160,6 +161,7 @@ def _fit_in_memory(options: Options, classifier: "NodeClassifier", rank: int) ->
     from pairnorm.classify import ClassifierWarning
     from pairnorm.classify.findings import STEPS, Findings
     from pairnorm.classify.persistence import REPORT_FILES, result_folder
+    from pairnorm.classify.search_space import resolve_time_limit
     from pairnorm.data import Graph
     from pairnorm.report.fit_report import fit_page, write_document
 
@@ -173,6 +175,9 @@ def _fit_in_memory(options: Options, classifier: "NodeClassifier", rank: int) ->
             else:
                 graph = Graph.from_packed(Graph.open(options.graph))
             options.check_classes(graph)
+            limit = resolve_time_limit(options.time_limit, graph.num_nodes)
+            text = "none, every candidate is evaluated" if limit == inf else f"{limit:.0f} s"
+            console.show(f"\nTime limit: {text} (--time-limit).")
             with console.progress() as on_progress:
                 on_progress(console.Progress("Selecting a model", 0, None))
                 classifier.fit(graph, progress=partial(_show_progress, on_progress))
