@@ -273,6 +273,7 @@ SAME_PLACE = "--out and --explain write to the same place"
         ("--out nosuch://host/db", "databases of type 'nosuch' are not known"),
         ("--out sqlite://", "what is written to memory is lost"),
         ("--out sqlite:///no/folder/p.db", "there is no such folder"),
+        ("--out duckdb://ann:hunter22@[::1]:1/p.db", "duckdb is a file, without host"),
         ("--out postgresql://ann:hunter22@127.0.0.1:notaport/db", "cannot be written"),
     ],
 )

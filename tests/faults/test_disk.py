@@ -16,10 +16,10 @@ from pairnorm.train.propagation import _new_file
 
 
 @contextmanager
-def limited(folder: Path) -> Iterator[Path]:
+def limited(folder: Path, most: int = 2_000) -> Iterator[Path]:
     """No file may grow beyond two thousand bytes, as after ``ulimit -f``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
         yield folder
     finally:
@@ -87,6 +87,15 @@ def test_full_disk_raises_and_keeps_old_files(fails, corpus, tmp_path, disk, nam
     whole = tmp_path / "whole"
     assert not left or (name == "report" and cli.main(words(name, corpus, whole)) == 0)
     assert all(path.read_bytes() == (whole / path.relative_to(folder)).read_bytes() for path in left)
+
+
+@pytest.mark.parametrize("most", [0, 120, 500])
+def test_last_bytes_of_an_array_are_not_lost(fails, corpus, tmp_path, most):
+    """The packed arrays of 100 nodes have less than the 4 KiB that C writes only when a file is closed."""
+    with limited(tmp_path, most):
+        message = fails(*words("pack", corpus, tmp_path / "out"))
+    assert "cannot be" in message
+    assert not (tmp_path / "out" / "packed").exists()
 
 
 def test_mapped_file_reserves_disk_space_first(tmp_path):

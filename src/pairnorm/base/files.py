@@ -121,7 +121,7 @@ def _reason(error: Exception) -> object:
 
 
 def _is_about(error: OSError, draft: Path) -> bool:
-    if error.filename is None:  # numpy's tofile sets no number either
+    if error.filename is None:  # some libraries set no number either
         return error.errno in DISK_ERRORS or "free space" in str(error) or "requested and" in str(error)
     named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     return named is not None and (named == draft or draft in named.parents)

@@ -311,6 +311,8 @@ def _parse_url(url: str) -> Any:
         if parsed.drivername in ("postgres", "postgresql"):
             parsed = parsed.set(drivername="postgresql+psycopg")
         parsed.get_dialect()
+        if _is_local(parsed) and (parsed.host or parsed.username or parsed.port):
+            raise ValueError(f"{parsed.get_backend_name()} is a file, without host and user")
         if not _is_local(parsed) or parsed.database not in (None, "", ":memory:"):
             return parsed
         problem = "names no file, and what is written to memory is lost"
@@ -362,7 +364,7 @@ def _connect(url: str) -> Iterator[Any]:
             if arguments:
                 connection.exec_driver_sql("BEGIN")
             yield connection
-    except (sqlalchemy.exc.SQLAlchemyError, ValueError, ImportError) as error:
+    except (sqlalchemy.exc.SQLAlchemyError, TypeError, ValueError, ImportError) as error:
         problem = f"{url}: cannot be written ({getattr(error, 'orig', None) or error})"
         raise PairNormError(problem, code="database-error", hint="Check the URL and your rights.") from error
     finally:

@@ -145,7 +145,7 @@ class ExternalSort:
             bounds = np.searchsorted(number[order], np.arange(len(self.files) + 1))
             entries = entries[order]
             for start, end, file in zip(bounds, bounds[1:], self.files, strict=False):
-                entries[start:end].tofile(file)
+                file.write(entries[start:end].data)  # numpy's tofile ignores a disk that is full at the end
 
     def sorted(self) -> Iterator[tuple[Any, int]]:
         """Yield each range of rows as a CSR matrix, and how many distinct entries were listed."""

@@ -124,7 +124,7 @@ class NodePacker:
         query = "SELECT hash(name) FROM names ORDER BY number"
         with open(self.base.folder / "hashes", "wb") as file:
             for (hashes,) in self.base.batches(query, ROWS_PER_BATCH):
-                hashes.tofile(file)
+                file.write(hashes.data)
 
     def _choose_classes(self, column: str) -> None:
         """Choose the classes of a label, by its texts or by ranges of its numbers."""
@@ -194,7 +194,7 @@ class NodePacker:
             for start in range(0, self.nodes, ROWS_PER_BATCH):
                 absent = gaps[start : start + ROWS_PER_BATCH]
                 kind = (absent > 0).astype("i1") + (absent == max(width, 1))
-                kind.tofile(file)
+                file.write(kind.data)
                 missing += np.bincount(kind, minlength=3)
         for column, count in zip(self.encoder.feature_names, moments.count, strict=True):
             if count == 0:
@@ -268,8 +268,8 @@ class NodePacker:
                     hint = "Label it, or empty its cell in the column of the split."
                     raise PairNormError(problem, code="label-missing", hint=hint)
                 training += np.bincount(classes[parts == 0], minlength=len(training))
-                classes.astype("<i4").tofile(labels)
-                parts.astype("i1").tofile(splits)
+                labels.write(classes.astype("<i4").data)
+                splits.write(parts.astype("i1").data)
         if self.options.split is not None:
             check_training(self.source, self.options.split, training, self.classes)
 
@@ -307,7 +307,7 @@ class NodePacker:
                 gaps[rows] += np.isnan(filled).sum(1, dtype=np.int32)
                 for file, start in zip(files, starts, strict=True):
                     low = start - features.start
-                    np.ascontiguousarray(filled[:, low : low + block], dtype).tofile(file)
+                    file.write(np.ascontiguousarray(filled[:, low : low + block], dtype).data)
 
     def _check_finite(self, values: NDArray[np.float32], first: int, dtype: str) -> None:
         """Raise an error that names the first feature that is infinite in the type on disk."""

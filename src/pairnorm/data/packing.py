@@ -196,12 +196,12 @@ class _EdgePacker:
         with ExitStack() as stack:
             names = ("crow", "column", *(["weight"] if ranges.weighted else []))
             crow, column, *weight = (stack.enter_context(open(self.draft / name, "wb")) for name in names)
-            np.zeros(1, "<i8").tofile(crow)
+            crow.write(np.zeros(1, "<i8").data)
             for number, (matrix, listed) in enumerate(ranges.sorted()):
-                (entries + matrix.indptr[1:].astype("<i8")).tofile(crow)
-                matrix.indices.astype("<i4").tofile(column)
+                crow.write((entries + matrix.indptr[1:].astype("<i8")).data)
+                column.write(matrix.indices.astype("<i4").data)
                 if weight:
-                    matrix.data.astype("<f4").tofile(weight[0])
+                    weight[0].write(matrix.data.astype("<f4").data)
                 entries += matrix.nnz
                 directed += listed
                 isolated += int(np.count_nonzero(np.diff(matrix.indptr) == 0))

@@ -302,11 +302,11 @@ class Propagation:
                     squares[rows] += state[rows].double().square_().sum(1).numpy()
                 if depth in self.depths:
                     np.save(self._path(f"{number:04d}-{depth}.npy"), self._ops.read(state, self.rows))
-                state.numpy().tofile(self._state_path(depth, number))
+                self._state_path(depth, number).write_bytes(state.numpy().data)
                 del state
                 self.on_progress(f"columns {columns.start + 1} to {columns.stop}, depth {depth}")
             with atomic_file(self._path(f"rows-{depth}")) as draft:  # with this file, the depth is complete
-                (1 / np.sqrt(squares + EPS)).astype("<f4").tofile(draft)
+                draft.write_bytes((1 / np.sqrt(squares + EPS)).astype("<f4").data)
         for number in range(2 * len(self._blocks)):
             self._state_path(number % 2, number // 2).unlink(missing_ok=True)
 
