@@ -110,6 +110,7 @@ def test_best_per_model_excludes_most_frequent_class(task):
         ]
     ]  # fmt: skip
     assert dict(best_per_model(results)) == {2: 1, 3: 1}
+    assert dict(best_per_model(results[1:2])) == {0: 1}  # when time is up before another
 
 
 def test_unreachable_nodes_share_one_prediction(task):

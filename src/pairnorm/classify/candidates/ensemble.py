@@ -180,10 +180,11 @@ def select_members(task: Task, results: Sequence[CandidateResult]) -> Counter[in
 
 
 def best_per_model(results: Sequence[CandidateResult]) -> Counter[int]:
-    """Select the best candidate of every model with equal weights, except the most frequent class."""
+    """Select the best candidate of every model with equal weights, the most frequent class only if alone."""
     order = sorted(range(len(results)), key=lambda number: results[number].rank)
     best = {results[number].candidate.model: number for number in order}
-    best.pop("most frequent class", None)
+    if len(best) > 1:
+        best.pop("most frequent class", None)
     return Counter(best.values())
 
 
