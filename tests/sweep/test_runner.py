@@ -1,42 +1,54 @@
-from types import SimpleNamespace
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from pairnorm.sweep import runner
-from pairnorm.sweep.grid import Experiment, TableCell
+from pairnorm.data import csbm
+from pairnorm.sweep.grid import Experiment
+from pairnorm.sweep.runner import Batch
+from pairnorm.train import Progress, Store
 from pairnorm.train.schedule import Running
 
-CELL = TableCell("cora", "SGC-PN", 0)
-EXPERIMENT = Experiment(
-    "tiny",
+SGC = Experiment(
+    "sgc",
     "An example",
-    {"SGC-PN": {"model": "SGC", "norm": "PN", "depth": (2, 4, 8), "scale": (1.0, 10.0)}},
-    missing={0: 2},
-    datasets=("cora",),
+    {"SGC": {"model": "SGC", "depth": (1, 2), "epochs": 3}},
+    missing={0: 3, 100: 3},
+    datasets=("csbm",),
+)
+GCN = replace(
+    SGC,
+    name="gcn",
+    methods={"GCN": {"model": "GCN", "depth": (2,), "dropout": (0.0, 0.6), "epochs": 3}},
+    search_runs=1,
+    searched=("dropout",),
 )
 
 
-@pytest.mark.parametrize("finished", [0, 5, 11])
-def test_resumed_batch_plans_all_trials_of_its_stage(monkeypatch, finished):
-    """Trials that train together have the same last bits, so that ``run`` must know those in the store."""
-    planned = []
-    monkeypatch.setattr(runner, "run", lambda pairs, store, **options: planned.append(list(pairs)) or 0)
-    everything = list(EXPERIMENT.pairs(CELL, range(6)))
-    assert len(everything) == 12
-    trials = {}
-    for spec, seed in everything[:finished]:
-        trials.setdefault(spec, []).append(SimpleNamespace(seed=seed))
-    store = SimpleNamespace(trials_by_spec=lambda: trials)
-    batch = runner.Batch("tiny", [(EXPERIMENT, [CELL])])
-    batch.train(store, Running("cpu"), lambda: False, lambda stage, progress: None)
-    assert planned == [everything]
+class Stop(Exception):
+    pass
 
 
-def test_finished_batch_plans_nothing(monkeypatch):
-    planned = []
-    monkeypatch.setattr(runner, "run", lambda pairs, store, **options: planned.append(list(pairs)) or 0)
-    trials = {spec: [SimpleNamespace(seed=seed) for seed in range(2)] for spec in EXPERIMENT.candidates(CELL)}
-    store = SimpleNamespace(trials_by_spec=lambda: trials)
-    batch = runner.Batch("tiny", [(EXPERIMENT, [CELL])])
-    assert batch.train(store, Running("cpu"), lambda: False, lambda stage, progress: None) == 0
-    assert planned == [[]]
+@pytest.mark.parametrize("trials", [1, 5, 9, 13, 15])
+def test_resumed_batch_equals_complete_batch_bit_for_bit(tmp_path: Path, trials: int):
+    """Bug: what was pending decided which trials trained together, and so the last bits of their losses."""
+    graph = csbm(nodes=200, classes=4, features=60, seed=1)
+    work = [(grid, list(grid.cells())) for grid in (SGC, GCN)]
+    batch = Batch("both", work, graphs=lambda: {"csbm": graph}, ignore_fingerprints=True)
+    running = Running("cpu", workers=1)
+
+    def train(path: Path, most: int) -> int:
+        with Store(path) as store:
+
+            def stop(stage: str, progress: Progress) -> None:
+                if len(store) >= most:
+                    raise Stop
+
+            return batch.train(store, running, lambda: False, stop)
+
+    assert train(tmp_path / "complete.sqlite", 100) == 12 + 4 + 4
+    with pytest.raises(Stop):
+        train(tmp_path / "resumed.sqlite", trials)
+    assert 0 < train(tmp_path / "resumed.sqlite", 100) < 20
+    with Store(tmp_path / "complete.sqlite") as complete, Store(tmp_path / "resumed.sqlite") as resumed:
+        assert resumed.trials_by_spec() == complete.trials_by_spec()

@@ -45,30 +45,28 @@ class Batch:
     ) -> int:
         """Train the pending trials, unless it is time to stop, and return how many were trained.
 
-        ``run`` gets all trials of a stage, since they decide which of them train together.
+        What is requested does not depend on what is pending, so that a resumed run has the same jobs.
         """
-        trained = 0
+        trained, earlier = 0, set[Pair]()
         has_search = any(grid.rule.search_runs is not None for grid, _ in self.work)
         for stage in (self.name, f"{self.name}: finalists")[: 2 if has_search else 1]:
             if should_stop():
                 break
             index = ResultIndex(store.trials_by_spec(**(self.where or {})), self.ignore_fingerprints)
             searched = ResultIndex({}) if stage == self.name else index
-            pairs: dict[Pair, None] = {}
+            requested: dict[Pair, None] = {}
             for grid, cells in self.work:
                 for cell in cells:
-                    pairs |= dict.fromkeys(grid.pairs(cell, searched.finalists(grid, cell)))
-            pending = {spec.dataset for spec, seed in pairs if (spec, seed) not in index}
-            pairs = {
-                (spec, seed): None
-                for spec, seed in pairs
-                if spec.dataset in pending and not (self.ignore_fingerprints and (spec, seed) in index)
-            }
+                    pairs = grid.pairs(cell, searched.finalists(grid, cell))
+                    requested |= dict.fromkeys(pair for pair in pairs if pair not in earlier)
+            earlier |= requested.keys()
+            pending = [pair for pair in requested if pair not in index]
             trained += run(
-                pairs,
+                pending,
                 store,
                 **running.where,
-                graphs=self.graphs() if pairs else {},
+                requested=requested,
+                graphs=self.graphs() if pending else {},
                 measures=self.measures,
                 progress=partial(on_progress, stage),
                 should_stop=should_stop,

@@ -72,6 +72,7 @@ def run(
     device: str | torch.device = "auto",
     root: str | os.PathLike[str] | None = None,
     graphs: dict[str, Graph] | None = None,
+    requested: Iterable[Pair] = (),
     measures: Sequence[str] = (),
     curves: bool = False,
     workers: int | None = None,
@@ -91,6 +92,8 @@ def run(
         root: where named graphs are read from.
         graphs: graphs by the name that specs give as ``dataset``. Their trials are stored with the graph's
             fingerprint: ``store.trials(spec.on(graph))``.
+        requested: more pairs of the same sweep, in the store already. Which trials train together decides the
+            last bits of their losses: with these, it does not depend on which are in the store.
         measures: to compute for pending trials, see ``train``; stored trials stay as they are.
         curves: store learning curves of pending trials.
         workers: processes on a CPU. Default: one for each core.
@@ -101,6 +104,7 @@ def run(
     Running(device, workers=workers, on=on)  # which validates them
     where = find_device(device) if on == "here" else None
     check_measures(measures)
+    planned, _ = _fingerprinted(requested, {} if graphs is None else graphs)
     pairs, graphs = _fingerprinted(pairs, {} if graphs is None else graphs)
     if not isinstance(store, Store | str | os.PathLike):
         raise wrong_type("store", store, "a pairnorm.train.Store, or the path of one")
@@ -122,7 +126,7 @@ def run(
 
         cluster = RayPool(str(device)) if where is None and pending else None
         cores = None if cluster is None else cluster.workers
-        jobs = list(_plan_tasks(pairs, set(pending), where, root, graphs, cores))
+        jobs = list(_plan_tasks([*planned, *pairs], set(pending), where, root, graphs, cores))
         total = sum(job.cost for _, job in jobs)
         handle(0)
         if jobs:
