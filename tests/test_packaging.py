@@ -169,7 +169,7 @@ def test_readme_links_are_made_absolute():
 
 
 def test_citation_has_the_package_version():
-    from pairnorm.version import __version__
+    from pairnorm import __version__
 
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 

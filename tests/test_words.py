@@ -71,7 +71,7 @@ CLEAN_CODE = [
     "src/pairnorm/report",
     "src/pairnorm/sweep",
     "src/pairnorm/train",
-    "src/pairnorm/version.py",
+    "src/pairnorm/__init__.py",
     "benchmarks",
     "examples",
     *(f"tests/{name}" for name in ("base", "classify", "commands", "compare", "faults", "paper")),

@@ -1,20 +1,22 @@
 """Deep graph neural networks that do not oversmooth, and labels for nodes that have no features.
 
-What most people need is here; the rest is in its room: ``pairnorm.nn`` (layers, models, propagation),
-``pairnorm.measure``, ``pairnorm.data``, ``pairnorm.impute``, ``pairnorm.train`` and ``pairnorm.classify``.
+The names that most users need are here. The packages have the others: ``pairnorm.nn`` (layers, models,
+propagation), ``pairnorm.measure``, ``pairnorm.data``, ``pairnorm.impute``, ``pairnorm.train`` and
+``pairnorm.classify``.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pairnorm.base.errors import PairNormError
-from pairnorm.version import __version__
 
 if TYPE_CHECKING:
     from pairnorm.classify import NodeClassifier
     from pairnorm.data import Graph, load
     from pairnorm.measure import Probe
     from pairnorm.nn import PairNorm, add_pair_norm, pair_norm, remove_pair_norm
+
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "Graph",

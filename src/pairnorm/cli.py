@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
+from pairnorm import __version__
 from pairnorm.base.errors import (
     PairNormError,
     did_you_mean,
@@ -29,7 +30,6 @@ from pairnorm.base.files import check_path
 from pairnorm.base.memory import peak_memory
 from pairnorm.commands import compare, console, fit, graphs, predict, reproduce
 from pairnorm.commands.options import OPTION_NAMES, Command, CommandParser, Options, Parser
-from pairnorm.version import __version__
 
 COMMANDS = {
     "Label the nodes of a graph": (fit.run, predict.run, graphs.diagnose, graphs.pack),

@@ -17,12 +17,11 @@ pytest.importorskip("numba")
 sys.path.insert(0, str(Path(__file__).parent))
 from test_propagation import packed_graph
 
-from pairnorm import cli
+from pairnorm import __version__, cli
 from pairnorm.data import PackedGraph
 from pairnorm.train import pools
 from pairnorm.train import propagation as module
 from pairnorm.train.propagation import BlockEvent, Propagation, RayBlocks, _propagate_block
-from pairnorm.version import __version__
 
 NEED, ROWS, DEPTHS = 3 * 10**8, np.arange(0, 2000, 7), (1, 4)
 

@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
+from pairnorm import __version__
 from pairnorm.base.errors import PairNormError, quoted
 from pairnorm.base.files import atomic_folder, check_not_file, drafts_in, locked_folder
 from pairnorm.classify.candidates import KINDS, Average, Candidate
@@ -28,7 +29,6 @@ from pairnorm.classify.predictions import PREDICTION_FILES, Calibration
 from pairnorm.classify.scaling import Scaling
 from pairnorm.classify.search_space import IMPUTATIONS, MAX_DEPTH, MAX_SCALE
 from pairnorm.data import Encoder, Split
-from pairnorm.version import __version__
 
 if TYPE_CHECKING:
     from pairnorm.classify.classifier import NodeClassifier

@@ -15,10 +15,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pairnorm import __version__
 from pairnorm.base.errors import PairNormError, install, markdown, terminal
 from pairnorm.report.charts import Block, Chart, save_charts
 from pairnorm.sweep.tables import markdown_table
-from pairnorm.version import __version__
 
 ASSETS = files("pairnorm.report") / "assets"
 NEEDED = ("jinja2", "plotly", "markdown_it")

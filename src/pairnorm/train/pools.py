@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pairnorm import __version__
 from pairnorm.base.csr import suppress_csr_warning
 from pairnorm.base.errors import PairNormError, install, one_of
 from pairnorm.base.memory import keep_freed_memory
@@ -25,7 +26,6 @@ from pairnorm.data import Graph
 from pairnorm.train.engine import Job, Pair, plan, train_job
 from pairnorm.train.methods import METHODS
 from pairnorm.train.result import Origin, Result
-from pairnorm.version import __version__
 
 T = TypeVar("T")
 Event = int | list[Result]

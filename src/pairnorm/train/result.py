@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 import torch
 
+from pairnorm import __version__
 from pairnorm.base.errors import PairNormError, quoted, real_number, whole_number
 from pairnorm.data.files import long_cells
 from pairnorm.train.spec import ADDED_FIELDS, STORED_NAMES, Spec
-from pairnorm.version import __version__
 
 if TYPE_CHECKING:
     import pandas
