@@ -194,7 +194,7 @@ def test_labels(readers: Any, labels: list[Any], options: dict[str, Any], code: 
 
 
 def test_repeated_rows_are_kept_once(readers: Any, write: Any) -> None:
-    files = write("nodes.csv", "id,x\na,1\nb,2\na,1\nc,3\n\nb,2\n"), write("edges.csv", "s,t\na,b\nb,c\n")
+    files = write("nodes.csv", "id,x\na,1\nb,2\na,1\nc,3\n\nb , 2\n"), write("edges.csv", "s,t\na,b\nb,c\n")
     graph = readers.read(*files)
     assert graph.node_names.tolist() == ["a", "b", "c"]
     assert "2 rows of nodes.csv repeat another exactly: kept once" in graph.notes

@@ -362,7 +362,8 @@ def read_rows(
         frame, source = frame.reset_index(drop=True), table
         repeated = np.zeros(0, bool)
         with suppress(TypeError):  # cells that are lists are refused where they are read
-            repeated = frame.duplicated().to_numpy() if frame[identity].duplicated().any() else repeated
+            if _trimmed(frame[identity]).duplicated().any():
+                repeated = frame.apply(_trimmed).duplicated().to_numpy()
         if repeated.any():
             table.notes.append(repeated_rows_note(table.name, int(repeated.sum())))
             frame = frame[~repeated]
@@ -382,6 +383,12 @@ def read_rows(
     merged.notes.extend(remark for table in tables for remark in table.all_notes())
     names = frame[identity].to_numpy(dtype=object)
     return replace(merged, frame=frame), frame, integers_or_texts(names)
+
+
+def _trimmed(cells: pandas.Series) -> pandas.Series:
+    if isinstance(cells.dtype, np.dtype) and cells.dtype != object:
+        return cells
+    return cells.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
 
 
 def repeated_rows_note(name: str, count: int) -> str:
