@@ -12,10 +12,9 @@ import torch
 
 from pairnorm.classify import Candidate, suggest_depth
 from pairnorm.classify.explanation import Explanation, SmoothingMeasures
-from pairnorm.classify.findings import Findings
+from pairnorm.classify.findings import Baseline, Findings
 from pairnorm.classify.holdout import incomplete_nodes
 from pairnorm.classify.predictions import Calibration
-from pairnorm.classify.search import Baseline
 from pairnorm.data import csbm
 from pairnorm.report import node_table as module
 from pairnorm.report.document import Document, Nodes, Threshold, render_html, render_markdown

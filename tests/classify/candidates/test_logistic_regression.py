@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from pairnorm.classify.candidates import LogisticRegression, PreparedGraph, SGCFamily, Task
+from pairnorm.classify.candidates import LogisticRegression, PreparedGraph, SGCFamily, Task, sgc
 from pairnorm.classify.search import search
 from pairnorm.data import Graph
 
@@ -34,3 +36,19 @@ def test_scales_beyond_the_time_limit_are_skipped(task, monkeypatch, family):
     assert len(list(family.fit(task, lambda step: None))) == 1
     monkeypatch.undo()
     assert len(list(family.fit(task, lambda step: None))) > 1
+
+
+@pytest.mark.parametrize("family", [LogisticRegression(), SGCFamily(["none"], [2])])
+def test_sweep_leaves_time_for_other_families(task, monkeypatch, family):
+    """Bug: with 56 classes and two columns, the first sweep took all of the search: trees had no turn."""
+    clock, solve = [task.started], sgc.fold_regressions
+
+    def slow(*args):
+        for number, solution in enumerate(solve(*args)):
+            clock[0] += 2.0**number  # 1, 2, 4, 8, ... seconds
+            yield solution
+
+    monkeypatch.setattr(sgc, "fold_regressions", slow)
+    monkeypatch.setattr(sgc.time, "perf_counter", lambda: clock[0])
+    results = list(family.fit(replace(task, time_limit=64.0), lambda step: None))
+    assert len(results) == 3  # 1 + 2 + 4 seconds of at most 8

@@ -56,6 +56,8 @@ EPS = 1e-6
 MAX_EXACT_RANK = 1500
 # A sweep over scales that is quicker is finished though time is up: its first scale is rarely a good one.
 MIN_SWEEP_SECONDS = 1.0
+# A longer one ends at this share of the time limit: each scale may take twice as long as the one before.
+SWEEP_SHARE, SCALE_COST_RATIO = 0.125, 2.0
 MIN_SHARE_PRESENT = 0.5
 """A graph that holds a larger share of the fitted nodes has their statistics measured in it."""
 
@@ -335,7 +337,9 @@ def _evaluate_scales(
         fit = partial(_fit, candidate=scaled, axes=axes)
         yield task.evaluate(scaled, torch.cat(logits).unsqueeze(1), fit)
         now = time.perf_counter()
-        if now - first > MIN_SWEEP_SECONDS and not task.allows(SEARCH_SHARE, now - started):
+        following = SCALE_COST_RATIO * (now - started)
+        in_turn = now - first + following <= SWEEP_SHARE * task.time_limit
+        if now - first > MIN_SWEEP_SECONDS and not (in_turn and task.allows(SEARCH_SHARE, following)):
             break
         started = now
 
