@@ -71,7 +71,11 @@ def test_changed_graph_prints_a_note(run, predict, tmp_path):
     swapped = changed(run, tmp_path, risk=risk.map({"high": "low", "low": "high"}).fillna(""))
     printed = predict("--out", tmp_path / "p.csv", "--json", nodes=swapped)
     assert "the graph has changed too much for this model. Run pairnorm fit again." in printed.err
-    assert "changed too much" in json.loads(printed.out)["notes"][-1]
+    facts = json.loads(printed.out)
+    assert "changed too much" in facts["notes"][-1]
+    low, high = facts["accuracy_on_trained_labels_interval"]
+    assert low < facts["accuracy_on_trained_labels"] < high < facts["accuracy_at_fit_interval"][0]
+    assert facts["trained_labels"] == (risk != "").sum()
     assert "changed too much" not in predict("--out", tmp_path / "p.csv").err
 
 

@@ -1,8 +1,7 @@
 """``pairnorm predict``: label a graph that has changed since a model was fitted."""
 
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pairnorm.base.errors import PairNormError, quoted, real_number
 from pairnorm.commands import console
@@ -110,7 +109,7 @@ def _predict(options: Options, outputs: "list[Destination]", stdout: TextIO) -> 
         write(frames, options.spreadsheet_safe)
     counts = frames[0]["predicted"].value_counts()
     console.show(f"\nPredicted: {safe(', '.join(f'{name} {count:,}' for name, count in counts.items()))}.")
-    notes = list(_show_accuracy(classifier, graph, predicted))
+    accuracy, notes = _show_accuracy(classifier, graph, predicted)
     console.show(f"Wrote {safe(options.out)}: {len(frames[0]):,} rows, one per node.")
     if (held_out := classifier.held_out_) is not None:
         console.show(
@@ -122,6 +121,7 @@ def _predict(options: Options, outputs: "list[Destination]", stdout: TextIO) -> 
     return {
         "nodes": len(frames[0]),
         "predicted": {str(name): int(count) for name, count in counts.items()},
+        **accuracy,
         "accuracy_at_fit": held_out and held_out.accuracy,
         "accuracy_at_fit_interval": held_out and list(held_out.interval),
         "notes": [*graph.notes, *notes],
@@ -131,19 +131,27 @@ def _predict(options: Options, outputs: "list[Destination]", stdout: TextIO) -> 
 
 def _show_accuracy(
     classifier: "NodeClassifier", graph: "Graph", predicted: "NDArray[np.int64]"
-) -> Iterator[str]:
-    """Print the accuracy on labeled nodes, trained on or new; yield a note where the fit promised more."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Print and return the accuracy on labeled nodes, new or trained on, and notes where the fit had more."""
     from pairnorm.classify.evaluation import Scores
 
+    facts, notes = dict[str, Any](), list[str]()
     try:
         labels = graph.labels_among(classifier.classes_.tolist()).cpu().numpy()
     except PairNormError as error:  # a class that is new since the fit
         console.note(f"{error.problem}: the accuracy on known labels is not computed.")
-        return
+        return facts, notes
     new, held_out = classifier.unseen(graph), classifier.held_out_
-    for nodes, which in ((new, "labels are new"), ((labels >= 0) & ~new, "labels it was trained on")):
+    known = (labels >= 0) & ~new
+    for name, nodes, which in (
+        ("new_labels", new, "labels are new"),
+        ("trained_labels", known, "labels it was trained on"),
+    ):
         scores = Scores.of(labels[nodes], predicted[nodes], len(classifier.classes_))
         if scores.count:
+            facts[f"accuracy_on_{name}"] = scores.accuracy
+            facts[f"accuracy_on_{name}_interval"] = list(scores.interval)
+            facts[name] = scores.count
             console.show(
                 f"Right on {scores.accuracy:.1%} of {scores.count:,} nodes whose {which} {interval(scores)}."
             )
@@ -153,4 +161,5 @@ def _show_accuracy(
                 "at the fit: the graph has changed too much for this model. Run pairnorm fit again."
             )
             console.note(text)
-            yield text
+            notes.append(text)
+    return facts, notes
