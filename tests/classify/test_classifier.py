@@ -2,6 +2,7 @@ import os
 import pickle
 import warnings
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 
@@ -504,8 +505,10 @@ def with_strangers(graph: Graph, count: int) -> Graph:
 
 
 @pytest.mark.filterwarnings("ignore::pairnorm.data.GraphWarning")
-@pytest.mark.parametrize("model", ["GCN", "GAT", "SGC"])
-@pytest.mark.parametrize("norm", ["PN", "PN-SI"])
+@pytest.mark.parametrize(
+    ("model", "norm"),
+    [*product(("GCN", "GAT", "SGC"), ("PN", "PN-SI")), ("residual GCN", "none"), ("hop network", "none")],
+)
 def test_unconnected_later_nodes_change_no_prediction(small, model, norm, tmp_path):
     named = small.replace(
         node_names=[f"old {number}" for number in range(300)], features=small.features.to_dense()

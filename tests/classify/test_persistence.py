@@ -27,6 +27,8 @@ SETTINGS = {
     "GCN of one layer": {"model": "GCN", "depth": 1, "seeds": 1, "epochs": 5},
     "GCNII": {"model": "GCNII", "depth": 3, "hidden": 8, "seeds": 2, "epochs": 5},
     "APPNP": {"model": "APPNP", "depth": 4, "hidden": 8, "seeds": 2, "epochs": 5},
+    "residual GCN": {"model": "residual GCN", "depth": 2, "hidden": 8},
+    "hop network": {"model": "hop network", "depth": 2, "hidden": 8},
     "columns": {"model": "SGC", "depth": 2, "scaling": "columns", "adjacency": "sym", "norm": "PN-SCS"},
 }
 

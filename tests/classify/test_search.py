@@ -16,6 +16,7 @@ from pairnorm.classify.candidates import (
     KINDS,
     BoostedTrees,
     Family,
+    HopNetworks,
     LabelPropagation,
     LogisticRegression,
     MostFrequent,
@@ -34,7 +35,7 @@ from pairnorm.train import METHODS
 
 def test_default_plan_has_sgc_at_all_depths_with_two_norms(small):
     families = plan(NodeClassifier(time_limit=0), small)
-    assert {family.name for family in families} >= {"SGC", *SIMPLE, "residual GCN"}
+    assert {family.name for family in families} >= {"SGC", *SIMPLE, "residual GCN", "hop network"}
     sgc = find_sgc(families)
     assert sgc == SGCFamily(["PN", "PN-SI"], SGC_DEPTHS)
     assert (SGC_DEPTHS[:4], SGC_DEPTHS[-1]) == ((1, 2, 3, 4), 60)
@@ -134,9 +135,9 @@ def test_random_labels_average_the_best_of_each_model(small):
     models = [one.model for _, one in classifier.parts_]
     assert {weight for weight, _ in classifier.parts_} == {1}
     assert sorted(models) == [
-        "SGC", "boosted trees", "label propagation", "logistic regression", "residual GCN"
+        "SGC", "boosted trees", "hop network", "label propagation", "logistic regression", "residual GCN"
     ]  # fmt: skip
-    assert (len(classifier.best_.parts), classifier.best_.one_per_model) == (5, True)
+    assert (len(classifier.best_.parts), classifier.best_.one_per_model) == (6, True)
 
 
 def test_time_limit_adds_networks_ordered_by_depth(small):
@@ -387,6 +388,27 @@ def test_residual_networks_continue_if_loss_is_competitive(task, monkeypatch, ra
     assert len(steps) == sum(family.steps for family in families)
 
 
+@pytest.mark.parametrize("losses", [(0.6, 0.65), (0.65, 0.6)])
+def test_better_of_the_first_networks_continues_first(task, losses):
+    """Each of the two trains for a few epochs before the one with the lower loss goes on."""
+    (result, *_) = LabelPropagation().fit(task, lambda step: None)
+    order: list[str] = []
+
+    def recorded(family: type[ResidualGCNs], loss: float) -> ResidualGCNs:
+        class Recorded(family):  # type: ignore[misc, valid-type]
+            def fit(self, task: Task, tick: Any) -> Any:
+                for _ in range(self.steps):
+                    order.append(self.name)
+                    yield result._replace(candidate=replace(result.candidate, validation_loss=loss))
+
+        return Recorded()  # type: ignore[no-any-return]
+
+    search(task, [recorded(ResidualGCNs, losses[0]), recorded(HopNetworks, losses[1])])
+    first, second = ("residual GCN", "hop network")[:: 1 if losses[0] < losses[1] else -1]
+    assert order[:3] == ["residual GCN", "hop network", first]
+    assert order[3:].index(second) == order[2:].count(first) - 1
+
+
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
@@ -566,5 +588,5 @@ def test_short_time_limit_excludes_networks(small):
     short, long = (
         {family.name for family in plan(NodeClassifier(time_limit=limit), small)} for limit in (10, 60)
     )
-    assert long - short >= {"residual GCN"}
+    assert long - short >= {"residual GCN", "hop network"}
     assert {"SGC", *SIMPLE} <= short

@@ -70,10 +70,10 @@ class NodeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         model: ``"SGC"``, ``"label propagation"``, ``"logistic regression"``, ``"boosted trees"``, ``"most
-            frequent class"``, ``"residual GCN"``, ``"GCN"``, ``"GAT"``, ``"GCNII"``, ``"APPNP"``, several, or
-            ``"auto"``: all but the last four, which need a time limit (only SGC where a depth, norm, scale or
-            imputation is given). Also a name given to ``register_candidate``, or that of an entry point in
-            the group ``pairnorm.candidates``.
+            frequent class"``, ``"residual GCN"``, ``"hop network"``, ``"GCN"``, ``"GAT"``, ``"GCNII"``,
+            ``"APPNP"``, several, or ``"auto"``: all but the last four, which need a time limit (only SGC
+            where a depth, norm, scale or imputation is given). Also a name given to ``register_candidate``,
+            or that of an entry point in the group ``pairnorm.candidates``.
         depth: a number of graph convolutions, several to choose from, or ``"auto"``.
         norm: ``"PN"``, ``"PN-SI"``, ``"PN-SCS"``, ``"none"``, several, or ``"auto"``: PN and
             PN-SI for SGC (which without a norm is one of another scale), none and PN-SI for GCN and GAT.

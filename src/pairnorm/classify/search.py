@@ -250,24 +250,20 @@ class _Evaluation:
     one of them. A family ends where a step as long as its longest one would take too long. The first step is
     not counted in full, because it prepares what later ones share; before it, the longest step of any family
     is expected. Networks start when a part of the time has passed or the others are finished, except for the
-    first step of residual GCNs on a small graph.
+    first step of residual GCNs and hop networks on a small graph; the better of the two goes on first.
     """
 
     def __init__(
-        self,
-        task: Task,
-        families: Sequence[Family],
-        tick: Tick,
+        self, task: Task, families: Sequence[Family], tick: Tick,
         on_result: Callable[[CandidateResult, float], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.task, self.families, self.tick, self.on_result = task, families, tick, on_result
         self.ticks = [0] * len(families)
         self.results: list[list[CandidateResult]] = [[] for _ in families]
         self.seconds: list[list[float]] = [[] for _ in families]
         self.running = [family.fit(task, partial(self._count, n)) for n, family in enumerate(families)]
-        numbers = range(len(families))
-        self.waiting = [n for n in numbers if self._waits(n)]
-        self.pending = [n for n in numbers if n not in self.waiting]
+        self.waiting = [n for n in range(len(families)) if self._waits(n)]
+        self.pending = [n for n in range(len(families)) if n not in self.waiting]
         size = task.graph.num_nodes * task.graph.num_features * len(task.folds)
         self.usual_seconds = MIN_STEP_SECONDS + SECONDS_PER_FEATURE * min(size, MAX_STATE_SIZE)
 
@@ -277,6 +273,7 @@ class _Evaluation:
         try:
             while self.pending or self.waiting:
                 if self.waiting and (not self.pending or not self.task.allows(CHEAP_SHARE)):
+                    self.waiting.sort(key=self._priority)
                     self.pending.append(self.waiting.pop(0))
                 number = min(self.pending, key=lambda number: sum(self.seconds[number]))
                 if not self._competes(number, MAX_LOSS_RATIO) or not self._advance(number):
@@ -285,7 +282,7 @@ class _Evaluation:
                         self.tick(f"{self.families[number].name}: finished")
                 elif self._waits(number) and len(self.results[number]) == 1:
                     self.pending.remove(number)
-                    self.waiting.insert(0, number)
+                    self.waiting.append(number)
         except KeyboardInterrupt:
             if not any(self.results):
                 raise
@@ -310,10 +307,9 @@ class _Evaluation:
 
     def _advance(self, number: int) -> bool:
         """Evaluate the next candidate of a family; return whether there was one, in time."""
-        if durations := self.seconds[number]:
-            expected = max([FIRST_STEP_SHARE * durations[0], *durations[1:]])
-        else:
-            expected = max(chain(*self.seconds), default=0.0)
+        durations = self.seconds[number]
+        usual = [FIRST_STEP_SHARE * durations[0], *durations[1:]] if durations else chain(*self.seconds)
+        expected = max(usual, default=0.0)
         if any(self.results) and not self.task.allows(SEARCH_SHARE, expected):
             return False
         start = time.perf_counter()
@@ -329,6 +325,11 @@ class _Evaluation:
         if isinstance(self.families[number], ResidualGCNs):
             return bool(self.results[number]) or self.task.graph.num_nodes > MAX_QUICK_NODES
         return isinstance(self.families[number], GNNFamily)
+
+    def _priority(self, number: int) -> tuple[bool, float]:
+        """Return a sort key of waiting families: a few epochs of each first, then the lowest loss."""
+        losses = (result.validation_loss for result in self.results[number])
+        return isinstance(self.families[number], GNNFamily), min(losses, default=0.0)
 
     def _competes(self, number: int, max_ratio: float) -> bool:
         """Return whether the best loss of residual GCNs is near the best of all; true for other families."""

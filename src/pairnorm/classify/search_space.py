@@ -25,7 +25,7 @@ from pairnorm.classify.candidates.boosted_trees import (
 from pairnorm.classify.candidates.columns import EXTRAS
 from pairnorm.classify.candidates.ensemble import LABEL_ALPHAS, LabelPropagation, MostFrequent
 from pairnorm.classify.candidates.networks import GNNFamily
-from pairnorm.classify.candidates.residual import ResidualGCNs
+from pairnorm.classify.candidates.residual import HopNetworks, ResidualGCNs
 from pairnorm.classify.candidates.sgc import LogisticRegression, SGCFamily
 from pairnorm.classify.candidates.task import Family, Task
 from pairnorm.classify.evaluation import METRICS
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 NETWORKS = {"GCN": (2, 4, 6, 8, 10), "GAT": (2, 4, 6, 8, 10), "GCNII": (8, 32), "APPNP": (4, 10)}
 # Models that are evaluated within the default time limit, in addition to SGC.
 SIMPLE = ("label propagation", "logistic regression", "boosted trees", "most frequent class")
-RESIDUAL = "residual GCN"
-MODELS = ("SGC", *NETWORKS, *SIMPLE, RESIDUAL)
+# Networks with known labels as inputs, which are trained for a few epochs first.
+GRADUAL = {"residual GCN": ResidualGCNs, "hop network": HopNetworks}
+MODELS = ("SGC", *NETWORKS, *SIMPLE, *GRADUAL)
 IMPUTATIONS = ("zero", "fp", "mass")
 STORED_NAMES = {name: stored for stored, name in OLD_NAMES.items()}
 IMPUTATION_CHOICES = ("zero", "fp", *STORED_NAMES, *OLD_NAMES)
@@ -123,8 +124,8 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
         # On a CPU, an epoch over many nodes takes longer than all other candidates.
         quick = not too_short and (on_gpu or not has_many_nodes(graph))
         if graph.validation.any() and not only_sgc and quick:
-            models.append(RESIDUAL)
-    networks = [model for model in models if model in (*NETWORKS, RESIDUAL)]
+            models.extend(GRADUAL)
+    networks = [model for model in models if model in (*NETWORKS, *GRADUAL)]
     sgc = (norms or default_norms(classifier.adjacency, has_many_nodes(graph))) if "SGC" in models else []
     selectable = bool(graph.validation.any())
     if not selectable:
@@ -153,9 +154,9 @@ def plan(classifier: NodeClassifier, graph: Graph) -> list[Family]:
     }
     families = [family for name, family in known.items() if name in models]
     families += [EstimatorFamily(name) for name in models if name in FACTORIES]
-    if RESIDUAL in networks:
-        networks.remove(RESIDUAL)
-        families.append(ResidualGCNs.of(depths, classifier.hidden, on_gpu, classifier.random_state))
+    for name in filter(networks.__contains__, GRADUAL):
+        networks.remove(name)
+        families.append(GRADUAL[name].of(depths, classifier.hidden, on_gpu, classifier.random_state))
     if networks:
         family = GNNFamily(
             _network_specs(classifier, networks, norms, depths, scales),

@@ -57,8 +57,8 @@ OPTIONS = {
     "Model": {
         **shared("feature-scaling"),
         "--model NAMES=auto": "Try these models: SGC, label-propagation, logistic-regression, "
-        "boosted-trees, residual-GCN, GCN, GAT, GCNII, APPNP, or auto: all, the last four only with "
-        "--time-limit.",
+        "boosted-trees, residual-GCN, hop-network, GCN, GAT, GCNII, APPNP, or auto: all, the last four only "
+        "with --time-limit.",
         "--depth NUMBERS=auto": "Try these numbers of layers, such as 2,8, or auto.",
         "--norm NAMES=auto": "Try these norms: PN, PN-SI, PN-SCS, none or auto.",
         "--scale NUMBERS=auto": "Try these values of PairNorm's s, such as 1,10, or auto.",

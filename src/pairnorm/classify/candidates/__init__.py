@@ -9,7 +9,7 @@ from pairnorm.classify.candidates.ensemble import (
     PropagatedLabels,
 )
 from pairnorm.classify.candidates.networks import GNNFamily, Network
-from pairnorm.classify.candidates.residual import ResidualGCNs
+from pairnorm.classify.candidates.residual import HopNetworks, ResidualGCNs
 from pairnorm.classify.candidates.sgc import FittedSGC, LogisticRegression, SGCFamily
 from pairnorm.classify.candidates.task import Candidate, CandidateResult, Family, Fitted, Task
 from pairnorm.classify.scaling import PreparedGraph
@@ -33,6 +33,7 @@ __all__ = [
     "Family",
     "Fitted",
     "GNNFamily",
+    "HopNetworks",
     "LabelPropagation",
     "LogisticRegression",
     "MostFrequent",

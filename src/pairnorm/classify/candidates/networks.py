@@ -30,7 +30,9 @@ from pairnorm.classify.candidates.task import (
 )
 from pairnorm.classify.holdout import ClassifierWarning
 from pairnorm.classify.scaling import PreparedGraph
-from pairnorm.nn import APPNP, GAT, GCN, GCNII, Normalization, PairNorm
+from pairnorm.nn import APPNP, GAT, GCN, GCNII, Normalization, PairNorm, SparseMatrix
+from pairnorm.nn.layers import Linear
+from pairnorm.nn.models import DeepModel, Keys, StateAndLogits, feature_keys
 from pairnorm.nn.norms import BatchNorm
 from pairnorm.nn.ops.pair_norm import normalize_by
 from pairnorm.train.spec import Spec
@@ -244,11 +246,69 @@ def residual_gcn(
     )
 
 
+class HopNetwork(DeepModel):
+    r"""Networks with a linear map for every hop, whose outputs are concatenated (IGNN).
+
+    $$
+    \text{MLP}\big(\big\Vert_{k=0}^{K} \text{ReLU}(\text{BatchNorm}(\mathbf{A}^k [\mathbf{X}, \mathbf{Y}]
+    \mathbf{W}_k))\big)
+    $$
+
+    The input has the features of all hops, from ``hop_features``, and the known labels, which it propagates.
+    """
+
+    num_keys = 2
+
+    def __init__(
+        self, width: int, classes: int, depth: int, *, hidden_channels: int, num_models: int,
+        adjacency: Normalization,
+    ) -> None:  # fmt: skip
+        super().__init__(width, classes, depth, RESIDUAL_DROPOUT, adjacency, num_models)
+        self.classes, self.hop_width = classes, (width - classes) // (depth + 1)
+        inputs, joined = self.hop_width + classes, hidden_channels * (depth + 1)
+        maps = [Linear(inputs, hidden_channels, num_models, bias=False) for _ in range(depth + 1)]
+        self.maps, self.hidden = nn.ModuleList(maps), Linear(joined, hidden_channels, num_models)
+        self.norms = nn.ModuleList(
+            BatchNorm(size, num_models=num_models) for size in (joined, hidden_channels)
+        )
+        self.readout = Linear(hidden_channels, classes, num_models)
+        self.reset_parameters()
+
+    def _norms(self) -> list[nn.Module]:
+        return [*self.norms]
+
+    def _compute(self, x: Any, adjacency: SparseMatrix, keys: Keys) -> StateAndLogits:
+        *hops, labels = x.split([*[self.hop_width] * len(self.maps), self.classes], -1)
+        states = []
+        for number, (hop, linear) in enumerate(zip(hops, self.maps, strict=True)):
+            labels = adjacency @ labels if number else labels
+            states.append(linear(torch.cat([hop, labels], -1)))
+        h = self.norms[0](torch.cat(states, -1)).relu()
+        h = self.norms[1](self.hidden(h, self.dropout, feature_keys(keys[0]))).relu()
+        return h, self.readout(h, self.dropout, feature_keys(keys[1]))
+
+
+def hop_features(prepared: PreparedGraph, hops: int, normalization: Normalization) -> Tensor:
+    """Return the imputed features, propagated 0 to ``hops`` times: [n, (hops + 1) d].
+
+    For 0 hops, they are the features themselves, not imputed.
+    """
+
+    def compute() -> Tensor:
+        matrix, states = prepared.adjacency(normalization), [prepared.imputed("fp", prepared.dense)]
+        for _ in range(hops):
+            states.append(matrix @ states[-1])
+        return torch.cat(states, 1)
+
+    return prepared.cached(("hops", hops, normalization), compute) if hops else prepared.dense
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """Fitted networks of one architecture, with PairNorm's statistics, known labels and axes.
 
-    The labels are inputs of residual GCNs. Features are projected on the axes, if there are any.
+    The labels are inputs of residual GCNs and hop networks. Features are projected on the axes, if there are
+    any.
     """
 
     module: Any
@@ -256,7 +316,8 @@ class Network:
     known: KnownLabels | None = None
     axes: Tensor | None = None
     KINDS: ClassVar[dict[str, Any]] = {
-        "GCN": GCN, "GAT": GAT, "GCNII": GCNII, "APPNP": APPNP, "residual GCN": residual_gcn
+        "GCN": GCN, "GAT": GAT, "GCNII": GCNII, "APPNP": APPNP, "residual GCN": residual_gcn,
+        "hop network": HopNetwork,
     }  # fmt: skip
 
     @torch.no_grad()
@@ -270,7 +331,8 @@ class Network:
                 module = _with_norm(module, norm)
         features = prepared.features.to(prepared.device)
         if self.known is not None:
-            features = prepared.projected(self.axes).dense
+            hops = module.num_layers if isinstance(module, HopNetwork) else 0
+            features = hop_features(prepared.projected(self.axes), hops, module.adjacency)
             labels = self.known.one_hot(prepared, module.in_channels - features.shape[1])
             features = torch.cat([features, labels], 1)
         logits: Tensor = module(features, prepared.adjacency(module.adjacency))
@@ -303,16 +365,18 @@ class Network:
         """Rebuild networks from the result of ``state``; the shapes of their weights give the sizes."""
         candidate, kind, prefix = saved.candidate, cls.KINDS[saved.candidate.model], "module."
         state = {name[len(prefix) :]: x for name, x in saved.tensors.items() if name.startswith(prefix)}
-        has_initial_share, is_residual = kind in (GCNII, APPNP), kind is residual_gcn
-        models, width, hidden = state["first.weight" if has_initial_share else "convolutions.0.weight"].shape
+        has_initial_share, is_hops = kind in (GCNII, APPNP), kind is HopNetwork
+        takes_labels, layers = is_hops or kind is residual_gcn, "maps." if is_hops else "convolutions."
+        models, width, hidden = state["first.weight" if has_initial_share else f"{layers}0.weight"].shape
         depth = candidate.depth
         if kind is not APPNP:  # whose weights do not depend on its depth
-            depth = len({name.split(".")[1] for name in state if name.startswith("convolutions.")})
-        inputs = saved.width + (saved.classes if is_residual else 0)
+            depth = len({name.split(".")[1] for name in state if name.startswith(layers)}) - is_hops
+        inputs = saved.width + (saved.classes if takes_labels else 0)
         if (width, depth) != (inputs, candidate.depth):
             raise ValueError(f"the weights are those of {width} inputs and {depth} layers")
+        width += depth * saved.width if is_hops else 0
         options: dict[str, Any] = {"norm": candidate.mode, "scale": candidate.scale}
-        if has_initial_share or is_residual:
+        if has_initial_share or takes_labels:
             options = {"alpha": saved.settings["alpha"]} if has_initial_share else {}
         options |= {"adjacency": saved.settings["adjacency"], "num_models": models, "hidden_channels": hidden}
         module = kind(width, saved.classes, depth, **options)
@@ -320,7 +384,7 @@ class Network:
         statistics = None
         if candidate.mode is not None and depth > 1:
             statistics = NormStatistics.restore(saved, depth - 1, hidden, models)
-        known = KnownLabels.restore(saved.tensors, saved.classes) if is_residual else None
+        known = KnownLabels.restore(saved.tensors, saved.classes) if takes_labels else None
         return cls(module.eval(), statistics, known, saved.axes)
 
 

@@ -1,4 +1,4 @@
-"""Residual GCNs with the labels of other nodes as inputs, trained while time allows and the loss falls."""
+"""Networks with the labels of other nodes as inputs, trained while time allows and the loss falls."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from pairnorm.classify.candidates.networks import Network, residual_gcn
+from pairnorm.classify.candidates.networks import Network, hop_features
 from pairnorm.classify.candidates.task import (
     CHEAP_SHARE,
     SEARCH_SHARE,
@@ -23,12 +23,15 @@ from pairnorm.classify.candidates.task import (
     Task,
     Tick,
 )
+from pairnorm.nn.models import DeepModel
 from pairnorm.nn.ops.dropout import keys_from_seeds, step_keys
 from pairnorm.train.loop import Adam
 from pairnorm.train.problem import node_losses
 
 # Depth and width of the networks, in the order of training.
 SETTINGS = ((4, 32), (8, 64), (15, 128))
+# Hops and width of the networks that concatenate hops.
+HOP_SETTINGS = ((4, 64),)
 # The first networks train for a few epochs, fewer where time does not allow ``PATIENCE`` epochs; the search
 # continues them where they compete with others.
 FIRST_EPOCHS, MIN_EPOCHS, MAX_EPOCHS = 40, 5, 1000
@@ -55,11 +58,12 @@ class ResidualGCNs:
     settings: Sequence[tuple[int, int]] = SETTINGS
     seed: int = 0
     name: str = "residual GCN"
+    usual_settings: ClassVar[Sequence[tuple[int, int]]] = SETTINGS
 
     @classmethod
     def of(cls, depths: Sequence[int] | None, hidden: int, on_gpu: bool, seed: int) -> Self:
         """Return the family for the given depths and width; None and 0 stand for the defaults."""
-        usual = SETTINGS[1:] if on_gpu else SETTINGS[:2]
+        usual = cls.usual_settings[-2:] if on_gpu else cls.usual_settings[:2]
         settings = [(depth, usual[0][1]) for depth in depths] if depths else usual
         return cls([(depth, hidden or width) for depth, width in settings], seed)
 
@@ -76,7 +80,7 @@ class ResidualGCNs:
         for number, (depth, hidden) in enumerate(self.settings):
             if number > 0 and not task.allows(CHEAP_SHARE):
                 return
-            training = _Training(task, held_out, depth, hidden, self.seed)
+            training = _Training(task, held_out, self.name, depth, hidden, self.seed)
             for epochs in (FIRST_EPOCHS, MAX_EPOCHS) if number == 0 else (MAX_EPOCHS,):
                 needed = PATIENCE if epochs == FIRST_EPOCHS else 0
                 training.run(epochs, SEARCH_SHARE if task.shards is None else inf, needed)
@@ -92,16 +96,29 @@ class ResidualGCNs:
         epochs = max(training.best_epochs)
         setting = f"{training.hidden} channels, {epochs} epochs"
         candidate = Candidate(self.name, depth=training.depth, setting=setting)
-        fit = partial(_fit, networks=networks, train=training.train.cpu(), epochs=epochs, seed=self.seed)
+        fit = partial(
+            _fit, networks=networks, kind=self.name, hidden=training.hidden, train=training.train.cpu(),
+            epochs=epochs, seed=self.seed,
+        )  # fmt: skip
         return task.evaluate(candidate, torch.cat(parts), fit)
+
+
+@dataclass(frozen=True)
+class HopNetworks(ResidualGCNs):
+    """Networks with a linear map for each hop (``HopNetwork``), trained like residual GCNs."""
+
+    settings: Sequence[tuple[int, int]] = HOP_SETTINGS
+    name: str = "hop network"
+    usual_settings: ClassVar[Sequence[tuple[int, int]]] = HOP_SETTINGS
 
 
 class _Training:
     """Networks of one architecture that are trained side by side, each without the nodes it holds out."""
 
-    def __init__(self, task: Task, held_out: Tensor, depth: int, hidden: int, seed: int) -> None:
+    def __init__(self, task: Task, held_out: Tensor, kind: str, depth: int, hidden: int, seed: int) -> None:
         device, count = task.device, held_out.shape[1]
-        self.task, self.depth, self.hidden, self.held_out = task, depth, hidden, held_out.to(device)
+        self.task, self.held_out = task, held_out.to(device)
+        self.kind, self.depth, self.hidden = kind, depth, hidden
         self.train = task.with_all_folds.graph.train.to(device)[:, None] & ~self.held_out
         one_in_some = torch.from_numpy(task.prepared.node_fingerprints % STOPPING_INTERVAL == 0).to(device)
         self.stopping = self.train & one_in_some[:, None] & bool(held_out.any())
@@ -112,7 +129,7 @@ class _Training:
         self.labels = task.graph.labels.to(device).clamp(min=0)
         self.one_hot = torch.nn.functional.one_hot(self.labels, task.classes).float()
         width, seeds = self.features.shape[2] + task.classes, list(range(seed, seed + count))
-        self.model = residual_gcn(
+        self.model = Network.KINDS[kind](
             width, task.classes, depth, hidden_channels=hidden, num_models=count, adjacency=task.adjacency
         )
         self.model.reset_parameters(seeds)
@@ -124,13 +141,14 @@ class _Training:
 
     def _features(self) -> Tensor:
         """Return features of each network, [n, 1 or networks, d]; nodes that it holds out are masked."""
-        task = self.task
+        task, hops = self.task, self.depth if self.kind == HopNetworks.name else 0
         if task.feature_mask is None:
-            return task.prepared.projected(self.axes).dense.unsqueeze(1)
+            return hop_features(task.prepared.projected(self.axes), hops, task.adjacency).unsqueeze(1)
         masks = (self.held_out | self.stopping).to(task.graph.device).unbind(1)
         graphs = [task.graph.replace(train=~mask & False, validation=mask) for mask in masks]
         masked = [replace(task, graph=graph, fold_masks=()).masked.prepared for graph in graphs]
-        return torch.stack([prepared.projected(self.axes).dense for prepared in masked], 1)
+        inputs = [hop_features(one.projected(self.axes), hops, task.adjacency) for one in masked]
+        return torch.stack(inputs, 1)
 
     def _logits(self, visible: Tensor, keys: Tensor | None = None) -> Tensor:
         """Return logits given the labels of visible nodes, bool [n, networks]."""
@@ -178,7 +196,7 @@ class _Training:
     def best(self) -> Network:
         """Return the best networks so far."""
         state = {name: tensor.cpu().clone() for name, tensor in self.best_state.items()}
-        return _load(state, self.depth, self.hidden, self.task, self.axes)
+        return _load(state, self.model, self.kind, self.hidden, self.task, self.axes)
 
     @torch.no_grad()
     def held_out_logits(self) -> Tensor:
@@ -191,26 +209,30 @@ class _Training:
         return logits
 
 
-def _fit(task: Task, networks: Network, train: Tensor, epochs: int, seed: int) -> Network:
+def _fit(
+    task: Task, networks: Network, kind: str, hidden: int, train: Tensor, epochs: int, seed: int
+) -> Network:
     """Return the networks that saw no label outside a task's training nodes; train one if there is none."""
-    state, depth = networks.module.state_dict(), networks.module.num_layers
-    _, _, hidden = state["convolutions.0.weight"].shape
+    state = networks.module.state_dict()
     if len(train) == task.graph.num_nodes:
         unseen = ~(train & ~task.graph.train.cpu()[:, None]).any(0)
         if unseen.any():
             state = {name: tensor[unseen.to(tensor.device)] for name, tensor in state.items()}
-            return _load(state, depth, hidden, task, networks.axes)
+            return _load(state, networks.module, kind, hidden, task, networks.axes)
     nothing = torch.zeros(task.graph.num_nodes, 1, dtype=torch.bool)
-    training = _Training(task, nothing, depth, hidden, seed)
+    training = _Training(task, nothing, kind, networks.module.num_layers, hidden, seed)
     training.run(max(epochs, EVALUATION_INTERVAL), inf)
     return training.best()
 
 
-def _load(state: dict[str, Tensor], depth: int, hidden: int, task: Task, axes: Tensor | None) -> Network:
+def _load(
+    state: dict[str, Tensor], like: DeepModel, kind: str, hidden: int, task: Task, axes: Tensor | None
+) -> Network:
     """Build networks with the given weights; their inputs include the training labels of a task."""
-    models, width, _ = state["convolutions.0.weight"].shape
-    module = residual_gcn(
-        width, task.classes, depth, hidden_channels=hidden, num_models=models, adjacency=task.adjacency
-    )
+    models = len(next(iter(state.values())))
+    module = Network.KINDS[kind](
+        like.in_channels, task.classes, like.num_layers,
+        hidden_channels=hidden, num_models=models, adjacency=task.adjacency,
+    )  # fmt: skip
     module.load_state_dict(state)
     return Network(module.eval(), known=KnownLabels.of(task), axes=axes)

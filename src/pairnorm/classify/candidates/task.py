@@ -31,7 +31,7 @@ Tick = Callable[[str], None]
 State = tuple[dict[str, Any], dict[str, Tensor]]
 IMPUTATION_NAMES = {"fp": "feature propagation", "mass": "means of known values"}
 # Models that have no PairNorm, so that their names do not mention it.
-WITHOUT_PAIR_NORM = ("GCNII", "APPNP", "residual GCN")
+WITHOUT_PAIR_NORM = ("GCNII", "APPNP", "residual GCN", "hop network")
 # Shares of the time limit: after the first, networks start, and trees and residual networks do not grow
 # further; after the second, no candidate is evaluated.
 CHEAP_SHARE, SEARCH_SHARE = 0.25, 0.5
