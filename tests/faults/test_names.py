@@ -60,6 +60,8 @@ def test_non_utf8_file_names_are_supported(corpus, tmp_path):
         assert cli.main([*words, "--out", str(folder / out)]) == 0
     assert pandas.read_csv(folder / "p.csv").equals(pandas.read_csv(folder / "run" / "predictions.csv"))
     assert cli.main([*words, "--out", f"sqlite:///{folder}/p.db"]) in (0, 1)
+    packed = ["fit", "--graph", str(corpus / "packed"), "--depth", "1", "--out", str(folder / "packed")]
+    assert cli.main(packed) == 0
 
 
 cells = st.one_of(

@@ -170,7 +170,9 @@ class Outcome:
                     from pyarrow.parquet import ParquetWriter
 
                     rows = pyarrow.Table.from_pandas(frame, preserve_index=False)
-                    writer = writer or stack.enter_context(ParquetWriter(table, rows.schema))
+                    if writer is None:  # pyarrow opens no path that is not UTF-8
+                        sink = stack.enter_context(open(table, "wb"))
+                        writer = stack.enter_context(ParquetWriter(sink, rows.schema))
                     writer.write_table(rows)
 
     def _frames(self) -> Iterator[pandas.DataFrame]:
