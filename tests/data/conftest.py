@@ -106,7 +106,7 @@ class ReaderTester:
         return self.write(nodes, pandas.DataFrame(edges, columns=["source", "target"]))
 
     def pack(self, *files: Any, memory: str = "256MB", **options: Any) -> PackedGraph:
-        """Pack tables into a folder that is made anew."""
+        """Pack tables into a folder that is created again."""
         shutil.rmtree(self.packed, ignore_errors=True)
         return pack(*files, self.packed, memory=memory, **options)
 

@@ -59,7 +59,7 @@ MAX_VALIDATION_ROWS = 10_000
 ALPHA, ROUNDS = 0.9, 50
 # Probabilities in memory at a time: nodes times classes.
 BATCH_ENTRIES = 2**22
-DRAFTS = ("labels", "logits")  # files that no run resumes from
+DRAFTS = LABELS, LOGITS = "labels", "logits"  # files that no run resumes from
 LEFT_OUT = (
     "GCN, GAT, GCNII and APPNP, which keep a state per layer for their gradients",
     "PN-SCS, whose rows are scaled by all columns before they are centered",
@@ -407,14 +407,14 @@ class Streaming:
         state = torch.from_numpy(propagation.state(best.depth)[: len(labels)])
         tolerance = LOOSE_TOLERANCE if self._limits.many_nodes else TOLERANCE
         ((scale, weight, bias),) = regressions(state, labels, classes, [best.scale], tolerance)
-        return propagation.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / DRAFTS[1])
+        return propagation.logits((scale * weight).numpy(), bias.numpy(), best.depth, self.work / LOGITS)
 
     def _propagate_labels(self, ops: BlockOps) -> tuple[NDArray[np.float32], Streamed]:
         """Return the logits of label propagation, and its evaluation.
 
         Nodes where no label arrives get the mean over the nodes to label where some do.
         """
-        path, labels, classes = self.work / DRAFTS[0], self.rows.train_labels, len(self.graph.facts.classes)
+        path, labels, classes = self.work / LABELS, self.rows.train_labels, len(self.graph.facts.classes)
         logits = label_propagation(ops, labels, ALPHA, ROUNDS, self.plan.width, path)
         counts = np.bincount(labels[labels >= 0], minlength=classes)
         expected, batches = np.zeros(classes), list(_batches(len(logits), classes))
